@@ -1,0 +1,70 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+GEN := .venv-proto/bin
+PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
+
+.PHONY: help install demo test check lint types layers proto proto-check format wheel-check clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(BIN)/.installed ## Create .venv with the node (editable) and the development tools
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -q -c constraints.txt --editable '.[learner,sampler,dev]'
+	@touch $@
+
+demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
+	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
+
+test: install ## Every test; needs no GPU and no network
+	$(BIN)/pytest -q -n 2 -m "not gpu"
+
+check: lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
+
+lint: install ## ruff, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## mypy --strict
+	$(BIN)/mypy node learner sampler deploy/demo tests
+
+layers: install ## Who may import whom
+	$(BIN)/lint-imports
+
+$(GEN)/.installed: proto/requirements.txt
+	$(PYTHON) -m venv .venv-proto
+	$(GEN)/python -m pip install -q -r $<
+	@touch $@
+
+proto: $(GEN)/.installed ## Regenerate heterorl.v1 from the .proto files
+	$(GEN)/buf format -w proto
+	PATH=$(CURDIR)/$(GEN):$$PATH $(GEN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto \
+	  --mypy_out=quiet:proto --mypy_grpc_out=quiet:proto $(PROTOS)
+
+proto-check: $(GEN)/.installed ## buf lint, and fail if the stubs are not what the .proto files say
+	$(GEN)/buf lint proto
+	$(GEN)/buf format --diff --exit-code proto
+	rm -rf .venv-proto/drift && mkdir -p .venv-proto/drift
+	PATH=$(CURDIR)/$(GEN):$$PATH $(GEN)/python -m grpc_tools.protoc -Iproto --python_out=.venv-proto/drift \
+	  --grpc_python_out=.venv-proto/drift --mypy_out=quiet:.venv-proto/drift --mypy_grpc_out=quiet:.venv-proto/drift $(PROTOS)
+	for f in .venv-proto/drift/heterorl/v1/*; do diff -q $$f proto/heterorl/v1/$$(basename $$f) || exit 1; done
+
+deploy-check: install ## Validate units, manifests, rules, dashboards and the Dockerfile offline
+	$(BIN)/python -m deploy.check
+
+format: install ## ruff, changing what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel-check: install ## Run the tests against the built wheel instead of the working tree
+	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
+	$(PYTHON) -m venv --system-site-packages .venv-wheel
+	.venv-wheel/bin/python -m pip install -q -c constraints.txt "$$(ls dist/*.whl)[learner,sampler,dev]"
+	cd tests && ../.venv-wheel/bin/pytest -q -n 2 -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
+
+clean: ## Remove what the targets above create
+	rm -rf .venv .venv-proto .venv-wheel dist runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The learner: groups in, gradient steps, policy versions out."""

@@ -1,0 +1,1 @@
+"""The objective: one published formula per function, nothing else."""

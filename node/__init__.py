@@ -1,0 +1,1 @@
+"""What every peer shares, and the two roles without a model."""

@@ -1,0 +1,119 @@
+"""Every way a peer can be refused, and every way the daemon can fail to start.
+
+A refusal is an answer to bad input: it has a reason from a closed list, is counted under
+that reason, told to the sender with the values and the fix, and leaves the process serving.
+Start-up errors end the process with an exit code of their own.
+
+    HeteroRLError
+    |-- RefusedError        a peer's request or payload breaks a rule; has a Reason
+    |-- ConfigError         exit 2: a key has a value its rule forbids
+    `-- StartupError        exit 3: the configuration is right but the world is not
+"""
+
+import enum
+from typing import Final
+
+
+class HeteroRLError(Exception):
+    """Anything this project raises on purpose."""
+
+
+class Reason(enum.StrEnum):
+    """Why something was refused. Closed: also the ``reason`` label of refusal counters."""
+
+    MALFORMED = "malformed"
+    OVER_LIMIT = "over_limit"
+    NON_FINITE = "non_finite"
+    UNAUTHENTICATED = "unauthenticated"
+    WRONG_ROLE = "wrong_role"
+    TOKEN_REFUSED = "token_refused"
+    FOREIGN_RUN = "foreign_run"
+    LAYOUT_MISMATCH = "layout_mismatch"
+    TOKENIZER_MISMATCH = "tokenizer_mismatch"
+    NOT_JOINED = "not_joined"
+    FENCED = "fenced"
+    LEASE_LOST = "lease_lost"
+    UNKNOWN_VERSION = "unknown_version"
+    ROLLBACK = "rollback"
+    BAD_SIGNATURE = "bad_signature"
+    DAMAGED = "damaged"
+    WRONG_BASE = "wrong_base"
+    STALE = "stale"
+    DUPLICATE = "duplicate"
+    BUSY = "busy"
+    DRAINING = "draining"
+    DISK = "disk"
+    INTERNAL = "internal"
+
+
+STATUS_OF_REASON: Final[dict[Reason, str]] = {
+    Reason.MALFORMED: "INVALID_ARGUMENT",
+    Reason.OVER_LIMIT: "RESOURCE_EXHAUSTED",
+    Reason.NON_FINITE: "INVALID_ARGUMENT",
+    Reason.UNAUTHENTICATED: "UNAUTHENTICATED",
+    Reason.WRONG_ROLE: "PERMISSION_DENIED",
+    Reason.TOKEN_REFUSED: "PERMISSION_DENIED",
+    Reason.FOREIGN_RUN: "FAILED_PRECONDITION",
+    Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
+    Reason.TOKENIZER_MISMATCH: "FAILED_PRECONDITION",
+    Reason.NOT_JOINED: "FAILED_PRECONDITION",
+    Reason.FENCED: "FAILED_PRECONDITION",
+    Reason.LEASE_LOST: "ABORTED",
+    Reason.UNKNOWN_VERSION: "NOT_FOUND",
+    Reason.ROLLBACK: "FAILED_PRECONDITION",
+    Reason.BAD_SIGNATURE: "PERMISSION_DENIED",
+    Reason.DAMAGED: "DATA_LOSS",
+    Reason.WRONG_BASE: "FAILED_PRECONDITION",
+    Reason.STALE: "FAILED_PRECONDITION",
+    Reason.DUPLICATE: "ALREADY_EXISTS",
+    Reason.BUSY: "UNAVAILABLE",
+    Reason.DRAINING: "UNAVAILABLE",
+    Reason.DISK: "UNAVAILABLE",
+    Reason.INTERNAL: "INTERNAL",
+}
+"""Name of the gRPC status each refusal travels as (names, so that this file needs no grpc)."""
+
+RETRYABLE: Final[frozenset[Reason]] = frozenset(
+    {Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.NOT_JOINED, Reason.UNKNOWN_VERSION}
+)
+"""Reasons after which the same peer may succeed later: by waiting, joining or planning again."""
+
+
+class RefusedError(HeteroRLError):
+    """A request or payload breaks a rule. ``str()`` is what the sender is told."""
+
+    def __init__(self, reason: Reason, what: str, *, fix: str = "") -> None:
+        super().__init__(f"{what}; {fix}" if fix else what)
+        self.reason = reason
+        self.what = what
+        self.fix = fix
+
+
+class ConfigError(HeteroRLError):
+    """A configuration value breaks a rule. The daemon exits with 2 before anything is loaded."""
+
+    def __init__(self, *, key: str, value: object, source: str, rule: str, fix: str) -> None:
+        super().__init__(f"{key} = {value!r} (from {source}): {rule}. {fix}")
+        self.key = key
+        self.value = value
+        self.source = source
+        self.rule = rule
+        self.fix = fix
+
+
+class StartupError(HeteroRLError):
+    """The configuration is valid, but the daemon could not start with it. Exits with 3."""
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(f"{what}. {fix}")
+        self.what = what
+        self.fix = fix
+
+
+class ExitCode(enum.IntEnum):
+    """How the daemon ends. README.md has a line on each."""
+
+    DRAINED = 0
+    FAILED = 1
+    CONFIGURATION = 2
+    COULD_NOT_START = 3

@@ -1,0 +1,1 @@
+"""Who a peer is: the authority of a run, enrolment, certificates, signatures."""

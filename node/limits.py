@@ -1,0 +1,45 @@
+"""Hard limits on what a peer may send, checked before memory is spent on it.
+
+Each is far above honest use and far below what hurts a small machine. They are part of
+the protocol, not settings: two peers that disagree on one would lose work silently.
+"""
+
+from typing import Final
+
+CONTROL_MESSAGE_BYTES: Final = 4 << 20
+"""Largest message of MembershipService: a heartbeat with 10 000 metric samples is about 1 MiB."""
+
+ROLLOUT_MESSAGE_BYTES: Final = 64 << 20
+"""Largest message of RolloutService: one group of 4 Mi tokens is 48 MiB of columns."""
+
+BULK_MESSAGE_BYTES: Final = 6 << 20
+"""Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""Piece of a frame on the wire: the knee of the throughput curve (shared facts, transport)."""
+
+FRAME_WORDS: Final = 1 << 20
+"""Words of a full frame; smaller frames cost 7-17 % more bytes."""
+
+MANIFEST_BYTES: Final = 4 << 20
+"""A manifest of 110 000 frames, or 220 GB of bf16 weights."""
+
+FRAMES_PER_ARTIFACT: Final = 100_000
+FRAMES_PER_FETCH: Final = 4096
+ARTIFACTS_PER_ANNOUNCEMENT: Final = 4096
+
+GROUP_COMPLETIONS: Final = 1024
+PROMPT_TOKENS: Final = 1 << 20
+GROUP_TOKENS: Final = 4 << 20
+
+LEASES_PER_REQUEST: Final = 256
+LEASES_PER_PEER: Final = 4096
+VERDICTS_PER_BEAT: Final = 4096
+METRIC_FAMILIES_PER_BEAT: Final = 1000
+METRIC_SAMPLES_PER_BEAT: Final = 10_000
+
+TOKEN_BYTES: Final = 4096
+SIGNING_REQUEST_BYTES: Final = 4096
+
+NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Run ids and node ids: a DNS label, so that they fit host names, file names and certificates."""

@@ -1,0 +1,52 @@
+"""Policy versions and the ways to fetch them, as values.
+
+Numbers only grow within a run. Version 0 is the public base model, which every peer has on
+disk; the learner's n-th optimizer step makes version n. Not every version is published: a
+learner faster than its uplink skips some.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+ROOT_BYTES: Final = 16
+NO_BASE: Final = -1
+"""``base_version`` of an artifact that starts from nothing (a keyframe)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """A version number and the digest of all its words."""
+
+    number: int
+    root: bytes = b""
+    """ROOT_BYTES bytes; empty where only the number is known."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ArtifactKey:
+    """Names one coding of one version: how to make ``version`` from ``base_version``."""
+
+    version: int
+    base_version: int = NO_BASE
+
+    @property
+    def is_keyframe(self) -> bool:
+        return self.base_version == NO_BASE
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An artifact that can be fetched, with its price."""
+
+    key: ArtifactKey
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """The newest version a source can serve whole, and everything it retains."""
+
+    head: PolicyVersion
+    learner_epoch: int
+    published_at_s: float
+    artifacts: tuple[Artifact, ...]

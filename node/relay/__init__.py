@@ -1,0 +1,1 @@
+"""The relay: policy versions cached and fanned out, rollouts spooled."""

@@ -1,0 +1,177 @@
+"""Leases, completions and groups as values, and the rules any group must meet.
+
+The rules here need nothing but the group: shapes, ranges, finiteness. Whether the group is
+wanted (lease, version, staleness, vocabulary of the run) is decided by whoever knows that.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node import limits
+from node.errors import Reason, RefusedError
+
+
+class Verdict(enum.StrEnum):
+    """What became of a group. Closed: also the ``verdict`` label of counters."""
+
+    SPOOLED = "spooled"
+    ACCEPTED = "accepted"
+    STALE = "stale"
+    DUPLICATE = "duplicate"
+    FOREIGN = "foreign"
+    MALFORMED = "malformed"
+    SUSPECT = "suspect"
+    TRAINED = "trained"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How completions are sampled; defines what a behaviour logprob means."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some of the vocabulary is cut off before sampling."""
+        return self.top_p < 1.0 or self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLease:
+    """The right, and the duty, to sample one prompt once; ``lease_id`` becomes the group id."""
+
+    lease_id: str
+    task: str
+    prompt_index: int
+    group_size: int
+    sampling: SamplingParameters
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One completion, n >= 1 tokens, the end token included where there is one."""
+
+    token_ids: NDArray[np.int32]
+    """[n]"""
+    behaviour_logprob: NDArray[np.float32]
+    """[n], nats, under exactly the distribution each token was drawn from."""
+    policy_version: NDArray[np.int32]
+    """[n], the version that drew each token; never falls within a completion."""
+    reward: float
+    is_finished: bool
+    """Whether it ended by itself rather than at the token limit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutGroup:
+    """All completions of one prompt: the unit that is leased, sent, judged and trained on."""
+
+    run_id: str
+    group_id: str
+    layout_digest: bytes
+    tokenizer_digest: bytes
+    task: str
+    prompt_index: int
+    prompt_token_ids: NDArray[np.int32]
+    completions: tuple[Completion, ...]
+    sampling: SamplingParameters
+    sampling_started_at_s: float
+    sampling_finished_at_s: float
+    graded_at_s: float
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest behaviour version of any token; staleness is counted from it."""
+        return min(int(c.policy_version.min()) for c in self.completions)
+
+    @property
+    def newest_version(self) -> int:
+        """Newest behaviour version of any token."""
+        return max(int(c.policy_version.max()) for c in self.completions)
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens of the whole group."""
+        return sum(len(c.token_ids) for c in self.completions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeliveredGroup:
+    """A group on its way to the learner."""
+
+    group: RolloutGroup
+    sampler_id: str
+    spooled_at_s: float
+
+
+def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:
+    """Refuse a group that no honest sampler could have sent.
+
+    Args:
+        group: As decoded; arrays may hold anything.
+        vocabulary_size: Ids must be below it; None where the caller does not know it.
+
+    Raises:
+        RefusedError: MALFORMED for shapes and ranges, NON_FINITE for NaN and infinity,
+            OVER_LIMIT for sizes; names the completion and the value.
+    """
+    if not 1 <= len(group.completions) <= limits.GROUP_COMPLETIONS:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"group {group.group_id!r} has {len(group.completions)} completions, "
+            f"allowed are 1 to {limits.GROUP_COMPLETIONS}",
+        )
+    if not 1 <= len(group.prompt_token_ids) <= limits.PROMPT_TOKENS:
+        raise RefusedError(Reason.MALFORMED, f"the prompt has {len(group.prompt_token_ids)} tokens")
+    if group.tokens > limits.GROUP_TOKENS:
+        raise RefusedError(
+            Reason.OVER_LIMIT, f"the group has {group.tokens} tokens, allowed are {limits.GROUP_TOKENS}"
+        )
+    stamps = (group.sampling_started_at_s, group.sampling_finished_at_s, group.graded_at_s)
+    if not all(math.isfinite(stamp) for stamp in stamps):
+        raise RefusedError(Reason.NON_FINITE, f"timestamps {stamps} are not all finite")
+    _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
+    for number, completion in enumerate(group.completions):
+        _check_completion(completion, vocabulary_size, where=f"completion {number}")
+
+
+def _check_completion(completion: Completion, vocabulary_size: int | None, *, where: str) -> None:
+    n = len(completion.token_ids)
+    if n == 0:
+        raise RefusedError(Reason.MALFORMED, f"{where} has no tokens")
+    if len(completion.behaviour_logprob) != n or len(completion.policy_version) != n:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{where} has {n} tokens but {len(completion.behaviour_logprob)} logprobs "
+            f"and {len(completion.policy_version)} versions",
+        )
+    _check_ids(completion.token_ids, vocabulary_size, where=where)
+    if not np.isfinite(completion.behaviour_logprob).all():
+        raise RefusedError(Reason.NON_FINITE, f"{where} has a behaviour logprob that is not finite")
+    if (completion.behaviour_logprob > 0).any():
+        worst = float(completion.behaviour_logprob.max())
+        raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above 0")
+    if (completion.policy_version < 0).any():
+        raise RefusedError(Reason.MALFORMED, f"{where} names a negative policy version")
+    if (np.diff(completion.policy_version) < 0).any():
+        raise RefusedError(Reason.MALFORMED, f"{where} goes back to an older policy version")
+    if not math.isfinite(completion.reward):
+        raise RefusedError(Reason.NON_FINITE, f"{where} has reward {completion.reward}")
+
+
+def _check_ids(ids: NDArray[np.int32], vocabulary_size: int | None, *, where: str) -> None:
+    if (ids < 0).any():
+        raise RefusedError(Reason.MALFORMED, f"{where} has token id {int(ids.min())}, below 0")
+    if vocabulary_size is not None and (ids >= vocabulary_size).any():
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{where} has token id {int(ids.max())}, the vocabulary ends at {vocabulary_size - 1}",
+        )

@@ -1,0 +1,1 @@
+"""Channels and servers: deadlines, limits, identity, refusals."""

@@ -1,0 +1,90 @@
+"""A run as values: its roles, its settings, its steps, its state."""
+
+import enum
+from dataclasses import dataclass
+
+from node.policy import PolicyVersion
+from node.rollout import SamplingParameters
+
+
+class Role(enum.StrEnum):
+    """What a peer may do in a run."""
+
+    COORDINATOR = "coordinator"
+    LEARNER = "learner"
+    SAMPLER = "sampler"
+    RELAY = "relay"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the coordinator tells every peer that joins."""
+
+    task: str
+    group_size: int
+    batch_groups: int
+    max_staleness_versions: int
+    heartbeat_interval_s: float
+    head: PolicyVersion | None
+    sampling: SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one gradient step was like; fields as in membership.proto."""
+
+    version: int
+    reward_mean: float
+    staleness_mean_versions: float
+    staleness_max_versions: int
+    kl_nats: float
+    ess_ratio: float
+    clip_fraction: float
+    gradient_norm: float
+    step_s: float
+    surprisal_nats: float
+    """Minus the mean learner logprob of the batch's tokens, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Which groups a step consumed, and how stale each was."""
+
+    version: int
+    group_ids: tuple[str, ...]
+    staleness_versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """One row of the lag table; fields as in membership.proto."""
+
+    node_id: str
+    role: Role
+    state: str
+    held: PolicyVersion | None
+    version_lag_versions: int
+    lag_s: float
+    last_seen_s: float
+    clock_offset_s: float
+    waits_for: str
+    verdicts: dict[str, int]
+    staleness_mean_versions: float
+    joins: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The state of the whole run; every count is taken from the ledger."""
+
+    run_id: str
+    head: PolicyVersion | None
+    learner_epoch: int
+    peers: tuple[PeerStatus, ...]
+    slots: dict[str, int]
+    verdicts: dict[str, int]
+    step: StepReport | None
+    capacity_groups: int
+    capacity_bound: str
+    now_s: float

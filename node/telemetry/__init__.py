@@ -1,0 +1,1 @@
+"""What a peer tells of itself: lag, metrics, events, health."""

@@ -1,0 +1,1 @@
+"""Policy versions as bytes: names and frames, codecs, manifests, chains, storage, transfer."""

@@ -1,0 +1,1 @@
+"""The sampler: policy versions in, groups out."""

@@ -1,0 +1,1 @@
+"""Engines: generate completions, load weights."""

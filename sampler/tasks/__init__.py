@@ -1,0 +1,1 @@
+"""Tasks: prompts and graders."""
