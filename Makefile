@@ -10,11 +10,11 @@ help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(BIN)/.installed ## Create .venv with the node (editable) and the development tools
-$(BIN)/.installed: pyproject.toml constraints.txt
+$(BIN)/.installed: pyproject.toml deploy/constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c constraints.txt --editable '.[learner,sampler,dev]'
+	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy
+	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,dev]'
 	@touch $@
 
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
@@ -63,7 +63,7 @@ format: install ## ruff, changing what it can
 wheel-check: install ## Run the tests against the built wheel instead of the working tree
 	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv --system-site-packages .venv-wheel
-	.venv-wheel/bin/python -m pip install -q -c constraints.txt "$$(ls dist/*.whl)[learner,sampler,dev]"
+	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,dev]"
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create

@@ -364,6 +364,7 @@ class DrainHello(_message.Message):
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    HELD_GROUP_IDS_FIELD_NUMBER: _builtins.int
     learner_epoch: _builtins.int
     """As joined with."""
     version: _builtins.int
@@ -372,16 +373,23 @@ class DrainHello(_message.Message):
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRecord]:
         """Steps whose record the hub may not have: everything since the last acknowledged one."""
 
+    @_builtins.property
+    def held_group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups delivered on an earlier stream that the learner still holds, at most 65 536:
+        they are not delivered again. A restarted learner holds none.
+        """
+
     def __init__(
         self,
         *,
         learner_epoch: _builtins.int = ...,
         version: _builtins.int = ...,
         steps: _abc.Iterable[Global___StepRecord] | None = ...,
+        held_group_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learner_epoch", b"learner_epoch", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_group_ids", b"held_group_ids", "learner_epoch", b"learner_epoch", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

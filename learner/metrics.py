@@ -1,0 +1,65 @@
+"""What the learner shows of itself: one place for names, units and buckets."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from learner.step_log import StepLine
+
+_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
+_VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class LearnerMetrics:
+    """The learner's instruments, each written from the event loop's thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(what: str, help_text: str) -> Gauge:
+            return Gauge(f"heterorl_learner_{what}", help_text, registry=registry)
+
+        def counter(what: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"heterorl_learner_{what}", help_text, labels, registry=registry)
+
+        def histogram(what: str, help_text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            name = f"heterorl_learner_{what}"
+            return Histogram(name, help_text, labels, buckets=buckets, registry=registry)
+
+        self._of_report = {
+            "reward_mean": gauge("reward_mean", "Mean reward of the newest batch."),
+            "kl_nats": gauge("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
+            "surprisal_nats": gauge("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
+            "ess_ratio": gauge("ess_ratio", "Share of the newest batch that its weights leave in effect."),
+            "clip_fraction": gauge("clip_ratio", "Share of the newest batch that was clipped."),
+            "gradient_norm": gauge("gradient_norm", "Norm of the newest gradient before clipping."),
+        }
+        self.version = gauge("version", "Version of the parameters now.")
+        self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
+        self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
+        self.groups = counter("groups", "Groups by what became of them here.", "verdict")
+        self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
+        self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
+        self.superseded_snapshots = counter(
+            "superseded_snapshots", "Versions never published: a newer one was ready first."
+        )
+        self.step_seconds = histogram("step_seconds", "From batch to new parameters.", _SECONDS)
+        self.checkpoint_seconds = histogram("checkpoint_seconds", "Making a checkpoint durable.", _SECONDS)
+        self.publish_seconds = histogram("publish_seconds", "From snapshot to stored for upload.", _SECONDS)
+        self.staleness_versions = histogram(
+            "staleness_versions", "Staleness of each group trained on.", _VERSIONS
+        )
+        self.lag_seconds = histogram(
+            "lag_seconds",
+            "delivered: spooled to judged; trained: spooled to trained on; total: sampled to trained on.",
+            _SECONDS,
+            "stage",
+        )
+
+    def show_step(self, line: StepLine) -> None:
+        """Show a step that was taken."""
+        for field, gauge in self._of_report.items():
+            gauge.set(getattr(line.report, field))
+        self.version.set(line.report.version)
+        self.step_seconds.observe(line.report.step_s)
+        self.trained_tokens.inc(line.tokens)
+        for group in line.groups:
+            self.staleness_versions.observe(group.staleness_versions)

@@ -1,0 +1,108 @@
+"""The policy being trained: float32 masters, token logprobs, and the bfloat16 words that are published.
+
+Which tensors a version has: trainable and buffer tensors of the state dict, floating point only,
+each storage once under its bytewise smallest name. Samplers follow the same rule, so that both
+sides arrive at the same layout from the same model directory.
+
+Learner logprobs come from the masters, samplers sample from their bfloat16 rounding. The
+difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from node.errors import StartupError
+from node.weights.digests import Words
+from node.weights.layout import Layout, TensorSpec
+
+_UNBOUNDED: Final = 1 << 30
+"""Context of a model that does not bound it (convolutions, recurrences)."""
+
+
+class Policy:
+    """A causal language model with its canonical tensors.
+
+    ``model`` is put into evaluation mode for good: dropout would make learner logprobs another
+    policy's.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        model.train(False)
+        self._model = model
+        self.tensors = canonical_tensors(model)
+        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
+        text = model.config.get_text_config()
+        self.vocabulary_size: int = text.vocab_size
+        self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
+        self.device = next(model.parameters()).device
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable ones of ``tensors``."""
+        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
+    def token_logprobs(self, input_ids: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
+        """Give log p(target | everything before it) under softmax(logits / temperature).
+
+        Args:
+            input_ids: [rows, length], padded on the right: causal attention never looks there.
+            target_ids: [rows, kept]; the tokens that follow the last ``kept`` positions.
+            temperature: [rows], > 0, as the completions were sampled with.
+
+        Returns:
+            [rows, kept], nats; carries the gradient.
+        """
+        kept = target_ids.shape[1]
+        logits: Tensor = self._model(input_ids=input_ids, use_cache=False, logits_to_keep=kept).logits
+        logits = logits / temperature[:, None, None]
+        chosen = logits.gather(-1, target_ids[..., None]).squeeze(-1)
+        return chosen - torch.logsumexp(logits, dim=-1)
+
+    def snapshot(self, words: Words) -> None:
+        """Write the whole version into ``words``: [layout.words], rounded to nearest even."""
+        flat = torch.from_numpy(words).view(torch.bfloat16)
+        with torch.no_grad():
+            for span in self.layout.tensors:
+                end = span.start_word + span.words
+                flat[span.start_word : end].copy_(self.tensors[span.name].reshape(-1))
+
+    def is_finite(self) -> bool:
+        """Whether every parameter and buffer is a number."""
+        with torch.no_grad():
+            return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
+
+
+def load_policy(model_dir: Path, *, device: str) -> Policy:
+    """Load a model directory as float32 masters.
+
+    Raises:
+        StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+        torch.nn.Module.to(model, torch.device(device))
+        return Policy(model)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StartupError(
+            f"model_dir {model_dir} could not be loaded on {device}: {error}",
+            fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
+        ) from error
+
+
+def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Give every floating point tensor of the state dict, each storage once under its smallest name."""
+    by_storage: dict[int, tuple[str, Tensor]] = {}
+    named = model.state_dict(keep_vars=True).items()
+    for name, tensor in sorted(named, key=lambda item: item[0].encode()):
+        if tensor.is_floating_point():
+            by_storage.setdefault(tensor.data_ptr(), (name, tensor))
+    return dict(by_storage.values())

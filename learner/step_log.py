@@ -1,0 +1,67 @@
+"""One line of JSON per gradient step: what a plot, or a proof that nothing was trained on twice, is made of.
+
+A line is written after its checkpoint. A learner killed between the two writes it at its next
+start, so that every version that exists has exactly one line.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.run import StepReport
+
+_TAIL_BYTES: Final = 4 << 20
+"""More than the longest line: 65 536 groups of 40 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroup:
+    """A group that a step consumed."""
+
+    group_id: str
+    sampler_id: str
+    staleness_versions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """Everything there is to say of a step."""
+
+    at_s: float
+    """Unix seconds on the learner's clock, when the parameters were new."""
+    report: StepReport
+    tokens: int
+    """Completion tokens trained on."""
+    groups: tuple[TrainedGroup, ...]
+
+    def to_json(self) -> str:
+        """Give one flat object: the report's fields beside the others."""
+        fields = dataclasses.asdict(self)
+        return json.dumps({**fields.pop("report"), **fields})
+
+
+class StepLog:
+    """Appends lines of growing versions to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, line: StepLine) -> None:
+        """Write one line."""
+        with self._path.open("a") as file:
+            file.write(line.to_json() + "\n")
+
+    def catch_up(self, newest: StepLine | None) -> None:
+        """Mend the end of the file after a kill: drop half a line, add the newest if it is missing."""
+        self._path.touch()
+        with self._path.open("r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - _TAIL_BYTES))
+            whole, newline, _ = file.read().rpartition(b"\n")
+            file.truncate(start + len(whole) + len(newline))
+        last = whole.rpartition(b"\n")[2]
+        if newest is not None and (not last or json.loads(last)["version"] < newest.report.version):
+            self.append(newest)

@@ -1,0 +1,132 @@
+"""The model with everything that must move together: parameters, optimizer, progress, checkpoint.
+
+Blocking: its methods belong in one thread that nobody else uses for the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import torch
+
+from learner.checkpoint import CheckpointStore, Progress
+from learner.model import Policy
+from learner.step_log import StepLine, TrainedGroup
+from learner.train_step import StepOutcome, StepSettings, train_step
+from node.clock import Clock
+from node.errors import HeteroRLError
+from node.rollout import DeliveredGroup
+from node.run import StepRecord, StepReport
+from node.weights.digests import Words
+
+REMEMBERED_GROUPS: Final = 4096
+"""Trained group ids kept to recognise a replay; the hub's ledger remembers all of them."""
+
+
+class TrainingError(HeteroRLError):
+    """Training cannot go on. The last good version stays checkpointed and published."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step that is durable."""
+
+    record: StepRecord
+    line: StepLine
+    checkpoint_s: float
+
+
+class Trainee:
+    """A policy in training, restored to its newest checkpoint."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        checkpoints: CheckpointStore,
+        settings: StepSettings,
+        clock: Clock,
+    ) -> None:
+        """Restore.
+
+        Raises:
+            StartupError: the newest checkpoint cannot be used.
+        """
+        self.policy = policy
+        self._optimizer = optimizer
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._clock = clock
+        self.progress = checkpoints.restore(policy, optimizer)
+        """Where the newest checkpoint stands."""
+
+    @property
+    def version(self) -> int:
+        """Version of the parameters; durable."""
+        return self.progress.version
+
+    def take_step(
+        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord], words: Words
+    ) -> StepTaken | None:
+        """Train on ``batch``, write the checkpoint, then write the new version into ``words``.
+
+        Args:
+            batch: admitted groups, each at most as new as ``version``.
+            unacknowledged: step records the hub may not have; they go into the checkpoint.
+            words: [layout.words]; untouched unless the step is taken.
+        Returns:
+            None if loss or gradient was not finite: nothing has changed.
+        Raises:
+            TrainingError: the step made parameters that are not finite; they are in no checkpoint.
+            OSError: the checkpoint could not be written.
+        """
+        started_s = self._clock.monotonic()
+        groups = [delivered.group for delivered in batch]
+        outcome = train_step(
+            self.policy, self._optimizer, groups, version=self.version, settings=self._settings
+        )
+        if not outcome.is_applied:
+            return None
+        if not self.policy.is_finite():
+            raise TrainingError(
+                f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
+                "Lower learner.learning_rate, then start again"
+            )
+        stepped_s = self._clock.monotonic()
+        line = self._line(batch, outcome, step_s=stepped_s - started_s)
+        record = StepRecord(
+            version=line.report.version,
+            group_ids=tuple(group.group_id for group in line.groups),
+            staleness_versions=tuple(group.staleness_versions for group in line.groups),
+        )
+        progress = Progress(
+            version=line.report.version,
+            step=line,
+            unacknowledged=(*unacknowledged, record),
+            trained_group_ids=(*self.progress.trained_group_ids, *record.group_ids)[-REMEMBERED_GROUPS:],
+        )
+        self._checkpoints.save(self.policy, self._optimizer, progress)
+        self.progress = progress
+        self.policy.snapshot(words)
+        return StepTaken(record, line, checkpoint_s=self._clock.monotonic() - stepped_s)
+
+    def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
+        groups = tuple(
+            TrainedGroup(one.group.group_id, one.sampler_id, self.version - one.group.oldest_version)
+            for one in batch
+        )
+        report = StepReport(
+            version=self.version + 1,
+            reward_mean=fmean(c.reward for one in batch for c in one.group.completions),
+            staleness_mean_versions=fmean(group.staleness_versions for group in groups),
+            staleness_max_versions=max(group.staleness_versions for group in groups),
+            kl_nats=outcome.kl_nats,
+            ess_ratio=outcome.ess_ratio,
+            clip_fraction=outcome.clip_fraction,
+            gradient_norm=outcome.gradient_norm,
+            step_s=step_s,
+            surprisal_nats=outcome.surprisal_nats,
+        )
+        return StepLine(at_s=self._clock.now(), report=report, tokens=outcome.tokens, groups=groups)

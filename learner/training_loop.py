@@ -1,0 +1,249 @@
+"""Groups -> verdicts -> batches -> steps -> checkpoints -> snapshots, one after the other.
+
+    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, snapshot, log line
+               |                          |
+             refused                   not finite: skipped, its groups refused; three in a row end the learner
+
+Decisions are made on the event loop between steps; tensor work and the disk are in one thread
+of this loop's own. The order after a step is the guarantee: what the hub or a sampler is told
+of a step is in a checkpoint already.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from learner.admission import AdmissionRules, judge
+from learner.batching import BatchBuffer
+from learner.mailbox import Snapshot, SnapshotMailbox
+from learner.metrics import LearnerMetrics
+from learner.step_log import StepLog
+from learner.trainee import StepTaken, Trainee, TrainingError
+from node.clock import Clock
+from node.errors import StartupError
+from node.rollout import DeliveredGroup, Verdict
+from node.rollout_drain import RolloutDrain
+from node.run import RunSettings, StepReport
+from node.telemetry.metrics import NodeMetrics
+from node.until import run_until
+
+_log = logging.getLogger(__name__)
+
+SKIPPED_STEPS_IN_A_ROW: Final = 3
+"""One bad batch is bad data; three from different groups are a broken model or learning rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """Numbers of the loop; fields as in LearnerConfig."""
+
+    buffer_groups: int
+    max_versions: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIdentity:
+    """What a group must be about."""
+
+    run_id: str
+    tokenizer_digest: bytes
+
+
+class TrainingLoop:
+    """A service that trains until it is stopped or has made ``max_versions``."""
+
+    name = "training loop"
+
+    def __init__(
+        self,
+        trainee: Trainee,
+        *,
+        step_log: StepLog,
+        settings: LoopSettings,
+        identity: GroupIdentity,
+        run_settings: Callable[[], Awaitable[RunSettings]],
+        drain: RolloutDrain,
+        mailbox: SnapshotMailbox,
+        announced: Callable[[int], Coroutine[Any, Any, None]],
+        hub_now: Callable[[], float],
+        clock: Clock,
+        metrics: LearnerMetrics,
+        node_metrics: NodeMetrics,
+    ) -> None:
+        """Go on from where ``trainee`` was restored to.
+
+        Args:
+            run_settings: waits until the learner has joined.
+            announced: waits until the hub announces a version, or a newer one.
+            hub_now: Unix seconds on the hub's clock, on which groups are stamped.
+        """
+        self._trainee = trainee
+        self._step_log = step_log
+        self._settings = settings
+        self._identity = identity
+        self._run_settings = run_settings
+        self._drain = drain
+        self._mailbox = mailbox
+        self._announced = announced
+        self._hub_now = hub_now
+        self._clock = clock
+        self._metrics = metrics
+        self._node_metrics = node_metrics
+        self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
+        self._skipped_in_a_row = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+
+    @property
+    def version(self) -> int:
+        """Version of the newest checkpoint."""
+        return self._trainee.version
+
+    @property
+    def report(self) -> StepReport | None:
+        """What the newest step was like."""
+        step = self._trainee.progress.step
+        return None if step is None else step.report
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Train until ``stopping``; a step under way is finished first.
+
+        At ``max_versions`` returns by itself, when the hub announces that version.
+
+        Raises:
+            StartupError: the run's settings and this learner's do not go together.
+            TrainingError: the parameters, or three gradients in a row, were not finite.
+        """
+        rules, buffer = self._prepare(await self._run_settings())
+        self._metrics.version.set(self.version)
+        ready()
+        try:
+            while not stopping.is_set() and not self._is_complete():
+                self._admit_delivered(rules, buffer)
+                batch = self._next_batch(buffer)
+                if batch:
+                    await self._take_step(batch)
+                    continue
+                with self._node_metrics.waiting("rollout groups"):
+                    await run_until(stopping, self._admit_next(rules, buffer))
+            with self._node_metrics.waiting("policy upload"):
+                # Nothing to wait for where ``stopping`` ended the loop.
+                await run_until(stopping, self._announced(self.version))
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_complete(self) -> bool:
+        return 0 < self._settings.max_versions <= self.version
+
+    def _prepare(self, run: RunSettings) -> tuple[AdmissionRules, BatchBuffer]:
+        if run.sampling.is_truncated:
+            raise StartupError(
+                f"the run samples with top_p={run.sampling.top_p} top_k={run.sampling.top_k}, and truncated "
+                "sampling needs the correction of a later release",
+                fix="Set coordinator.top_p = 1 and coordinator.top_k = 0",
+            )
+        if self._settings.buffer_groups < run.batch_groups:
+            raise StartupError(
+                f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "
+                f"{run.batch_groups} groups",
+                fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
+            )
+        policy = self._trainee.policy
+        rules = AdmissionRules(
+            run_id=self._identity.run_id,
+            layout_digest=policy.layout.digest,
+            tokenizer_digest=self._identity.tokenizer_digest,
+            vocabulary_size=policy.vocabulary_size,
+            context_tokens=policy.context_tokens,
+            group_size=run.group_size,
+            max_staleness_versions=run.max_staleness_versions,
+        )
+        buffer = BatchBuffer(
+            capacity_groups=self._settings.buffer_groups,
+            batch_groups=run.batch_groups,
+            max_staleness_versions=run.max_staleness_versions,
+        )
+        return rules, buffer
+
+    async def _admit_next(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+        self._admit(await self._drain.groups.get(), rules, buffer)
+
+    def _admit_delivered(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+        while not self._drain.groups.empty():
+            self._admit(self._drain.groups.get_nowait(), rules, buffer)
+
+    def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+        group = delivered.group
+        judged = judge(group, rules, version=self.version, trained_group_ids=self._trained_group_ids)
+        self._observe_lag("delivered", since_s=delivered.spooled_at_s)
+        if judged.verdict is Verdict.ACCEPTED:
+            buffer.add(delivered)
+            self._metrics.buffered_groups.set(len(buffer))
+        self._tell(delivered, judged.verdict, judged.detail)
+
+    def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
+        for delivered, judged in buffer.evict_stale(self.version):
+            self._tell(delivered, judged.verdict, judged.detail)
+        batch = buffer.take_batch()
+        self._metrics.buffered_groups.set(len(buffer))
+        return batch
+
+    def _tell(self, delivered: DeliveredGroup, verdict: Verdict, detail: str) -> None:
+        self._metrics.groups.labels(verdict).inc()
+        self._drain.judge(delivered.group.group_id, verdict, detail)
+        if verdict is not Verdict.ACCEPTED:
+            _log.warning(
+                "group refused",
+                extra={
+                    "group_id": delivered.group.group_id,
+                    "sampler": delivered.sampler_id,
+                    "verdict": verdict.value,
+                    "detail": detail,
+                },
+            )
+
+    async def _take_step(self, batch: tuple[DeliveredGroup, ...]) -> None:
+        words = self._mailbox.blank()
+        unacknowledged = self._drain.unacknowledged
+        taken = await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged, words=words),
+        )
+        if taken is None:
+            self._mailbox.give_back(words)
+            self._skip(batch)
+            return
+        self._skipped_in_a_row = 0
+        self._trained_group_ids = frozenset(self._trainee.progress.trained_group_ids)
+        self._drain.record(taken.record)
+        self._mailbox.put(Snapshot(self.version, words, taken_at_s=self._clock.monotonic()))
+        self._step_log.append(taken.line)
+        self._show(taken, batch)
+
+    def _skip(self, batch: tuple[DeliveredGroup, ...]) -> None:
+        self._metrics.skipped_steps.inc()
+        self._skipped_in_a_row += 1
+        _log.error(
+            "step skipped", extra={"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
+        )
+        for delivered in batch:
+            self._tell(delivered, Verdict.SUSPECT, "the gradient of its batch was not finite")
+        if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
+            raise TrainingError(
+                f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
+                "Lower learner.learning_rate, or begin a new run from an older checkpoint"
+            )
+
+    def _show(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
+        self._metrics.show_step(taken.line)
+        self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
+        self._metrics.checkpoint_seconds.observe(taken.checkpoint_s)
+        for delivered in batch:
+            self._observe_lag("trained", since_s=delivered.spooled_at_s)
+            self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
+        _log.info("step", extra={**asdict(taken.line.report), "tokens": taken.line.tokens})
+
+    def _observe_lag(self, stage: str, *, since_s: float) -> None:
+        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._hub_now() - since_s))

@@ -1,0 +1,164 @@
+"""From a valid configuration to a running daemon: registry, telemetry, identities, roles."""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from node.clock import Clock, SystemClock
+from node.config import NodeConfig, NodeSection, Resolved
+from node.daemon import Phase, Stage, run_daemon
+from node.errors import ConfigError, ExitCode, RefusedError, StartupError
+from node.identity.enrolment import enrol
+from node.identity.files import make_private_directory, write_public
+from node.identity.init_run import IDENTITY_DIRECTORY
+from node.identity.peer import is_name
+from node.identity.run_description import RunDescription
+from node.identity.store import Identity, check_own, load_identity
+from node.identity.tokens import Token
+from node.role import ROLE_MODULES, RoleContext, load_build
+from node.run import Role
+from node.service import Service
+from node.systemd import Systemd
+from node.telemetry.http import TelemetryServer
+from node.telemetry.logging import bind_peer, configure_logging
+from node.telemetry.metrics import NodeMetrics, create_registry
+
+_log = logging.getLogger(__name__)
+
+NAME_FILE: Final = "node_id"
+
+
+def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
+    """Run a process with ``roles`` until it is stopped."""
+    config = resolved.config
+    names = [role for role in ROLE_MODULES if role in set(roles)]
+    configure_logging(log_format=config.telemetry.log_format, level=config.telemetry.log_level, roles=names)
+    _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
+
+
+async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> ExitCode:
+    registry = create_registry()
+    node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
+    systemd = Systemd.from_environment(os.environ)
+    observers: list[Systemd | TelemetryServer] = [systemd]
+    if config.telemetry.http_listen is not None:
+        listen = config.telemetry.http_listen
+        observers.append(TelemetryServer(listen=listen, registry=registry, clock=clock))
+
+    async def build_telemetry() -> Sequence[Service]:
+        return observers
+
+    def announce(phase: Phase) -> None:
+        for observer in observers:
+            observer.announce(phase)
+
+    stages = [Stage("telemetry", build_telemetry)]
+    stages += [_role_stage(role, config, registry, node_metrics, clock) for role in roles]
+    return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
+
+
+def _role_stage(
+    role: Role, config: NodeConfig, registry: CollectorRegistry, node_metrics: NodeMetrics, clock: Clock
+) -> Stage:
+    async def build() -> Sequence[Service]:
+        run_description = RunDescription.load(config.node.run_file)
+        state_dir = config.node.state_dir / role
+        try:
+            make_private_directory(state_dir)
+        except OSError as error:
+            raise StartupError(
+                f"{state_dir} cannot be made: {error.strerror}", fix="Set node.state_dir to where it can."
+            ) from error
+        identity = None
+        if config.node.tls:
+            identity = await obtain_identity(config.node, role=role, run=run_description, now=clock.now())
+        node_id = identity.node_id if identity else config.node.node_id or kept_name(state_dir, role=role)
+        bind_peer(role=role, node_id=node_id)
+        context = RoleContext(
+            role=role,
+            config=config,
+            registry=registry,
+            node_metrics=node_metrics,
+            clock=clock,
+            node_id=node_id,
+            state_dir=state_dir,
+            identity=identity,
+            run=run_description,
+        )
+        build_role = await asyncio.to_thread(
+            load_build, role
+        )  # torch takes seconds; the watchdog does not wait
+        return build_role(context)
+
+    return Stage(role, build)
+
+
+async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:
+    """Give this peer's identity: the one on disk, else a new one for the token.
+
+    Raises:
+        StartupError: there is neither, or what there is will not be let in; says how to get a token.
+        ConfigError: ``node.node_id`` is not the name in the identity on disk.
+    """
+    directory = node.state_dir / role / IDENTITY_DIRECTORY
+    identity = load_identity(directory)
+    if identity is not None:
+        check_own(identity, run, role, now)
+        if node.node_id not in (None, identity.node_id) and role is not Role.COORDINATOR:
+            raise ConfigError(
+                key="node.node_id",
+                value=node.node_id,
+                source="the configuration",
+                rule=f"the certificate in {directory} names {identity.node_id}",
+                fix="Leave node.node_id out, or move the directory away and enrol with a new token.",
+            )
+        return identity
+    if role is Role.COORDINATOR:
+        raise StartupError(
+            f"There is no coordinator's certificate in {directory}",
+            fix="Set node.state_dir to the directory made by `heterorl-node init DIR`.",
+        )
+    how = f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT`"
+    if node.token_file is None:
+        raise StartupError(
+            f"This {role} has no certificate in {directory} and no token to get one",
+            fix=f"{how}, and set node.token_file to a file that holds it.",
+        )
+    try:
+        text = node.token_file.read_text(encoding="ascii")
+        wanted = Token.parse(text).node_id
+    except (OSError, UnicodeDecodeError, RefusedError) as error:
+        raise StartupError(
+            f"The token in {node.token_file} cannot be used: {error}", fix=f"{how}."
+        ) from error
+    return await enrol(
+        text,
+        run=run,
+        role=role,
+        node_id=node.node_id or wanted or kept_name(directory.parent, role=role),
+        directory=directory,
+        now=now,
+    )
+
+
+def kept_name(state_dir: Path, *, role: Role) -> str:
+    """Give the random name this peer took at its first start."""
+    path = state_dir / NAME_FILE
+    try:
+        name = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        name = f"{role}-{secrets.token_hex(4)}"
+        make_private_directory(state_dir)
+        write_public(path, name.encode() + b"\n")
+    if not is_name(name):
+        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
+    return name

@@ -1,0 +1,110 @@
+"""``heterorl-node``: arguments -> configuration -> roles.
+
+Nothing heavy is imported before the arguments and the configuration are known to be right:
+--help and a wrong value answer in a fraction of a second on a machine that has torch.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from node.config_command import add_configuration_arguments, print_resolved, resolve
+from node.config_sources import InvalidConfigError
+from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
+
+COMMANDS: Final = {
+    "init": ("node.identity.init_run", "make a new run: its keys and certificates"),
+    "token": ("node.identity.token_command", "make a token that lets one new peer in"),
+    "status": ("node.status", "show who is in the run and how far behind"),
+    "config": ("node.config_command", "show every configuration value and who set it; start nothing"),
+    "emulate-link": ("node.link_emulator", "put a long, narrow link between a peer and its hub"),
+}
+"""Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and what it is for."""
+
+_EXIT_CODES: Final = """\
+exit codes:
+  0  drained after SIGTERM, SIGINT or the end of the work
+  1  failed while running, or was late to drain
+  2  the configuration is wrong
+  3  could not start
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and give the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return _answering_errors(lambda: _run_command(argv[0], argv[1:]))
+    return _answering_errors(lambda: _run_daemon(argv))
+
+
+def _run_command(name: str, argv: Sequence[str]) -> int:
+    module_name, description = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"heterorl-node {name}", description=f"{description}.")
+    module.add_arguments(parser)
+    exit_code: int = module.run(parser.parse_args(argv))
+    return exit_code
+
+
+def _run_daemon(argv: Sequence[str]) -> int:
+    parser = _daemon_parser()
+    arguments = parser.parse_args(argv)
+    if not arguments.roles:
+        parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
+    resolved = resolve(arguments)
+    if arguments.dry_run:
+        print_resolved(resolved, as_json=False)
+        return ExitCode.DRAINED
+    bootstrap = importlib.import_module("node.bootstrap")
+    exit_code: int = bootstrap.run(resolved, roles=arguments.roles)
+    return exit_code
+
+
+def _daemon_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    commands = "".join(f"  {name:{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="heterorl-node",
+        description="One daemon, four roles: reinforcement learning of language models across the Internet.",
+        usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
+        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_configuration_arguments(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the configuration, print it and start nothing"
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # 20 ms that --help need not pay
+
+        print(f"heterorl-node {version('heterorl-node')}")
+        parser.exit()
+
+
+def _answering_errors(command: Callable[[], int]) -> int:
+    """Turn what is raised on purpose into an answer on standard error and an exit code."""
+    try:
+        return command()
+    except StartupError as error:
+        _answer(f"could not start: {error.what}", fix=error.fix)
+        return ExitCode.COULD_NOT_START
+    except (ConfigError, InvalidConfigError) as error:
+        for fault in (error,) if isinstance(error, ConfigError) else error.faults:
+            value = "" if fault.value is None else f" = {fault.value!r}"
+            _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+        return ExitCode.CONFIGURATION
+    except HeteroRLError as error:
+        _answer(str(error))
+        return ExitCode.FAILED
+
+
+def _answer(what: str, *, fix: str = "") -> None:
+    print(f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]), sep="\n", file=sys.stderr)

@@ -1,0 +1,133 @@
+"""Where settings come from: files, the environment, flags; nothing is known of their meaning here.
+
+Every reader gives settings in the order in which later ones win, and the faults it met on the way.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.errors import ConfigError, HeteroRLError
+
+ENVIRONMENT_PREFIX: Final = "HETERORL_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that somebody gave, and where."""
+
+    section: str
+    key: str
+    value: object
+    source: str
+    is_text: bool
+    """Whether ``value`` is text still to be read as what its key holds (environment, flags)."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one kind of source said."""
+
+    settings: tuple[Setting, ...]
+    faults: tuple[ConfigError, ...]
+
+
+class InvalidConfigError(HeteroRLError):
+    """The configuration breaks one rule or more; ``faults`` has them all."""
+
+    def __init__(self, faults: tuple[ConfigError, ...]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
+
+
+def read_files(paths: Sequence[Path]) -> Reading:
+    """Read TOML files of ``[section]`` tables; later files win, key by key."""
+    settings: list[Setting] = []
+    faults: list[ConfigError] = []
+    for path in paths:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            faults.append(_bad_file(path, f"cannot be read: {error.strerror}", fix="Check the path."))
+            continue
+        except ValueError as error:  # both of TOML's and UTF-8's faults
+            faults.append(_bad_file(path, f"is not TOML: {error}", fix="Correct the file."))
+            continue
+        for section, table in content.items():
+            if not isinstance(table, dict):
+                rule = "every key stands in a section"
+                fix = f"Put it under one, such as [node], or write [{section}] for a section."
+                faults.append(ConfigError(key=section, value=table, source=str(path), rule=rule, fix=fix))
+                continue
+            source = f"{path} [{section}]"
+            settings += [Setting(section, key, value, source, is_text=False) for key, value in table.items()]
+    return Reading(tuple(settings), tuple(faults))
+
+
+def read_environment(environ: Mapping[str, str]) -> Reading:
+    """Read ``HETERORL_SECTION__KEY``.
+
+    Names without the double underscore are not ours: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
+    out of the name of a service.
+    """
+    settings = []
+    for name in sorted(environ):
+        section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and separator:
+            source = f"environment {name}"
+            settings.append(Setting(section, key, environ[name], source, is_text=True))
+    return Reading(tuple(settings), ())
+
+
+def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[str]) -> Reading:
+    """Read flags of their own (flag -> (section.key, value)), then each ``--set section.key=value``."""
+    settings = []
+    faults = []
+    for flag, (name, value) in shorthands.items():
+        section, _, key = name.partition(".")
+        settings.append(Setting(section, key, value, f"flag {flag}", is_text=True))
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            rule, fix = "must be section.key=value", "For example: --set node.drain_timeout_s=60"
+            faults.append(ConfigError(key="--set", value=assignment, source="flag --set", rule=rule, fix=fix))
+            continue
+        settings.append(Setting(section, key, value, "flag --set", is_text=True))
+    return Reading(tuple(settings), tuple(faults))
+
+
+def environment_name(section: str, key: str) -> str:
+    """Give the variable that sets a key."""
+    return f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+
+
+def value_of_text(text: str, *, is_optional: bool) -> object:
+    """Give what text stands for, as far as that shows without knowing the key's type.
+
+    A list or table may be written as in JSON or as in TOML; nothing at all unsets an optional
+    key. Anything else stays text, from which numbers, truth values and paths are read later.
+    """
+    if not text and is_optional:
+        return None
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass  # not JSON; TOML is next
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text  # such as [::1]:7400
+
+
+def _bad_file(path: Path, rule: str, *, fix: str) -> ConfigError:
+    return ConfigError(key="--config", value=str(path), source="flag --config", rule=rule, fix=fix)

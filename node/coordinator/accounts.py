@@ -1,0 +1,126 @@
+"""Everything the coordinator counts, and how one transaction changes it; pure.
+
+The ledger stores transactions, the accounts are their sum: what ``apply`` leaves in memory and
+what a restart reads back are the same, so no counter has a second source.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from node.coordinator.admission import Learner, Load
+from node.coordinator.leases import UNTRAINED, Slot, SlotBook, SlotState
+from node.coordinator.versions import Announced, VersionLog
+from node.rollout import Verdict
+from node.run import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A submitted group as it lies in the spool."""
+
+    slot: int
+    attempt: int
+    sampler_id: str
+    spooled_at_s: float
+    data: bytes
+    """The message as it was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Changes that become true together or not at all."""
+
+    slots: tuple[Slot, ...] = ()
+    stored: StoredGroup | None = None
+    verdicts: tuple[tuple[str, Verdict], ...] = ()
+    """(sampler, verdict) of each verdict given."""
+    staleness: tuple[tuple[str, int], ...] = ()
+    """(sampler, versions) of each group trained on."""
+    step: StepRecord | None = None
+    learner: Learner | None = None
+    announced: tuple[Announced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What the ledger holds at a start."""
+
+    slots: tuple[Slot, ...] = ()
+    """Open ones only."""
+    settled: Mapping[SlotState, int] = field(default_factory=dict)
+    spooled_at_s: Mapping[int, float] = field(default_factory=dict)
+    """By slot, of the groups in the spool."""
+    verdicts: Iterable[tuple[str, Verdict, int]] = ()
+    staleness: Iterable[tuple[str, int]] = ()
+    last_step: int = 0
+    learner: Learner | None = None
+    announced: tuple[Announced, ...] = ()
+    """The newest ones."""
+
+
+class Accounts:
+    """The sum of all transactions of a run."""
+
+    def __init__(self, balance: Balance, *, prompts: int, seed: int, lease_ttl_s: float, now: float) -> None:
+        self.book = SlotBook(
+            prompts=prompts,
+            seed=seed,
+            lease_ttl_s=lease_ttl_s,
+            slots=balance.slots,
+            settled=balance.settled,
+            now=now,
+        )
+        self.versions = VersionLog(balance.announced)
+        self.learner = balance.learner
+        self.last_step = balance.last_step
+        """Version of the newest step record; 0 before the first."""
+        self.spooled_at_s = dict(balance.spooled_at_s)
+        self._verdicts: dict[str, Counter[Verdict]] = {}
+        for sampler_id, verdict, n in balance.verdicts:
+            self._of(sampler_id)[verdict] = n
+        self._staleness = Counter(dict(balance.staleness))
+
+    def apply(self, transaction: Transaction, *, now: float) -> None:
+        """Add a transaction that is on disk."""
+        self.book.apply(transaction.slots, now=now)
+        for slot in transaction.slots:
+            if slot.state not in UNTRAINED:
+                self.spooled_at_s.pop(slot.number, None)
+        if transaction.stored is not None:
+            self.spooled_at_s[transaction.stored.slot] = transaction.stored.spooled_at_s
+        for sampler_id, verdict in transaction.verdicts:
+            self._of(sampler_id)[verdict] += 1
+        for sampler_id, versions in transaction.staleness:
+            self._staleness[sampler_id] += versions
+        if transaction.step is not None:
+            self.last_step = transaction.step.version
+        if transaction.learner is not None:
+            self.learner = transaction.learner
+        self.versions.add(transaction.announced)
+
+    def load(self) -> Load:
+        """Count what is in flight."""
+        counts = self.book.counts()
+        return Load(
+            running_groups=counts[SlotState.LEASED],
+            untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
+            trained_groups=counts[SlotState.TRAINED],
+            version=0 if self.learner is None else self.learner.version,
+        )
+
+    def verdicts(self) -> Counter[Verdict]:
+        """Count verdicts over all samplers."""
+        return sum(self._verdicts.values(), Counter())
+
+    def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
+        """Count verdicts on one sampler's groups."""
+        return self._verdicts.get(sampler_id, Counter())
+
+    def staleness_mean(self, sampler_id: str) -> float:
+        """Give the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
+        trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
+        return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def _of(self, sampler_id: str) -> Counter[Verdict]:
+        return self._verdicts.setdefault(sampler_id, Counter())

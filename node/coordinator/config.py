@@ -1,0 +1,90 @@
+"""Settings of the coordinator: the run's, which every peer is told, and the hub's own."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from node import limits
+from node.config import Address
+from node.coordinator.admission import Bounds
+from node.rollout import SamplingParameters
+
+
+class CoordinatorConfig(BaseModel):
+    """Section ``[coordinator]``. Every peer of the run gets the first group of values when it joins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    task: str = Field(min_length=1, max_length=200)
+    """Name of the task, or import path of one, that samplers render prompts with and grade by."""
+    prompts: int = Field(ge=1, le=1 << 40)
+    """Number of prompts the task has. Each is leased once per epoch; more than the task has
+    makes samplers give leases back."""
+    prompt_seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Seed of the order of prompts within each epoch. Changing it in mid-run reorders what is to come."""
+    group_size: int = Field(default=8, ge=2, le=limits.GROUP_COMPLETIONS)
+    """Completions per prompt. More make the advantage less noisy and every group dearer; with
+    fewer than 2 there is no advantage at all."""
+    batch_groups: int = Field(default=8, ge=1, le=65_536)
+    """Groups per gradient step. More make steps steadier and rarer."""
+    max_staleness_versions: int = Field(default=8, ge=0, le=4096)
+    """Oldest behaviour version the learner takes, in versions before its own. Higher keeps distant
+    samplers useful and asks more of the objective; 0 makes everyone wait for everyone."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Softmax temperature of sampling. 1 samples the model itself, which importance weights expect."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass kept. Below 1, tokens are drawn from a distribution the learner cannot rebuild
+    exactly: leave it unless the task needs it."""
+    top_k: int = Field(default=0, ge=0, le=1 << 24)
+    """Tokens kept, 0: all. As top_p."""
+    max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
+    """Length at which a completion is cut. Longer costs memory and time on every sampler."""
+    heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
+    """Time between beats of each peer. Shorter shows lag sooner; 10 000 peers at 2 s are this
+    process's limit."""
+
+    listen: Address = "127.0.0.1:7700"
+    """Where members connect. Port 0: any free one, printed at the start."""
+    enrolment_listen: Address = "127.0.0.1:7701"
+    """Where new peers exchange a token for a certificate. Unused where TLS is off."""
+    concurrency_groups: int = Field(default=256, ge=1, le=65_536)
+    """Groups that may be leased at once. Lower than all samplers together can hold leaves some idle."""
+    buffer_groups: int = Field(default=256, ge=1, le=65_536)
+    """Groups kept on disk until trained on, each up to 64 MiB. When full, samplers wait."""
+    lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
+    """Time after the last beat of its holder at which a lease ends. Shorter gives a dead sampler's
+    prompts on sooner; shorter than a cut that samplers survive gives away work they will finish."""
+    silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
+    """Time without a beat after which a peer is shown as silent. Nothing else depends on it."""
+    retained_keyframes: int = Field(default=2, ge=1, le=64)
+    """Keyframes kept on disk, with every delta after the oldest of them. More serve a peer that
+    was away longer; each costs the model's size."""
+    chaos_damage_frames: int = Field(default=0, ge=0, le=1_000_000)
+    """Fault injection: flip a bit in this many of the first chunks of weights served. 0 in any real run."""
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if self.buffer_groups < self.batch_groups:
+            raise ValueError(
+                f"buffer_groups = {self.buffer_groups} is below batch_groups = {self.batch_groups}: "
+                "no batch would ever fill; raise buffer_groups"
+            )
+        if self.lease_ttl_s < 2 * self.heartbeat_interval_s:
+            raise ValueError(
+                f"lease_ttl_s = {self.lease_ttl_s} is below two beats of {self.heartbeat_interval_s} s: "
+                "one late beat would end a lease; raise lease_ttl_s"
+            )
+        return self
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        return SamplingParameters(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(
+            concurrency_groups=self.concurrency_groups,
+            buffer_groups=self.buffer_groups,
+            batch_groups=self.batch_groups,
+            max_staleness_versions=self.max_staleness_versions,
+        )

@@ -1,0 +1,312 @@
+"""What the coordinator decides about work: each decision is a transaction to be and an answer; pure.
+
+The spool takes a decision, puts its transaction on disk, adds it to the accounts, and only then
+gives the answer. A decision that raises has changed nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
+
+from node.coordinator.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.admission import Bounds, Learner, Work, capacity, objection
+from node.coordinator.leases import Slot, SlotState, Standing, group_id, parse_group_id
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.limits import LEASES_PER_PEER
+from node.policy import PolicyVersion
+from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.run import StepRecord
+
+Answer = TypeVar("Answer")
+
+NOTHING: Final = Transaction()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Answer]):
+    """An answer, and what must be on disk before it is given."""
+
+    answer: Answer
+    transaction: Transaction = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An answer to a request for work."""
+
+    leases: tuple[PromptLease, ...]
+    retry_after_s: float
+    """When to ask again; 0 where all that was asked for was granted."""
+    waits_for: str
+    """The bound that was reached; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An answer to a submission."""
+
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whom a judgement concerns."""
+
+    sampler_id: str
+    delivered_since_s: float | None
+    """Unix seconds when the group was spooled; None where it was judged before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A group that a step consumed."""
+
+    sampler_id: str
+    group_id: str
+    staleness_versions: int
+    spooled_at_s: float | None
+    """Unix seconds; None where its slot had another group in the spool, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step record did."""
+
+    trained: tuple[Trained, ...] = ()
+    doubled: tuple[str, ...] = ()
+    """Groups whose slot was settled before; then nothing of the record was taken."""
+    unknown: tuple[str, ...] = ()
+    """Groups never submitted here; they were passed over."""
+
+
+def lease(
+    accounts: Accounts,
+    work: Work,
+    bounds: Bounds,
+    *,
+    sampler_id: str,
+    wanted: int,
+    held: PolicyVersion | None,
+    ttl_s: float,
+) -> Decision[Grant]:
+    """Grant as many of ``wanted`` leases as every bound allows.
+
+    A sampler whose policy is older than the staleness bound gets nothing: what it began now
+    would be stale when done.
+    """
+    learner = accounts.learner
+    if learner is None:
+        return Decision(Grant((), 2.0, "learner"))
+    if held is None or held.number < learner.version - bounds.max_staleness_versions:
+        return Decision(Grant((), 1.0, "policy version"))
+    room = capacity(bounds, accounts.load())
+    running = sum(
+        slot.lease is not None and slot.lease.holder == sampler_id
+        for slot in accounts.book.open_slots.values()
+    )
+    granted = min(wanted, room.groups, LEASES_PER_PEER - running)
+    slots = accounts.book.grant(sampler_id, granted)
+    leases = tuple(
+        PromptLease(
+            lease_id=group_id(slot.number, slot.granted),
+            task=work.task,
+            prompt_index=slot.prompt_index,
+            group_size=work.group_size,
+            sampling=work.sampling,
+            ttl_s=ttl_s,
+        )
+        for slot in slots
+    )
+    if granted == wanted:
+        return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
+    return Decision(Grant(leases, 0.5 if leases else 1.0, room.bound), Transaction(slots=slots))
+
+
+def submission(
+    accounts: Accounts,
+    work: Work,
+    *,
+    sampler_id: str,
+    name: str,
+    group: RolloutGroup | RefusedError,
+    data: bytes,
+    is_published: Callable[[int], bool],
+    buffer_groups: int,
+    now: float,
+) -> Decision[Submitted]:
+    """Say what becomes of a group that a sampler hands in under the id ``name``.
+
+    Args:
+        group: As decoded, or why it could not be.
+        data: The message as it came, to be stored.
+        is_published: Whether a policy version was ever announced.
+
+    Raises:
+        RefusedError: BUSY; the spool is full.
+    """
+
+    def say(
+        verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
+    ) -> Decision[Submitted]:
+        slots = () if slot is None else (slot,)
+        transaction = Transaction(slots=slots, stored=stored, verdicts=((sampler_id, verdict),))
+        return Decision(Submitted(verdict, detail), transaction)
+
+    parsed = parse_group_id(name)
+    if parsed is None:
+        return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
+    if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
+        return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
+    match accounts.book.standing(*parsed, sampler_id):
+        case Standing.NEVER_GRANTED:
+            return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+        case Standing.DUPLICATE:
+            return say(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+    learner = accounts.learner
+    if learner is None:
+        raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
+    if isinstance(group, RefusedError):
+        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
+    else:
+        problem = objection(group, accounts.book.open_slots[parsed[0]], work, learner)
+        problem = problem or _unpublished(group, is_published)
+    if problem is not None:
+        return say(*problem, slot=accounts.book.spent(*parsed))
+    if accounts.load().untrained_groups >= buffer_groups:
+        raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
+    stored = StoredGroup(*parsed, sampler_id, now, data)
+    return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+
+
+def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
+    """Take the learner's verdict; the answer is None where nothing changes.
+
+    DUPLICATE says that the learner has the group already: the slot is not up for another attempt.
+
+    Raises:
+        RefusedError: MALFORMED; the verdict is not the learner's to give.
+    """
+    parsed = parse_group_id(judged.group_id)
+    if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
+        raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
+    before = accounts.book.open_slots.get(parsed[0])
+    is_kept = judged.verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
+    slot = accounts.book.accepted(*parsed) if is_kept else accounts.book.refused(*parsed)
+    attempt = slot.attempt(parsed[1]) if slot is not None else None
+    if before is None or slot is None or attempt is None:
+        return Decision(None)
+    is_first = before.state is SlotState.SPOOLED
+    answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
+    return Decision(answer, Transaction(slots=(slot,), verdicts=((attempt.holder, judged.verdict),)))
+
+
+def step(accounts: Accounts, record: StepRecord) -> Decision[StepOutcome]:
+    """Settle the groups a step consumed; a record that is on disk already changes nothing."""
+    if record.version <= accounts.last_step or accounts.learner is None:
+        return Decision(StepOutcome())
+    training = accounts.book.trained(record.group_ids)
+    if training.doubled:
+        return Decision(StepOutcome(doubled=training.doubled))
+    staleness = dict(zip(record.group_ids, record.staleness_versions, strict=True))
+    trained = []
+    for slot, winner in zip(training.slots, training.winners, strict=True):
+        name = group_id(slot.number, winner.number)
+        in_spool = accounts.book.open_slots[slot.number].winner == winner.number
+        spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+        trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
+    transaction = Transaction(
+        slots=training.slots,
+        verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
+        staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
+        step=record,
+        learner=replace(accounts.learner, version=max(record.version, accounts.learner.version)),
+    )
+    return Decision(StepOutcome(tuple(trained), unknown=training.unknown), transaction)
+
+
+def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
+    """Let a learner be the run's; the first one's model becomes the run's.
+
+    Raises:
+        RefusedError: FENCED by a newer learner; LAYOUT_MISMATCH, TOKENIZER_MISMATCH, MALFORMED.
+    """
+    if joining.epoch < 1 or joining.vocabulary_size < 1:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a learner of epoch {joining.epoch} with a vocabulary of {joining.vocabulary_size}",
+            fix="both start at 1",
+        )
+    current = accounts.learner
+    if current is None:
+        return Decision(None, Transaction(learner=joining))
+    if (joining.epoch, joining.node_id) == (current.epoch, current.node_id):
+        check_model(joining.layout_digest, joining.tokenizer_digest, current)
+        return Decision(None)
+    if joining.epoch <= current.epoch:
+        raise RefusedError(
+            Reason.FENCED,
+            f"learner {joining.node_id} has epoch {joining.epoch}, "
+            f"learner {current.node_id} has joined with epoch {current.epoch}",
+            fix="stop one of them; a run has one learner",
+        )
+    check_model(joining.layout_digest, joining.tokenizer_digest, current)
+    return Decision(None, Transaction(learner=replace(joining, version=current.version)))
+
+
+def drain_opens(accounts: Accounts, *, node_id: str, epoch: int, version: int) -> Decision[None]:
+    """Let a learner drain, at the version of its checkpoint; its records are taken before.
+
+    Raises:
+        RefusedError: FENCED; NOT_JOINED; ROLLBACK, where its checkpoint is older than its records.
+    """
+    learner = accounts.learner
+    if learner is None or epoch > learner.epoch:
+        raise RefusedError(Reason.NOT_JOINED, f"no learner of epoch {epoch} has joined", fix="join first")
+    if (epoch, node_id) != (learner.epoch, learner.node_id):
+        raise RefusedError(
+            Reason.FENCED,
+            f"learner {node_id} has epoch {epoch}, learner {learner.node_id} drains with {learner.epoch}",
+            fix="stop one of them; a run has one learner",
+        )
+    if version < accounts.last_step:
+        raise RefusedError(
+            Reason.ROLLBACK,
+            f"the checkpoint is of version {version}, steps up to {accounts.last_step} are recorded",
+            fix="restore the learner from its newest checkpoint",
+        )
+    if version == learner.version:
+        return Decision(None)
+    return Decision(None, Transaction(learner=replace(learner, version=version)))
+
+
+def expiry(accounts: Accounts, now: float) -> Decision[int]:
+    """End the leases whose time is up; the answer is how many."""
+    slots = accounts.book.expire(now)
+    return Decision(len(slots), Transaction(slots=slots))
+
+
+def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:
+    """Check that a peer has the run's model.
+
+    Raises:
+        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
+    """
+    for what, reason, theirs, ours in (
+        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
+        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
+    ):
+        if theirs != ours:
+            raise RefusedError(
+                reason,
+                f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
+                fix="give every peer the same model directory",
+            )
+
+
+def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:
+    for version in sorted({group.oldest_version, group.newest_version}):
+        if not is_published(version):
+            return Verdict.FOREIGN, f"version {version} was never published"
+    return None

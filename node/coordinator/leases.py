@@ -1,0 +1,296 @@
+"""Who may sample which prompt, and what became of it; pure.
+
+A slot is one intended use of one prompt. It has attempts; the first attempt submitted wins.
+
+    available --grant--> leased --submit--> spooled --accept--> accepted --train--> trained
+        ^                  |                   |                    |
+        |---expire/release-'                   |                    |
+        |-----------------refuse---------------'--------------------'
+        '-- after the fifth failed attempt, instead: abandoned
+
+A late attempt, whose lease expired, still wins while the slot is available or leased again. What
+the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
+
+Decisions give slots as they are to become and change nothing; ``apply`` makes them so once they
+are on disk. The deadlines of leases are kept in memory only: after a restart every lease gets a
+full term, because nobody could renew it meanwhile.
+"""
+
+import enum
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from node.coordinator.prompt_order import prompt_of_slot
+
+MAX_ATTEMPTS: Final = 5
+"""Attempts a slot may lose to refusals and expiries: a prompt that kills every sampler, or whose
+groups nobody accepts, must not go round for ever. Leases given back do not count."""
+
+_GROUP_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.([1-9][0-9]{0,8})")
+
+
+class SlotState(enum.StrEnum):
+    """Where a slot is in its life. Closed: also the ``state`` label of metrics."""
+
+    AVAILABLE = "available"
+    LEASED = "leased"
+    SPOOLED = "spooled"
+    ACCEPTED = "accepted"
+    TRAINED = "trained"
+    ABANDONED = "abandoned"
+
+
+SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED})
+UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One lease ever granted on a slot and not given back."""
+
+    number: int
+    holder: str
+    is_submitted: bool = False
+    """Whether its group arrived: whatever arrives under this id from now on is a duplicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One intended use of one prompt."""
+
+    number: int
+    prompt_index: int
+    state: SlotState
+    attempts: tuple[Attempt, ...]
+    granted: int
+    """Leases ever granted on it: the newest attempt's number."""
+    winner: int = 0
+    """Attempt whose group is spooled, accepted or trained on; 0 while there is none."""
+
+    @property
+    def lease(self) -> Attempt | None:
+        """The attempt that is running."""
+        return self.attempts[-1] if self.state is SlotState.LEASED else None
+
+    def attempt(self, number: int) -> Attempt | None:
+        return next((attempt for attempt in self.attempts if attempt.number == number), None)
+
+
+class Standing(enum.Enum):
+    """What a submission under some id is, before anyone looks into the group."""
+
+    WANTED = "wanted"
+    NEVER_GRANTED = "never granted"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a step record does to the slots."""
+
+    slots: tuple[Slot, ...]
+    winners: tuple[Attempt, ...]
+    """The attempt trained on, for each of ``slots``."""
+    doubled: tuple[str, ...]
+    """Groups whose slot was settled before: trained on twice."""
+    unknown: tuple[str, ...]
+    """Groups that were never submitted here."""
+
+
+def group_id(slot: int, attempt: int) -> str:
+    return f"{slot}.{attempt}"
+
+
+def parse_group_id(text: str) -> tuple[int, int] | None:
+    """Give (slot, attempt), or None where ``text`` is not the id of a group or lease."""
+    match = _GROUP_ID.fullmatch(text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+class SlotBook:
+    """All slots of a run: the open ones one by one, the settled ones as numbers."""
+
+    def __init__(
+        self,
+        *,
+        prompts: int,
+        seed: int,
+        lease_ttl_s: float,
+        slots: Collection[Slot] = (),
+        settled: Mapping[SlotState, int] | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run."""
+        self._prompts = prompts
+        self._seed = seed
+        self._lease_ttl_s = lease_ttl_s
+        self._open: dict[int, Slot] = {}
+        self._counts = dict.fromkeys(SlotState, 0) | dict(settled or {})
+        self._deadline_s: dict[int, float] = {}
+        # Numbers have no gaps: the next is how many there are.
+        self._next_slot = sum(self._counts.values()) + len(slots)
+        self.apply(slots, now=now)
+
+    @property
+    def open_slots(self) -> Mapping[int, Slot]:
+        """Slots that are not settled, by number."""
+        return self._open
+
+    def counts(self) -> dict[SlotState, int]:
+        """Count slots by state."""
+        return dict(self._counts)
+
+    def untrained(self) -> list[Slot]:
+        """Give the slots whose group waits for training, oldest first."""
+        return [slot for _, slot in sorted(self._open.items()) if slot.state in UNTRAINED]
+
+    def is_known(self, slot: int) -> bool:
+        """Whether the slot was ever leased."""
+        return 0 <= slot < self._next_slot
+
+    def standing(self, slot: int, attempt: int, holder: str) -> Standing:
+        """Say what a submission by ``holder`` would be."""
+        if not self.is_known(slot):
+            return Standing.NEVER_GRANTED
+        entry = self._open.get(slot)
+        if entry is None:
+            return Standing.DUPLICATE
+        named = entry.attempt(attempt)
+        if named is None or named.holder != holder:
+            return Standing.NEVER_GRANTED
+        if named.is_submitted or entry.state in UNTRAINED:
+            return Standing.DUPLICATE
+        return Standing.WANTED
+
+    def grant(self, holder: str, wanted: int) -> tuple[Slot, ...]:
+        """Lease ``wanted`` slots: those up for another attempt first, oldest first."""
+        again = [slot for _, slot in sorted(self._open.items()) if slot.state is SlotState.AVAILABLE][:wanted]
+        fresh = (self._fresh(self._next_slot + place) for place in range(wanted - len(again)))
+        return tuple(
+            replace(
+                slot,
+                state=SlotState.LEASED,
+                granted=slot.granted + 1,
+                attempts=(*slot.attempts, Attempt(slot.granted + 1, holder)),
+            )
+            for slot in (*again, *fresh)
+        )
+
+    def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
+        """Give back those of the leases that ``holder`` holds."""
+        return tuple(
+            replace(slot, state=SlotState.AVAILABLE, attempts=slot.attempts[:-1])
+            for slot in (self._leased(lease_id, holder) for lease_id in dict.fromkeys(lease_ids))
+            if slot is not None
+        )
+
+    def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
+        """Give the leases a full term from ``now``; name those whose work is in vain.
+
+        An expired lease is not in vain while nobody else has the prompt.
+        """
+        lost = []
+        for lease_id in lease_ids:
+            slot = self._leased(lease_id, holder)
+            if slot is not None:
+                self._deadline_s[slot.number] = now + self._lease_ttl_s
+            elif not self._may_still_win(lease_id, holder):
+                lost.append(lease_id)
+        return tuple(lost)
+
+    def expire(self, now: float) -> tuple[Slot, ...]:
+        """End every lease whose deadline has passed."""
+        return tuple(
+            _reopened(self._open[number])
+            for number, deadline_s in self._deadline_s.items()
+            if deadline_s <= now
+        )
+
+    def submitted(self, slot: int, attempt: int) -> Slot:
+        """Let a WANTED attempt win its slot."""
+        entry = _marked_submitted(self._open[slot], attempt)
+        return replace(entry, state=SlotState.SPOOLED, winner=attempt)
+
+    def spent(self, slot: int, attempt: int) -> Slot:
+        """Note that a WANTED attempt brought a group nobody can use."""
+        was = self._open[slot]
+        entry = _marked_submitted(was, attempt)
+        is_running = was.lease is not None and was.lease.number == attempt
+        return _reopened(entry) if is_running else entry
+
+    def accepted(self, slot: int, attempt: int) -> Slot | None:
+        """Note the learner's acceptance; None where it changes nothing."""
+        entry = self._open.get(slot)
+        if entry is None or entry.state is not SlotState.SPOOLED or entry.winner != attempt:
+            return None
+        return replace(entry, state=SlotState.ACCEPTED)
+
+    def refused(self, slot: int, attempt: int) -> Slot | None:
+        """Put the slot up for another attempt; None where the group is not in play."""
+        entry = self._open.get(slot)
+        if entry is None or entry.state not in UNTRAINED or entry.winner != attempt:
+            return None
+        return _reopened(entry)
+
+    def trained(self, group_ids: Iterable[str]) -> Training:
+        """Settle the slots of the groups a step consumed."""
+        slots: dict[int, Slot] = {}
+        winners, doubled, unknown = [], [], []
+        for name in group_ids:
+            number, attempt = parse_group_id(name) or (-1, 0)
+            entry = self._open.get(number)
+            if not self.is_known(number):
+                unknown.append(name)
+            elif entry is None or number in slots:
+                doubled.append(name)
+            elif (named := entry.attempt(attempt)) is None or not named.is_submitted:
+                unknown.append(name)
+            else:
+                slots[number] = replace(entry, state=SlotState.TRAINED, winner=attempt)
+                winners.append(named)
+        return Training(tuple(slots.values()), tuple(winners), tuple(doubled), tuple(unknown))
+
+    def apply(self, slots: Iterable[Slot], *, now: float) -> None:
+        """Make decided slots the truth; a lease that is new gets its full term."""
+        for slot in slots:
+            before = self._open.pop(slot.number, None)
+            self._next_slot = max(self._next_slot, slot.number + 1)
+            self._counts[slot.state] += 1
+            if before is not None:
+                self._counts[before.state] -= 1
+            if slot.state not in SETTLED:
+                self._open[slot.number] = slot
+            if slot.lease is None:
+                self._deadline_s.pop(slot.number, None)
+            elif before is None or before.lease != slot.lease:
+                self._deadline_s[slot.number] = now + self._lease_ttl_s
+
+    def _fresh(self, number: int) -> Slot:
+        prompt_index = prompt_of_slot(number, prompts=self._prompts, seed=self._seed)
+        return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
+
+    def _leased(self, lease_id: str, holder: str) -> Slot | None:
+        number, attempt = parse_group_id(lease_id) or (-1, 0)
+        slot = self._open.get(number)
+        if slot is None or slot.lease is None:
+            return None
+        return slot if slot.lease.number == attempt and slot.lease.holder == holder else None
+
+    def _may_still_win(self, lease_id: str, holder: str) -> bool:
+        number, attempt = parse_group_id(lease_id) or (-1, 0)
+        slot = self._open.get(number)
+        if slot is None or slot.state is not SlotState.AVAILABLE:
+            return False
+        return self.standing(number, attempt, holder) is Standing.WANTED
+
+
+def _marked_submitted(slot: Slot, number: int) -> Slot:
+    attempts = (replace(a, is_submitted=True) if a.number == number else a for a in slot.attempts)
+    return replace(slot, attempts=tuple(attempts))
+
+
+def _reopened(slot: Slot) -> Slot:
+    state = SlotState.AVAILABLE if len(slot.attempts) < MAX_ATTEMPTS else SlotState.ABANDONED
+    return replace(slot, state=state, winner=0)

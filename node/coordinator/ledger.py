@@ -1,0 +1,280 @@
+"""The ledger: one SQLite file that holds every lease, group, verdict and step of a run.
+
+Each transaction is on disk (WAL, synchronous=FULL) before anyone is told of it. SQLite keeps
+no checksum of what it stores, so each group in the spool carries its own.
+
+Blocking: one thread calls this, never the event loop's.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Final, Self
+
+import xxhash
+
+from node.coordinator.accounts import Balance, StoredGroup, Transaction
+from node.coordinator.admission import Learner
+from node.coordinator.leases import UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
+from node.errors import Reason, RefusedError, StartupError
+from node.rollout import Verdict
+from node.run import StepRecord
+
+SCHEMA_VERSION: Final = 1
+
+_SCHEMA: Final = """
+CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
+CREATE TABLE learner (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    node_id TEXT NOT NULL, epoch INTEGER NOT NULL, layout_digest BLOB NOT NULL,
+    tokenizer_digest BLOB NOT NULL, vocabulary_size INTEGER NOT NULL, version INTEGER NOT NULL
+) STRICT;
+CREATE TABLE slots (
+    number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
+    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
+) STRICT;
+CREATE INDEX slots_by_state ON slots (state);
+CREATE TABLE groups (
+    slot INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, sampler_id TEXT NOT NULL,
+    spooled_at_s REAL NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL
+) STRICT;
+CREATE TABLE verdicts (
+    sampler_id TEXT NOT NULL, verdict TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (sampler_id, verdict)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE staleness (sampler_id TEXT PRIMARY KEY, versions INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
+) STRICT;
+CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
+"""
+
+_LOCK_TIMEOUT_S: Final = 1.0
+"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+
+
+class Ledger:
+    """An open ledger; nobody else can open it meanwhile."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, *, run_id: str) -> Self:
+        """Open the run's ledger, making it where there is none.
+
+        Raises:
+            StartupError: it is damaged, locked, of another run or from a newer software.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(
+                f"the ledger {path} cannot be opened: {error}", fix="Check the path and its permissions."
+            ) from error
+        try:
+            _prepare(connection, path, run_id)
+        except sqlite3.Error as error:
+            connection.close()
+            raise _startup_error(path, error) from error
+        except StartupError:
+            connection.close()
+            raise
+        return cls(connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def balance(self) -> Balance:
+        """Read what the accounts start from."""
+        rows = self._connection.execute
+        settled = {
+            SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
+        }
+        open_states = sorted(set(SlotState) - {SlotState.TRAINED, SlotState.ABANDONED})
+        marks = ", ".join("?" * len(open_states))
+        learner = rows(
+            "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
+        ).fetchone()
+        return Balance(
+            slots=tuple(
+                _slot(row)
+                for row in rows(
+                    "SELECT number, prompt_index, state, attempts, granted, winner FROM slots "
+                    f"WHERE state IN ({marks}) ORDER BY number",
+                    open_states,
+                )
+            ),
+            settled={state: n for state, n in settled.items() if state not in open_states},
+            spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups").fetchall()),
+            verdicts=tuple(
+                (sampler_id, Verdict(verdict), n)
+                for sampler_id, verdict, n in rows("SELECT sampler_id, verdict, n FROM verdicts")
+            ),
+            staleness=tuple(rows("SELECT sampler_id, versions FROM staleness").fetchall()),
+            last_step=rows("SELECT coalesce(max(version), 0) FROM steps").fetchone()[0],
+            learner=Learner(*learner) if learner is not None else None,
+            announced=tuple(
+                Announced(*row)
+                for row in rows(
+                    "SELECT number, root, at_s FROM versions ORDER BY number DESC LIMIT ?",
+                    [VERSIONS_REMEMBERED],
+                )
+            ),
+        )
+
+    def record(self, transaction: Transaction) -> None:
+        """Put a transaction on disk, whole or not at all.
+
+        Raises:
+            RefusedError: DISK, where the disk is full or fails; nothing was changed.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._write(transaction)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+            raise  # our mistake, not the disk's
+        except sqlite3.Error as error:
+            raise RefusedError(
+                Reason.DISK,
+                f"the ledger could not be written: {error}",
+                fix="free space on the coordinator's disk; the same request may be sent again",
+            ) from error
+
+    def group(self, slot: int) -> StoredGroup | None:
+        """Give the group in the spool for ``slot``; None where there is none.
+
+        Raises:
+            RefusedError: DAMAGED, where the bytes are not those that were stored.
+        """
+        try:
+            row = self._connection.execute(
+                "SELECT attempt, sampler_id, spooled_at_s, data, digest FROM groups WHERE slot = ?", (slot,)
+            ).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} cannot be read: {error}") from error
+        if row is None:
+            return None
+        attempt, sampler_id, spooled_at_s, data, digest = row
+        if _digest(data) != digest:
+            raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
+        return StoredGroup(slot, attempt, sampler_id, spooled_at_s, data)
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """Read every step record, oldest first."""
+        rows = self._connection.execute(
+            "SELECT version, group_ids, staleness_versions FROM steps ORDER BY version"
+        )
+        return tuple(
+            StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness)))
+            for version, group_ids, staleness in rows
+        )
+
+    def _write(self, transaction: Transaction) -> None:
+        write, write_each = self._connection.execute, self._connection.executemany
+        write_each("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, transaction.slots))
+        out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
+        write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
+        if (stored := transaction.stored) is not None:
+            write(
+                "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    stored.slot,
+                    stored.attempt,
+                    stored.sampler_id,
+                    stored.spooled_at_s,
+                    _digest(stored.data),
+                    stored.data,
+                ),
+            )
+        write_each(
+            "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+            ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
+        )
+        write_each(
+            "INSERT INTO staleness VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET versions = versions + excluded.versions",
+            transaction.staleness,
+        )
+        if (step := transaction.step) is not None:
+            write(
+                "INSERT INTO steps VALUES (?, ?, ?)",
+                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions)),
+            )
+        write_each(
+            "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
+            ((entry.number, entry.root, entry.at_s) for entry in transaction.announced),
+        )
+        if (learner := transaction.learner) is not None:
+            write(
+                "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)",
+                (
+                    learner.node_id,
+                    learner.epoch,
+                    learner.layout_digest,
+                    learner.tokenizer_digest,
+                    learner.vocabulary_size,
+                    learner.version,
+                ),
+            )
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
+    # Exclusive: a second coordinator on the same file would lease the same prompts.
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise StartupError(
+            f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
+            fix="Start the version of heterorl-node that wrote it.",
+        )
+    if version == 0:
+        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        connection.execute("INSERT INTO run VALUES (?)", (run_id,))
+        connection.execute("COMMIT")
+    problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
+    if problems != ["ok"]:
+        raise sqlite3.DatabaseError(problems[0])
+    owners = [row[0] for row in connection.execute("SELECT run_id FROM run")]
+    if owners != [run_id]:
+        raise StartupError(
+            f"the ledger {path} belongs to run {', '.join(owners)!r}, configured is {run_id!r}",
+            fix="Give each run a state directory of its own.",
+        )
+
+
+def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
+    if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StartupError(
+            f"the ledger {path} is in use by another process", fix="Stop the other coordinator of this run."
+        )
+    return StartupError(
+        f"the ledger {path} cannot be read: {error}",
+        fix="Restore it, with its -wal file, from a backup; or move it away to start the run's counts anew.",
+    )
+
+
+def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
+    attempts = json.dumps([(a.number, a.holder, a.is_submitted) for a in slot.attempts])
+    return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
+
+
+def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
+    number, prompt_index, state, attempts, granted, winner = row
+    held = tuple(Attempt(*attempt) for attempt in json.loads(attempts))
+    return Slot(number, prompt_index, SlotState(state), held, granted, winner)
+
+
+def _digest(data: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(data)

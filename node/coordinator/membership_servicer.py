@@ -1,0 +1,173 @@
+"""MembershipService at the coordinator: the edge between the wire and roster and spool."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import Clock
+from node.coordinator.admission import Learner
+from node.coordinator.decisions import check_model
+from node.coordinator.roster import Beat, Roster
+from node.coordinator.spool import Spool
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer
+from node.limits import LEASES_PER_PEER
+from node.policy import PolicyVersion
+from node.rpc.auth import Context, peer_of
+from node.run import Role, RunSettings, RunStatus
+from node.wire import (
+    metric_families_from_wire,
+    policy_version_from_wire,
+    policy_version_to_wire,
+    role_from_wire,
+    run_status_to_wire,
+    settings_to_wire,
+    step_report_from_wire,
+    verdict_to_wire,
+)
+
+CUT_NOTICE_S: Final = 0.2
+"""Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
+
+
+class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
+    """Lets peers in, hears their beats, tells how the run goes."""
+
+    def __init__(
+        self, roster: Roster, spool: Spool, *, run_id: str, settings: RunSettings, clock: Clock
+    ) -> None:
+        """Serve; ``settings`` are the run's, their head is filled in for each answer."""
+        self._roster = roster
+        self._spool = spool
+        self._run_id = run_id
+        self._settings = settings_to_wire(settings)
+        self._clock = clock
+        self._streams: dict[Peer, object] = {}
+
+    async def Join(  # noqa: N802 - the rpc's name
+        self, request: membership_pb2.JoinRequest, context: Context
+    ) -> membership_pb2.JoinResponse:
+        """Let a peer in that has the run's model."""
+        peer = peer_of(context)
+        if request.run_id != self._run_id:
+            raise RefusedError(
+                Reason.FOREIGN_RUN,
+                f"the peer is configured for run {request.run_id[:100]!r}, this is {self._run_id!r}",
+                fix="check node.run_file",
+            )
+        if role_from_wire(request.role) is not peer.role:
+            raise RefusedError(Reason.WRONG_ROLE, f"its certificate names {peer.node_id} a {peer.role}")
+        learner = self._spool.accounts.learner
+        if peer.role is Role.LEARNER:
+            await self._spool.admit_learner(_learner(peer, request))
+        elif peer.role is Role.SAMPLER and learner is not None:
+            check_model(request.layout_digest, request.tokenizer_digest, learner)
+        self._roster.join(peer, _held(request), now=self._clock.now())
+        response = membership_pb2.JoinResponse()
+        response.CopyFrom(self._settings)
+        if (head := self._roster.head) is not None:
+            response.head.CopyFrom(policy_version_to_wire(head))
+        return response
+
+    async def Heartbeat(  # noqa: N802 - the rpc's name
+        self,
+        request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
+        context: Context,
+    ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
+        """Answer each beat; a stream that its peer ends in good order means that the peer leaves."""
+        peer = peer_of(context)
+        stream = self._streams[peer] = object()
+        try:
+            async for request in request_iterator:
+                yield self._answer(peer, request)
+            # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
+            await asyncio.sleep(CUT_NOTICE_S)
+            # A peer that came back after a cut has a newer stream by now.
+            if self._streams[peer] is stream:
+                self._roster.leave(peer)
+        finally:
+            if self._streams[peer] is stream:
+                del self._streams[peer]
+
+    async def GetStatus(  # noqa: N802 - the rpc's name
+        self, request: membership_pb2.GetStatusRequest, context: Context
+    ) -> membership_pb2.GetStatusResponse:
+        """Tell how the run goes."""
+        return run_status_to_wire(self.status())
+
+    def status(self) -> RunStatus:
+        """Give the state of the run; every count is the ledger's."""
+        accounts, capacity, now = self._spool.accounts, self._spool.capacity, self._clock.now()
+        learner = accounts.learner
+        return RunStatus(
+            run_id=self._run_id,
+            head=self._roster.head,
+            learner_epoch=0 if learner is None else learner.epoch,
+            peers=self._roster.rows(now),
+            slots={state.value: n for state, n in accounts.book.counts().items()},
+            verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
+            step=self._roster.step,
+            capacity_groups=0 if learner is None else capacity.groups,
+            capacity_bound="learner" if learner is None else capacity.bound,
+            now_s=now,
+        )
+
+    def _answer(
+        self, peer: Peer, request: membership_pb2.HeartbeatRequest
+    ) -> membership_pb2.HeartbeatResponse:
+        received_at_s = self._clock.now()
+        self._check_not_fenced(peer)
+        if len(request.running_lease_ids) > LEASES_PER_PEER:
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"a beat that names {len(request.running_lease_ids)} leases"
+            )
+        beat = Beat(
+            held=_held(request),
+            clock_offset_s=request.clock_offset_s,
+            waits_for=request.waits_for,
+            metrics=metric_families_from_wire(request.metrics),
+            step=step_report_from_wire(request.step) if request.HasField("step") else None,
+        )
+        answer = self._roster.beat(peer, beat, now=received_at_s)
+        lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
+        return membership_pb2.HeartbeatResponse(
+            sequence=request.sequence,
+            received_at_s=received_at_s,
+            head=None if answer.head is None else policy_version_to_wire(answer.head),
+            lost_lease_ids=lost,
+            verdicts=map(_verdict_to_wire, answer.verdicts),
+            must_repair=answer.must_repair,
+            sent_at_s=self._clock.now(),
+        )
+
+    def _check_not_fenced(self, peer: Peer) -> None:
+        learner = self._spool.accounts.learner
+        if peer.role is Role.LEARNER and learner is not None and learner.node_id != peer.node_id:
+            raise RefusedError(
+                Reason.FENCED,
+                f"learner {learner.node_id} has taken over with epoch {learner.epoch}",
+                fix="stop one of them; a run has one learner",
+            )
+
+
+def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
+    return Learner(
+        node_id=peer.node_id,
+        epoch=request.learner_epoch,
+        layout_digest=request.layout_digest,
+        tokenizer_digest=request.tokenizer_digest,
+        vocabulary_size=request.vocabulary_size,
+        version=request.held.number,
+    )
+
+
+def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
+    return policy_version_from_wire(request.held) if request.HasField("held") else None
+
+
+def _verdict_to_wire(judgement: Judgement) -> membership_pb2.GroupVerdict:
+    return membership_pb2.GroupVerdict(
+        group_id=judgement.group_id, verdict=verdict_to_wire(judgement.verdict), detail=judgement.detail
+    )

@@ -1,0 +1,105 @@
+"""What the coordinator measures: verdicts, slots, lag, peers, the ledger."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from node.coordinator.leases import SlotState
+from node.coordinator.membership import PeerState
+from node.rollout import Verdict
+from node.run import PeerStatus, Role
+
+_STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)
+_TRANSACTION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+
+
+class CoordinatorMetrics:
+    """The coordinator's instruments."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"heterorl_coordinator_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"heterorl_coordinator_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            return Histogram(
+                f"heterorl_coordinator_{name}", text, labels, buckets=tuple(buckets), registry=registry
+            )
+
+        self._groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
+        self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
+        self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
+        self._peers = gauge("peers", "Peers known, by role and state.", "role", "state")
+        self._version_lag = gauge(
+            "peer_version_lag_versions", "Head minus the version a peer holds.", "node", "role"
+        )
+        self._lag = gauge(
+            "peer_lag_seconds", "Time since a version newer than a peer's was announced.", "node", "role"
+        )
+        self._head = gauge("head_version", "The newest announced policy version.")
+        self._learner_version = gauge(
+            "learner_version", "The newest version the learner is known to have made."
+        )
+        self._staleness = histogram(
+            "group_staleness_versions", "Staleness of groups when they were trained on.", _STALENESS_BUCKETS
+        )
+        self._stage = histogram(
+            "group_lag_seconds", "Time groups took from stage to stage.", _LAG_BUCKETS_S, "stage"
+        )
+        self._transaction = histogram(
+            "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
+        )
+        self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
+        self.double_trainings = counter(
+            "double_trainings", "Groups a step named although their slot was settled."
+        )
+        self.unknown_trainings = counter(
+            "unknown_trainings", "Groups a step named that were never submitted."
+        )
+        self.damaged_groups = counter(
+            "damaged_groups", "Groups whose bytes in the spool were not those stored."
+        )
+        for verdict in Verdict:
+            self._groups.labels(verdict)
+
+    def count_verdict(self, verdict: Verdict, n: int = 1) -> None:
+        self._groups.labels(verdict).inc(n)
+
+    def observe_staleness(self, versions: int) -> None:
+        self._staleness.observe(versions)
+
+    def observe_lag(self, stage: str, seconds: float) -> None:
+        """Note how long a group took; stages as in ``node.telemetry.lag``."""
+        self._stage.labels(stage).observe(seconds)
+
+    def observe_transaction(self, seconds: float) -> None:
+        self._transaction.observe(seconds)
+
+    def show_load(
+        self, slots: Mapping[SlotState, int], capacities: Mapping[str, int], *, learner_version: int
+    ) -> None:
+        """Show what is in flight; capacities by bound, groups."""
+        for state, n in slots.items():
+            self._slots.labels(state).set(n)
+        for bound, n in capacities.items():
+            self._capacity.labels(bound).set(max(0, n))
+        self._learner_version.set(learner_version)
+
+    def show_peers(self, rows: Iterable[PeerStatus], *, head: int) -> None:
+        """Show the lag table; peers that are not in it any more disappear."""
+        self._head.set(head)
+        self._peers.clear()
+        self._version_lag.clear()
+        self._lag.clear()
+        for role in (Role.LEARNER, Role.SAMPLER):
+            for state in PeerState:
+                self._peers.labels(role, state)
+        for row in rows:
+            self._peers.labels(row.role, row.state).inc()
+            if row.state != PeerState.LEFT:
+                self._version_lag.labels(row.node_id, row.role).set(row.version_lag_versions)
+                self._lag.labels(row.node_id, row.role).set(row.lag_s)

@@ -1,0 +1,37 @@
+"""Which prompt a slot asks for: every prompt once per epoch, each epoch in another order; pure.
+
+A function of seed and slot number alone, so that a restarted coordinator goes on in the same
+order and nothing has to be stored or kept in memory, however many prompts a task has.
+"""
+
+import hashlib
+from typing import Final
+
+_ROUNDS: Final = 4
+"""Luby-Rackoff: four Feistel rounds of a good function are a strong permutation."""
+
+
+def prompt_of_slot(slot: int, *, prompts: int, seed: int) -> int:
+    """Give the prompt, in [0, prompts), that the ``slot``-th lease is on.
+
+    Slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a
+    Feistel network over the next even number of bits; results out of range are permuted again
+    (cycle walking, fewer than four turns on average).
+    """
+    epoch, place = divmod(slot, prompts)
+    half_bits = max(1, ((prompts - 1).bit_length() + 1) // 2)
+    key = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=32).digest()
+    while True:
+        place = _permuted(place, half_bits, key)
+        if place < prompts:
+            return place
+
+
+def _permuted(value: int, half_bits: int, key: bytes) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for number in range(_ROUNDS):
+        message = number.to_bytes(1) + right.to_bytes(8)
+        digest = hashlib.blake2b(message, key=key, digest_size=8).digest()
+        left, right = right, left ^ (int.from_bytes(digest) & mask)
+    return left << half_bits | right

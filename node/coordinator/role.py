@@ -1,0 +1,151 @@
+"""Builds a coordinator: the hub of a run, from its section of the configuration."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from node.coordinator.accounts import Accounts
+from node.coordinator.admission import Work
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.hub import Hub
+from node.coordinator.ledger import Ledger
+from node.coordinator.membership_servicer import MembershipServicer
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.published import Published
+from node.coordinator.rollout_servicer import RolloutServicer
+from node.coordinator.roster import Roster
+from node.coordinator.spool import Spool
+from node.identity.authority import Authority
+from node.identity.enrolment import EnrolmentServicer
+from node.identity.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
+from node.identity.enrolment_ledger import EnrolmentLedger
+from node.identity.init_run import AUTHORITY_DIRECTORY
+from node.identity.revocation import FILE_NAME as REVOCATION_FILE
+from node.identity.revocation import RevocationList
+from node.relay.policy_servicer import PolicyServicer, damage_first
+from node.role import RoleContext
+from node.rpc.server import Audience, RpcServer
+from node.run import RunSettings
+from node.service import Service
+from node.telemetry.fleet import FleetCollector
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.store import ArtifactStore
+
+LEDGER_FILE: Final = "ledger.sqlite"
+VERSIONS_DIRECTORY: Final = "versions"
+
+AddServicer = Callable[[grpc.aio.Server], None]
+
+
+def build(context: RoleContext) -> list[Service]:
+    """Open what the coordinator keeps on disk and put its services together.
+
+    Raises:
+        StartupError: the ledger or the store cannot be opened.
+    """
+    config = context.config.section(CoordinatorConfig)
+    run_id, clock = context.run.run_id, context.clock
+    metrics = CoordinatorMetrics(context.registry)
+    fleet = FleetCollector()
+    context.registry.register(fleet)
+    store = ArtifactStore(
+        context.state_dir / VERSIONS_DIRECTORY,
+        public_key=context.run.learner_public_key,
+        run_id=run_id,
+        retained_keyframes=config.retained_keyframes,
+    )
+    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
+    accounts = Accounts(
+        ledger.balance(),
+        prompts=config.prompts,
+        seed=config.prompt_seed,
+        lease_ttl_s=config.lease_ttl_s,
+        now=clock.now(),
+    )
+    published = Published(store, accounts.versions)
+    roster = Roster(accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet)
+    spool = Spool(
+        ledger,
+        accounts,
+        work=Work(run_id, config.task, config.group_size, config.sampling),
+        bounds=config.bounds,
+        lease_ttl_s=config.lease_ttl_s,
+        is_published=published.has,
+        tell=roster.tell,
+        metrics=metrics,
+        clock=clock,
+    )
+    policy = PolicyServicer(
+        store,
+        metrics=TransferMetrics(context.registry),
+        damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
+    )
+    membership = MembershipServicer(roster, spool, run_id=run_id, settings=_settings(config), clock=clock)
+    members, enrolment = _servers(
+        context,
+        config,
+        (
+            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
+            partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, RolloutServicer(spool, roster)),
+        ),
+    )
+    return [
+        Hub(
+            spool=spool,
+            roster=roster,
+            store=store,
+            published=published,
+            members=members,
+            enrolment=enrolment,
+            metrics=metrics,
+            clock=clock,
+        )
+    ]
+
+
+def _settings(config: CoordinatorConfig) -> RunSettings:
+    return RunSettings(
+        task=config.task,
+        group_size=config.group_size,
+        batch_groups=config.batch_groups,
+        max_staleness_versions=config.max_staleness_versions,
+        heartbeat_interval_s=config.heartbeat_interval_s,
+        head=None,
+        sampling=config.sampling,
+    )
+
+
+def _servers(
+    context: RoleContext, config: CoordinatorConfig, servicers: tuple[AddServicer, ...]
+) -> tuple[RpcServer, RpcServer | None]:
+    """Give the members' server, and the one that lets new peers in: none where TLS is off."""
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    make_server = partial(
+        RpcServer,
+        run_id=context.run.run_id,
+        identity=context.identity,
+        revocations=revocations,
+        clock=context.clock,
+        count_refusal=context.node_metrics.count_refusal,
+        drain_grace_s=context.config.node.drain_timeout_s / 2,
+    )
+    members = make_server("members", listen=config.listen, servicers=servicers)
+    if context.identity is None:
+        return members, None
+    servicer = EnrolmentServicer(
+        authority=Authority.load(context.state_dir / AUTHORITY_DIRECTORY),
+        ledger=EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
+        revocations=revocations,
+        clock=context.clock,
+    )
+    enrolment = make_server(
+        "enrolment",
+        listen=config.enrolment_listen,
+        servicers=(partial(membership_pb2_grpc.add_EnrolmentServiceServicer_to_server, servicer),),
+        audience=Audience.STRANGERS,
+    )
+    return members, enrolment

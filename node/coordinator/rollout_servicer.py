@@ -1,0 +1,153 @@
+"""RolloutService at the hub: the edge between the wire and the spool."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.coordinator.accounts import StoredGroup
+from node.coordinator.drain import Drain
+from node.coordinator.roster import Roster
+from node.coordinator.spool import Spool
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
+from node.policy import PolicyVersion
+from node.rollout import RolloutGroup
+from node.rpc.auth import Context, peer_of
+from node.wire import (
+    group_from_wire,
+    lease_to_wire,
+    policy_version_from_wire,
+    step_record_from_wire,
+    verdict_from_wire,
+    verdict_to_wire,
+)
+
+HELLO_TIMEOUT_S: Final = 15.0
+"""A drain stream without its hello by then is a peer that hangs."""
+
+HELD_GROUPS: Final = 65_536
+"""Groups a learner may say it holds: the largest buffer there is."""
+
+
+class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
+    """Hands out work, takes groups in, and hands them on."""
+
+    def __init__(self, spool: Spool, roster: Roster) -> None:
+        self._spool = spool
+        self._roster = roster
+
+    async def LeasePrompts(  # noqa: N802 - the rpc's name
+        self, request: rollout_pb2.LeasePromptsRequest, context: Context
+    ) -> rollout_pb2.LeasePromptsResponse:
+        """Lease as many prompts as every bound allows."""
+        peer = peer_of(context)
+        self._roster.check_present(peer)
+        if not 1 <= request.max_leases <= LEASES_PER_REQUEST:
+            raise RefusedError(
+                Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
+            )
+        held: PolicyVersion | None = None
+        if request.HasField("held"):
+            held = policy_version_from_wire(request.held)
+        grant = await self._spool.lease(peer.node_id, request.max_leases, held)
+        return rollout_pb2.LeasePromptsResponse(
+            leases=map(lease_to_wire, grant.leases),
+            retry_after_s=grant.retry_after_s,
+            waits_for=grant.waits_for,
+        )
+
+    async def ReleaseLeases(  # noqa: N802 - the rpc's name
+        self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
+    ) -> rollout_pb2.ReleaseLeasesResponse:
+        """Take leases back."""
+        if len(request.lease_ids) > LEASES_PER_PEER:
+            raise RefusedError(Reason.OVER_LIMIT, f"{len(request.lease_ids)} leases to give back")
+        released = await self._spool.release(peer_of(context).node_id, tuple(request.lease_ids))
+        return rollout_pb2.ReleaseLeasesResponse(released=released)
+
+    async def SubmitRollouts(  # noqa: N802 - the rpc's name
+        self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
+    ) -> rollout_pb2.SubmitRolloutsResponse:
+        """Take a group; a group that breaks a rule has a verdict, not an error."""
+        group: RolloutGroup | RefusedError
+        try:
+            group = group_from_wire(request.group)
+        except RefusedError as refused:
+            group = refused
+        submitted = await self._spool.submit(
+            peer_of(context).node_id, request.group.group_id, group, request.group.SerializeToString()
+        )
+        return rollout_pb2.SubmitRolloutsResponse(
+            verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
+        )
+
+    async def DrainRollouts(  # noqa: N802 - the rpc's name
+        self,
+        request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest],
+        context: Context,
+    ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
+        """Deliver groups and acknowledgements while a second task hears the learner."""
+        drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))
+        listener = asyncio.create_task(self._listen(request_iterator, drain))
+        listener.add_done_callback(lambda _: drain.end())
+        try:
+            async for outgoing in self._spool.deliver(drain):
+                yield _response(outgoing)
+        finally:
+            drain.end()
+            listener.cancel()
+            await asyncio.wait({listener})
+        if not listener.cancelled():
+            listener.result()
+
+    async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> Drain:
+        if len(hello.held_group_ids) > HELD_GROUPS:
+            raise RefusedError(Reason.OVER_LIMIT, f"a learner that holds {len(hello.held_group_ids)} groups")
+        return await self._spool.open_drain(
+            node_id,
+            epoch=hello.learner_epoch,
+            version=hello.version,
+            steps=tuple(map(step_record_from_wire, hello.steps)),
+            held_group_ids=tuple(hello.held_group_ids),
+        )
+
+    async def _listen(self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: Drain) -> None:
+        async for request in requests:
+            if drain.is_ended:
+                return
+            match request.WhichOneof("message"):
+                case "credit":
+                    drain.add_credits(request.credit.groups)
+                case "judgement":
+                    said = request.judgement
+                    verdict = verdict_from_wire(said.verdict)
+                    await self._spool.judge(Judgement(said.group_id, verdict, said.detail[:1000]))
+                case "step":
+                    await self._spool.record_step(drain, step_record_from_wire(request.step))
+                case other:
+                    raise RefusedError(Reason.MALFORMED, f"{other or 'nothing'} in mid-stream")
+
+
+async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            first = await anext(requests)
+    except (TimeoutError, StopAsyncIteration) as error:
+        raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello") from error
+    if not first.HasField("hello"):
+        raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello")
+    return first.hello
+
+
+def _response(outgoing: StoredGroup | int) -> rollout_pb2.DrainRolloutsResponse:
+    if isinstance(outgoing, int):
+        acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
+        return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)
+    delivered = rollout_pb2.DeliveredGroup(
+        group=rollout_pb2.RolloutGroup.FromString(outgoing.data),
+        sampler_id=outgoing.sampler_id,
+        spooled_at_s=outgoing.spooled_at_s,
+    )
+    return rollout_pb2.DrainRolloutsResponse(group=delivered)

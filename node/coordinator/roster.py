@@ -1,0 +1,173 @@
+"""Who is here, what each peer holds and waits for, and what it has to be told.
+
+Brings together membership, lag and the fleet's metrics; nothing here outlives the process, because
+peers say it all again when they join.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from node.coordinator.accounts import Accounts
+from node.coordinator.lag_table import LagTable
+from node.coordinator.membership import Member, Membership, PeerState
+from node.drain_book import Judgement
+from node.identity.peer import Peer
+from node.limits import VERDICTS_PER_BEAT
+from node.policy import PolicyVersion
+from node.run import PeerStatus, Role, StepReport
+from node.telemetry.fleet import FleetCollector
+from node.telemetry.metrics import MetricFamily
+
+OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_BEAT
+"""Verdicts kept for a sampler that does not beat; then the oldest go. The ledger has them all."""
+
+_WAITS_FOR_CHARACTERS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a peer says of itself."""
+
+    held: PolicyVersion | None
+    clock_offset_s: float
+    waits_for: str
+    metrics: tuple[MetricFamily, ...] = ()
+    """Empty: as before."""
+    step: StepReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAnswer:
+    """What it is told."""
+
+    head: PolicyVersion | None
+    verdicts: tuple[Judgement, ...]
+    must_repair: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    clock_offset_s: float = 0.0
+    waits_for: str = ""
+
+
+class Roster:
+    """Every peer known to this process."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        *,
+        silent_after_s: float,
+        head: Callable[[], PolicyVersion | None],
+        fleet: FleetCollector,
+    ) -> None:
+        """Begin empty; ``head`` gives the newest announced version at any time."""
+        self._accounts = accounts
+        self._membership = Membership(silent_after_s=silent_after_s)
+        self._lag_table = LagTable(accounts.versions)
+        self._head = head
+        self._fleet = fleet
+        self._said: dict[Peer, _Said] = {}
+        self._outbox: dict[str, deque[Judgement]] = {}
+        self.dropped_verdicts = 0
+        """Verdicts their samplers will not be told."""
+        self.step: StepReport | None = None
+        """The newest gradient step."""
+
+    @property
+    def head(self) -> PolicyVersion | None:
+        """The newest announced version; None before the first."""
+        return self._head()
+
+    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float) -> None:
+        """Let a peer in, or in again."""
+        self._membership.join(peer, now)
+        self._lag_table.holds(peer, held)
+        self._said[peer] = _Said()
+
+    def check_present(self, peer: Peer) -> None:
+        """Check that a peer has joined.
+
+        Raises:
+            RefusedError: NOT_JOINED.
+        """
+        self._membership.present(peer)
+
+    def beat(self, peer: Peer, beat: Beat, *, now: float) -> BeatAnswer:
+        """Take a beat.
+
+        Raises:
+            RefusedError: NOT_JOINED.
+        """
+        self._membership.beat(peer, now)
+        self._lag_table.holds(peer, beat.held)
+        self._said[peer] = _Said(beat.clock_offset_s, beat.waits_for[:_WAITS_FOR_CHARACTERS])
+        if beat.metrics:
+            self._fleet.update(peer, beat.metrics)
+        if beat.step is not None and (self.step is None or beat.step.version >= self.step.version):
+            self.step = beat.step
+        return BeatAnswer(self.head, self._take_verdicts(peer), self._must_repair(beat.held))
+
+    def leave(self, peer: Peer) -> None:
+        """Note that a peer has gone in good order."""
+        self._membership.leave(peer)
+
+    def tell(self, sampler_id: str, judgement: Judgement) -> None:
+        """Keep a verdict for the sampler's next beat."""
+        outbox = self._outbox.setdefault(sampler_id, deque(maxlen=OUTBOX_VERDICTS))
+        self.dropped_verdicts += len(outbox) == OUTBOX_VERDICTS
+        outbox.append(judgement)
+
+    def expire(self, now: float) -> None:
+        """Note who has gone silent, and forget what was kept for those that left."""
+        for member in self._membership.expire(now):
+            if member.state is PeerState.LEFT:
+                self._fleet.drop(member.peer)
+        known = {member.peer for member in self._membership.members}
+        for peer in self._said.keys() - known:
+            del self._said[peer]
+            self._lag_table.forget(peer)
+        samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
+        for sampler_id in self._outbox.keys() - samplers:
+            self.dropped_verdicts += len(self._outbox.pop(sampler_id))
+
+    def rows(self, now: float) -> tuple[PeerStatus, ...]:
+        """Give the lag table, in the order of first joining."""
+        head = self.head
+        return tuple(self._row(member, head, now) for member in self._membership.members)
+
+    def _row(self, member: Member, head: PolicyVersion | None, now: float) -> PeerStatus:
+        peer = member.peer
+        lag = self._lag_table.lag(peer, head=head, now=now)
+        said = self._said[peer]
+        is_sampler = peer.role is Role.SAMPLER
+        verdicts = self._accounts.verdicts_of(peer.node_id) if is_sampler else {}
+        return PeerStatus(
+            node_id=peer.node_id,
+            role=peer.role,
+            state=member.state.value,
+            held=self._lag_table.held(peer),
+            version_lag_versions=lag.versions,
+            lag_s=lag.seconds,
+            last_seen_s=max(0.0, now - member.last_seen_s),
+            clock_offset_s=said.clock_offset_s,
+            waits_for=said.waits_for,
+            verdicts={verdict.value: n for verdict, n in verdicts.items()},
+            staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
+            joins=member.joins,
+        )
+
+    def _take_verdicts(self, peer: Peer) -> tuple[Judgement, ...]:
+        outbox = self._outbox.get(peer.node_id) if peer.role is Role.SAMPLER else None
+        if not outbox:
+            return ()
+        return tuple(outbox.popleft() for _ in range(min(len(outbox), VERDICTS_PER_BEAT)))
+
+    def _must_repair(self, held: PolicyVersion | None) -> bool:
+        if held is None or not held.root:
+            return False
+        signed_root = self._accounts.versions.root_of(held.number)
+        return signed_root is not None and signed_root != held.root

@@ -1,0 +1,343 @@
+"""The durable rollout spool: decide, persist, apply, answer; in that order, one at a time.
+
+    rpc --decision--> ledger thread (fsync) --> accounts --> answer, metrics, verdict for the sampler
+                                                   |
+                                                   '--> the learner's stream wakes
+
+Whoever called may go away meanwhile: a transaction that was begun is always finished, so that
+memory and disk never tell different stories.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from node.clock import Clock
+from node.coordinator import decisions
+from node.coordinator.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.admission import Bounds, Capacity, Learner, Work, capacities, capacity
+from node.coordinator.decisions import NOTHING, Decision, Grant, Submitted
+from node.coordinator.drain import Drain
+from node.coordinator.leases import Slot
+from node.coordinator.ledger import Ledger
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.versions import Announced
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import RolloutGroup, Verdict
+from node.run import StepRecord
+from node.telemetry.lag import submission_lags
+
+logger = logging.getLogger(__name__)
+
+WAITING_TRANSACTIONS: Final = 4096
+"""Callers that may wait for the ledger; more are told to come back. A second of a slow disk's work."""
+
+Answer = TypeVar("Answer")
+Tell = Callable[[str, Judgement], None]
+"""Lets a sampler know what became of its group."""
+
+
+class Spool:
+    """Leases out, groups in, groups on to the learner."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        accounts: Accounts,
+        *,
+        work: Work,
+        bounds: Bounds,
+        lease_ttl_s: float,
+        is_published: Callable[[int], bool],
+        tell: Tell,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+    ) -> None:
+        """Take over ``ledger``, and ``accounts`` made from its balance."""
+        self._ledger = ledger
+        self._accounts = accounts
+        self._work = work
+        self._bounds = bounds
+        self._lease_ttl_s = lease_ttl_s
+        self._is_published = is_published
+        self._tell = tell
+        self._metrics = metrics
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._turn = asyncio.Lock()
+        self._transactions: set[asyncio.Task[Any]] = set()
+        self._drain: Drain | None = None
+        for verdict, n in accounts.verdicts().items():
+            metrics.count_verdict(verdict, n)
+
+    @property
+    def accounts(self) -> Accounts:
+        """What the ledger adds up to; to be read only."""
+        return self._accounts
+
+    @property
+    def capacity(self) -> Capacity:
+        """How many groups could be leased now."""
+        return capacity(self._bounds, self._accounts.load())
+
+    async def close(self) -> None:
+        """Finish what was begun and close the ledger."""
+        if self._transactions:
+            await asyncio.wait(self._transactions)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.close)
+        self._thread.shutdown()
+
+    async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> Grant:
+        """Lease prompts to a sampler that will sample them with ``held`` or newer."""
+        return await self._settle(
+            lambda _: decisions.lease(
+                self._accounts,
+                self._work,
+                self._bounds,
+                sampler_id=sampler_id,
+                wanted=wanted,
+                held=held,
+                ttl_s=self._lease_ttl_s,
+            )
+        )
+
+    async def release(self, sampler_id: str, lease_ids: tuple[str, ...]) -> int:
+        """Take leases back; gives how many of them the sampler held."""
+
+        def decide(_: float) -> Decision[int]:
+            slots = self._accounts.book.release(sampler_id, lease_ids)
+            return Decision(len(slots), Transaction(slots=slots))
+
+        return await self._settle(decide)
+
+    def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
+        """Give leases a full term; names those whose work is in vain."""
+        return self._accounts.book.renew(sampler_id, lease_ids, now=self._clock.now())
+
+    async def expire(self) -> None:
+        """End the leases whose time is up."""
+        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
+        if expired:
+            self._metrics.lease_expiries.inc(expired)
+            logger.info("leases expired", extra={"leases": expired})
+
+    async def submit(
+        self, sampler_id: str, name: str, group: RolloutGroup | RefusedError, data: bytes
+    ) -> Submitted:
+        """Take a group, or say why not; what is SPOOLED is on disk.
+
+        Raises:
+            RefusedError: BUSY where the spool is full, DISK where it cannot be written.
+        """
+
+        def decide(now: float) -> Decision[Submitted]:
+            return decisions.submission(
+                self._accounts,
+                self._work,
+                sampler_id=sampler_id,
+                name=name,
+                group=group,
+                data=data,
+                is_published=self._is_published,
+                buffer_groups=self._bounds.buffer_groups,
+                now=now,
+            )
+
+        submitted = await self._settle(decide)
+        self._metrics.count_verdict(submitted.verdict)
+        if submitted.verdict is Verdict.SPOOLED and isinstance(group, RolloutGroup):
+            for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
+                self._metrics.observe_lag(stage, lag_s)
+            self._wake_drain()
+        elif submitted.verdict is not Verdict.DUPLICATE:
+            logger.warning(
+                "group refused",
+                extra={"sampler": sampler_id, "verdict": submitted.verdict, "detail": submitted.detail},
+            )
+        return submitted
+
+    async def admit_learner(self, learner: Learner) -> None:
+        """Let a learner be the run's; an older one's stream ends.
+
+        Raises:
+            RefusedError: see ``decisions.learner_joins``.
+        """
+        await self._settle(lambda _: decisions.learner_joins(self._accounts, learner))
+        if self._drain is not None and self._drain.learner_epoch < learner.epoch:
+            self._drain.end(_fenced())
+
+    async def announce(self, versions: tuple[PolicyVersion, ...]) -> None:
+        """Note versions that were announced; those known already are passed over."""
+
+        def decide(now: float) -> Decision[None]:
+            known = self._accounts.versions
+            fresh = (version for version in versions if version.number not in known)
+            announced = tuple(Announced(version.number, version.root, now) for version in fresh)
+            return Decision(None, Transaction(announced=announced))
+
+        await self._settle(decide)
+
+    async def open_drain(
+        self,
+        node_id: str,
+        *,
+        epoch: int,
+        version: int,
+        steps: tuple[StepRecord, ...],
+        held_group_ids: tuple[str, ...],
+    ) -> Drain:
+        """Begin a learner's stream; ends the one before it.
+
+        Raises:
+            RefusedError: see ``decisions.drain_opens``, and ``record_step``.
+        """
+
+        def opens(_: float) -> Decision[None]:
+            return decisions.drain_opens(self._accounts, node_id=node_id, epoch=epoch, version=version)
+
+        await self._settle(opens)
+        for record in steps:
+            await self._take_step(record)
+        if self._drain is not None:
+            self._drain.end(_fenced())
+        drain = self._drain = Drain(held_group_ids, learner_epoch=epoch)
+        if steps:
+            drain.acknowledge(max(record.version for record in steps))
+        return drain
+
+    async def deliver(self, drain: Drain) -> AsyncIterator[StoredGroup | int]:
+        """Give what the learner is to be sent: groups, and versions up to which records are on disk."""
+        while not drain.is_ended:
+            version = drain.take_acknowledgement()
+            if version is not None:
+                yield version
+                continue
+            slot = drain.next_slot(self._accounts.book.untrained())
+            if slot is None:
+                await drain.wait()
+                continue
+            stored = await self._read(slot)
+            if stored is None:
+                drain.put_back_credit()
+            else:
+                yield stored
+        refusal = drain.take_refusal()
+        if refusal is not None:
+            raise refusal
+
+    async def judge(self, judgement: Judgement) -> None:
+        """Take the learner's verdict on a group.
+
+        Raises:
+            RefusedError: MALFORMED.
+        """
+        judged = await self._settle(lambda _: decisions.judgement(self._accounts, judgement))
+        if judged is None:
+            return
+        self._metrics.count_verdict(judgement.verdict)
+        if judged.delivered_since_s is not None:
+            self._metrics.observe_lag("delivered", self._clock.now() - judged.delivered_since_s)
+        self._tell(judged.sampler_id, judgement)
+
+    async def record_step(self, drain: Drain, record: StepRecord) -> None:
+        """Put a step on disk and acknowledge it.
+
+        Raises:
+            RefusedError: DUPLICATE; a group was trained on twice. Nothing of the record was taken.
+        """
+        await self._take_step(record)
+        drain.acknowledge(record.version)
+
+    def show_load(self) -> None:
+        """Show in the metrics what is in flight."""
+        load = self._accounts.load()
+        self._metrics.show_load(
+            self._accounts.book.counts(), capacities(self._bounds, load), learner_version=load.version
+        )
+
+    async def _take_step(self, record: StepRecord) -> None:
+        outcome = await self._settle(lambda _: decisions.step(self._accounts, record))
+        if outcome.doubled:
+            self._metrics.double_trainings.inc(len(outcome.doubled))
+            logger.error(
+                "step trained on settled groups",
+                extra={
+                    "version": record.version,
+                    "groups": len(outcome.doubled),
+                    "first": outcome.doubled[0],
+                },
+            )
+            raise RefusedError(
+                Reason.DUPLICATE,
+                f"step {record.version} names {len(outcome.doubled)} groups that were settled before, "
+                f"{outcome.doubled[0]} among them",
+                fix="stop the learner: it trains on groups twice",
+            )
+        if outcome.unknown:
+            self._metrics.unknown_trainings.inc(len(outcome.unknown))
+            logger.error(
+                "step names unknown groups",
+                extra={
+                    "version": record.version,
+                    "groups": len(outcome.unknown),
+                    "first": outcome.unknown[0],
+                },
+            )
+        now = self._clock.now()
+        for trained in outcome.trained:
+            self._metrics.count_verdict(Verdict.TRAINED)
+            self._metrics.observe_staleness(trained.staleness_versions)
+            if trained.spooled_at_s is not None:
+                self._metrics.observe_lag("trained", now - trained.spooled_at_s)
+            self._tell(trained.sampler_id, Judgement(trained.group_id, Verdict.TRAINED))
+
+    async def _read(self, slot: Slot) -> StoredGroup | None:
+        """Give a slot's group; None where it is gone meanwhile, or damaged: then it is sampled again."""
+        loop = asyncio.get_running_loop()
+        try:
+            stored = await loop.run_in_executor(self._thread, self._ledger.group, slot.number)
+            return stored if stored is not None and stored.attempt == slot.winner else None
+        except RefusedError as refused:
+            logger.error("group damaged in the spool", extra={"slot": slot.number, "detail": str(refused)})
+        self._metrics.damaged_groups.inc()
+
+        def give_up(_: float) -> Decision[None]:
+            again = self._accounts.book.refused(slot.number, slot.winner)
+            return Decision(None, Transaction(slots=() if again is None else (again,)))
+
+        await self._settle(give_up)
+        return None
+
+    async def _settle(self, decide: Callable[[float], Decision[Answer]]) -> Answer:
+        if len(self._transactions) >= WAITING_TRANSACTIONS:
+            raise RefusedError(
+                Reason.BUSY, f"{WAITING_TRANSACTIONS} requests wait for the ledger", fix="try again later"
+            )
+        task = asyncio.create_task(self._transact(decide))
+        self._transactions.add(task)
+        task.add_done_callback(self._transactions.discard)
+        return await asyncio.shield(task)
+
+    async def _transact(self, decide: Callable[[float], Decision[Answer]]) -> Answer:
+        async with self._turn:
+            now = self._clock.now()
+            decision = decide(now)
+            if decision.transaction != NOTHING:
+                started_s = self._clock.monotonic()
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
+                self._metrics.observe_transaction(self._clock.monotonic() - started_s)
+                self._accounts.apply(decision.transaction, now=now)
+            return decision.answer
+
+    def _wake_drain(self) -> None:
+        if self._drain is not None:
+            self._drain.wake()
+
+
+def _fenced() -> RefusedError:
+    return RefusedError(Reason.FENCED, "another stream of the run's learner has taken over")

@@ -1,0 +1,49 @@
+"""Which versions were ever announced, when, and with which root; pure.
+
+The store forgets what it no longer retains; a group may still name it, and a peer may still hold it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+VERSIONS_REMEMBERED: Final = 4096
+"""The newest of those announced: as far as the largest staleness bound reaches back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A version, as it was announced."""
+
+    number: int
+    root: bytes
+    at_s: float
+    """Unix seconds on the coordinator's clock when it was seen."""
+
+
+class VersionLog:
+    """The newest versions ever announced."""
+
+    def __init__(self, announced: Iterable[Announced] = ()) -> None:
+        self._entries: dict[int, Announced] = {}
+        self.add(announced)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._entries
+
+    def add(self, announced: Iterable[Announced]) -> None:
+        """Note versions; those already known stay as they are."""
+        for entry in sorted(announced, key=lambda entry: entry.number):
+            self._entries.setdefault(entry.number, entry)
+        surplus = max(0, len(self._entries) - VERSIONS_REMEMBERED)
+        for number in sorted(self._entries)[:surplus]:
+            del self._entries[number]
+
+    def root_of(self, number: int) -> bytes | None:
+        """Give the signed root of a version; None where it is not known."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry.root
+
+    def succeeded_at_s(self, number: int) -> float | None:
+        """Give when the first version newer than ``number`` was announced; None if none was."""
+        return min((entry.at_s for entry in self._entries.values() if entry.number > number), default=None)

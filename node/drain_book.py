@@ -1,0 +1,108 @@
+"""What a learner and its hub still owe each other over DrainRollouts; pure.
+
+A delivered group is *held* until it is refused or trained on. The learner's room is
+``capacity_groups``; credits keep (held + credits outstanding) at that number. After a
+reconnection nothing is lost or doubled, because everything the hub may not know is said
+again: records it has not acknowledged, which groups are held, and what was judged.
+
+    delivered --> held --accepted--> held --step--> trained (owed until acknowledged)
+                   |                  '---stale---> refused
+                   '---refused--------------------> refused
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from node.rollout import Verdict
+from node.run import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The learner's verdict on one group."""
+
+    group_id: str
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is to be said to the hub now, in this order."""
+
+    judgements: tuple[Judgement, ...]
+    steps: tuple[StepRecord, ...]
+    credit_groups: int
+
+
+class DrainBook:
+    """The learner's side of the account."""
+
+    def __init__(self, *, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:
+        if capacity_groups < 1:
+            raise ValueError(f"capacity_groups is {capacity_groups}; a learner without room gets no group")
+        self._capacity_groups = capacity_groups
+        self._held: dict[str, Judgement | None] = {}
+        self._unacknowledged = list(unacknowledged)
+        self._owed_judgements: dict[str, Judgement] = {}
+        self._owed_steps: list[StepRecord] = []
+        self._credit_outstanding = 0
+
+    @property
+    def held_group_ids(self) -> tuple[str, ...]:
+        """Groups delivered and neither refused nor trained on."""
+        return tuple(self._held)
+
+    @property
+    def unacknowledged(self) -> tuple[StepRecord, ...]:
+        """Records the hub may not have; part of every checkpoint."""
+        return tuple(self._unacknowledged)
+
+    def connected(self) -> None:
+        """Begin a new stream: credits are void, what may have been lost is owed again.
+
+        Unacknowledged records are not owed here: they travel in the stream's hello.
+        """
+        self._credit_outstanding = 0
+        self._owed_steps.clear()
+        judged = (judgement for judgement in self._held.values() if judgement is not None)
+        self._owed_judgements = {judgement.group_id: judgement for judgement in judged}
+
+    def delivered(self, group_id: str) -> bool:
+        """Note a delivery; False if the group is held already or was trained on."""
+        self._credit_outstanding = max(0, self._credit_outstanding - 1)
+        if group_id in self._held or any(group_id in step.group_ids for step in self._unacknowledged):
+            return False
+        self._held[group_id] = None
+        return True
+
+    def judged(self, judgement: Judgement) -> None:
+        """Note a verdict on a held group; anything but ACCEPTED ends its stay."""
+        if judgement.group_id not in self._held:
+            raise KeyError(f"group {judgement.group_id} is not held")
+        self._owed_judgements[judgement.group_id] = judgement
+        if judgement.verdict is Verdict.ACCEPTED:
+            self._held[judgement.group_id] = judgement
+        else:
+            del self._held[judgement.group_id]
+
+    def stepped(self, step: StepRecord) -> None:
+        """Note a step that is durable in the learner's checkpoint."""
+        for group_id in step.group_ids:
+            del self._held[group_id]
+            self._owed_judgements.pop(group_id, None)
+        self._unacknowledged.append(step)
+        self._owed_steps.append(step)
+
+    def acknowledged(self, version: int) -> None:
+        """Note that every record up to ``version`` is on the hub's disk."""
+        self._unacknowledged = [step for step in self._unacknowledged if step.version > version]
+
+    def take_owed(self) -> Owed:
+        """Give what is to be said now, and note it as said."""
+        credit = max(0, self._capacity_groups - len(self._held) - self._credit_outstanding)
+        owed = Owed(tuple(self._owed_judgements.values()), tuple(self._owed_steps), credit)
+        self._owed_judgements.clear()
+        self._owed_steps.clear()
+        self._credit_outstanding += credit
+        return owed

@@ -1,0 +1,79 @@
+"""The learner's signature: what makes a policy version this run's, whoever carries it.
+
+What is signed is the domain followed by the message. A domain ends with its only NUL, so no domain
+is a prefix of another and a signature made for one purpose is worthless for every other.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from node.errors import Reason, RefusedError, StartupError
+from node.identity.files import read_secret, write_secret
+from node.identity.pem import read_private_key
+
+
+class SigningKey:
+    """An Ed25519 key. It never leaves the learner's machine."""
+
+    def __init__(self, key: ed25519.Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public_key = key.public_key().public_bytes_raw()
+        """32 bytes, known to every peer by the run description."""
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Make a new key."""
+        return cls(ed25519.Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a key.
+
+        Raises:
+            StartupError: it is missing, damaged, or others may read it.
+        """
+        content = read_secret(path)
+        try:
+            key = read_private_key(content)
+        except ValueError as error:
+            raise StartupError(f"{path} is damaged: {error}", fix="Restore it from a copy.") from error
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise StartupError(f"{path} is not an Ed25519 key", fix="Restore it from a copy.")
+        return cls(key)
+
+    def save(self, path: Path) -> None:
+        """Write the key, readable by its owner only."""
+        content = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        write_secret(path, content)
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        """Give the 64 bytes that ``verify`` accepts for this domain and message only."""
+        _check_domain(domain)
+        return self._key.sign(domain + message)
+
+
+def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> None:
+    """Check a signature.
+
+    Raises:
+        RefusedError: BAD_SIGNATURE; another key, domain or message, or no signature at all.
+    """
+    _check_domain(domain)
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(public_key).verify(signature, domain + message)
+    except (InvalidSignature, ValueError) as error:
+        raise RefusedError(
+            Reason.BAD_SIGNATURE,
+            f"not signed by the run's learner (key {public_key[:4].hex()}...) for {domain[:-1].decode()}",
+        ) from error
+
+
+def _check_domain(domain: bytes) -> None:
+    if domain.find(b"\0") != len(domain) - 1 or len(domain) < 2:
+        raise ValueError(f"a domain ends with its only NUL: {domain!r}")

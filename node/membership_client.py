@@ -1,0 +1,261 @@
+"""A peer's half of MembershipService: join, beat, and begin again for ever with the same identity.
+
+    joining --settings--> beating --connection lost, not_joined, hub restarted--> joining
+       |                     |
+       +--- a final refusal: raised, the daemon ends --+
+
+Each beat says what the peer holds and works on; each answer brings the head, verdicts and lost
+leases, and compares the two clocks.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import Clock
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+from node.rpc.channel import Backoff, ConnectionLost, call, classified
+from node.run import Role, RunSettings, StepReport
+from node.telemetry.lag import ClockSample, best_sample, clock_sample
+from node.telemetry.metrics import MetricFamily
+from node.until import run_until
+from node.wire import (
+    metric_families_to_wire,
+    policy_version_from_wire,
+    policy_version_to_wire,
+    role_to_wire,
+    settings_from_wire,
+    step_report_to_wire,
+    verdict_from_wire,
+)
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S: Final = 15.0
+
+ANSWER_TIMEOUT_S: Final = 20.0
+"""Longest wait for the answer to a beat. Shorter than a daemon's default time to drain."""
+
+FAREWELL_TIMEOUT_S: Final = 2.0
+"""Longest wait for the hub to note that the peer leaves; without it the peer turns silent instead."""
+
+CLOCK_SAMPLES: Final = 8
+"""Beats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
+
+FINAL: Final = frozenset(
+    {
+        Reason.FOREIGN_RUN,
+        Reason.LAYOUT_MISMATCH,
+        Reason.TOKENIZER_MISMATCH,
+        Reason.FENCED,
+        Reason.WRONG_ROLE,
+        Reason.UNAUTHENTICATED,
+    }
+)
+"""Refusals that waiting does not change: the configuration or the identity has to."""
+
+_Beats = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who joins; fields as in membership.proto."""
+
+    run_id: str
+    role: Role
+    layout_digest: bytes
+    tokenizer_digest: bytes
+    learner_epoch: int = 0
+    vocabulary_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerState:
+    """What each beat says of the peer, asked anew for each; all called on the event loop's thread."""
+
+    held: Callable[[], PolicyVersion | None]
+    waits_for: Callable[[], str]
+    metrics: Callable[[], tuple[MetricFamily, ...]]
+    running_leases: Callable[[], Sequence[str]] = tuple
+    step_report: Callable[[], StepReport | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVerdict:
+    """What became of one group of this peer."""
+
+    group_id: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """Whom to tell what the hub says; all called on the event loop's thread."""
+
+    verdict: Callable[[GroupVerdict], None] = lambda _: None
+    lost_leases: Callable[[Sequence[str]], None] = lambda _: None
+    must_repair: Callable[[], None] = lambda: None
+
+
+class MembershipClient:
+    """A service that keeps this peer a member of its run; ready once it has joined.
+
+    Attributes:
+        head: The newest announced version the hub has told of.
+        clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
+        joins: Times joined.
+    """
+
+    name = "membership"
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        member: Member,
+        *,
+        state: PeerState,
+        notices: Notices,
+        clock: Clock,
+        backoff: Backoff,
+    ) -> None:
+        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        self._member = member
+        self._state = state
+        self._notices = notices
+        self._clock = clock
+        self._backoff = backoff
+        self._settings: RunSettings | None = None
+        self._joined = asyncio.Event()
+        self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
+        self.head: PolicyVersion | None = None
+        self.clock_offset_s = 0.0
+        self.joins = 0
+
+    async def settings(self) -> RunSettings:
+        """Wait until the peer has joined and give what the run is like."""
+        await self._joined.wait()
+        assert self._settings is not None
+        return self._settings
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Stay a member until ``stopping``, then say so.
+
+        Raises:
+            RefusedError: for a reason in ``FINAL``.
+        """
+        while not stopping.is_set():
+            try:
+                await run_until(stopping, self._join(ready))
+                await self._beat_until_lost(stopping)
+            except RefusedError as refused:
+                if refused.reason in FINAL:
+                    raise
+                logger.warning(
+                    "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
+                )
+            except ConnectionLost as lost:
+                logger.warning("connection to the hub lost", extra={"detail": str(lost)})
+            await self._backoff.wait(stopping)
+
+    async def _join(self, ready: Callable[[], None]) -> None:
+        held = self._state.held()
+        request = membership_pb2.JoinRequest(
+            run_id=self._member.run_id,
+            role=role_to_wire(self._member.role),
+            software_version=version("heterorl-node"),
+            layout_digest=self._member.layout_digest,
+            tokenizer_digest=self._member.tokenizer_digest,
+            learner_epoch=self._member.learner_epoch,
+            held=None if held is None else policy_version_to_wire(held),
+            vocabulary_size=self._member.vocabulary_size,
+        )
+        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S, wait_for_ready=True)
+        self._settings = settings_from_wire(response)
+        self.head = self._settings.head or self.head
+        self.joins += 1
+        if not self._joined.is_set():
+            self._joined.set()
+            ready()
+        logger.info("joined", extra={"task": self._settings.task, "joins": self.joins})
+
+    async def _beat_until_lost(self, stopping: asyncio.Event) -> None:
+        if self._settings is None or stopping.is_set():
+            return
+        interval_s = self._settings.heartbeat_interval_s
+        beats = self._stub.Heartbeat(wait_for_ready=True)
+        try:
+            with classified():
+                sequence = 0
+                while not stopping.is_set():
+                    sequence += 1
+                    await self._beat(beats, sequence)
+                    self._backoff.reset()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(interval_s):
+                            await stopping.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_TIMEOUT_S):
+                        await beats.done_writing()
+                        await beats.read()
+        finally:
+            beats.cancel()
+
+    async def _beat(self, beats: _Beats, sequence: int) -> None:
+        sent_at_s = self._clock.now()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await beats.write(self._request(sequence, sent_at_s))
+                answer = await beats.read()
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to beat {sequence} within {ANSWER_TIMEOUT_S} s") from None
+        if not isinstance(answer, membership_pb2.HeartbeatResponse):
+            raise ConnectionLost("the hub ended the heartbeat stream")
+        self._compare_clocks(sent_at_s, answer)
+        if answer.HasField("head"):
+            self.head = policy_version_from_wire(answer.head)
+        for verdict in answer.verdicts:
+            self._notices.verdict(
+                GroupVerdict(verdict.group_id, verdict_from_wire(verdict.verdict), verdict.detail)
+            )
+        if answer.lost_lease_ids:
+            self._notices.lost_leases(tuple(answer.lost_lease_ids))
+        if answer.must_repair:
+            self._notices.must_repair()
+
+    def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
+        held = self._state.held()
+        step = self._state.step_report()
+        return membership_pb2.HeartbeatRequest(
+            sequence=sequence,
+            sent_at_s=sent_at_s,
+            held=None if held is None else policy_version_to_wire(held),
+            running_lease_ids=self._state.running_leases(),
+            clock_offset_s=self.clock_offset_s,
+            metrics=metric_families_to_wire(self._state.metrics()),
+            waits_for=self._state.waits_for(),
+            step=None if step is None else step_report_to_wire(step),
+        )
+
+    def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:
+        self._clock_samples.append(
+            clock_sample(
+                sent_at_s=sent_at_s,
+                received_at_s=answer.received_at_s,
+                replied_at_s=answer.sent_at_s,
+                returned_at_s=self._clock.now(),
+            )
+        )
+        best = best_sample(self._clock_samples)
+        if best is not None:
+            self.clock_offset_s = best.offset_s

@@ -1,0 +1,167 @@
+"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
+from node.rpc.auth import Context
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.manifest import Manifest
+from node.weights.store import ArtifactStore
+from node.wire import announcement_to_wire, artifact_key_from_wire
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    """Translates between the wire and an ArtifactStore. Refusals are told to the caller by the gate."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        *,
+        metrics: TransferMetrics,
+        damage: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Serve ``store``.
+
+        Args:
+            damage: fault injection: changes every piece of a frame before it is sent.
+        """
+        self._store = store
+        self._metrics = metrics
+        self._damage = damage
+
+    async def WatchVersions(  # noqa: N802 - the name is the rpc's
+        self, request: policy_pb2.WatchVersionsRequest, context: Context
+    ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        told = None
+        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+            while True:
+                changed.clear()
+                announcement = self._store.announcement()
+                if announcement is not None and announcement != told:
+                    told = announcement
+                    yield announcement_to_wire(announcement)
+                else:
+                    await changed.wait()
+
+    async def GetManifest(  # noqa: N802
+        self, request: policy_pb2.GetManifestRequest, context: Context
+    ) -> policy_pb2.GetManifestResponse:
+        _, signed = await asyncio.to_thread(self._store.manifest, artifact_key_from_wire(request.key))
+        return policy_pb2.GetManifestResponse(signed_manifest=signed)
+
+    async def FetchFrames(  # noqa: N802
+        self, request: policy_pb2.FetchFramesRequest, context: Context
+    ) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
+        key = artifact_key_from_wire(request.key)
+        with self._store.lease(key):
+            manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+            _check_wanted(request, manifest)
+            first_offset = request.first_offset_bytes
+            for frame in request.frames:
+                payload = await asyncio.to_thread(self._store.read_payload, key, frame)
+                for offset in range(first_offset, len(payload), limits.CHUNK_BYTES):
+                    data = payload[offset : offset + limits.CHUNK_BYTES]
+                    if self._damage is not None:
+                        data = self._damage(data)
+                    yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset, data=data)
+                    self._metrics.count_sent(key, len(data))
+                first_offset = 0
+
+    async def OfferArtifact(  # noqa: N802
+        self, request: policy_pb2.OfferArtifactRequest, context: Context
+    ) -> policy_pb2.OfferArtifactResponse:
+        _, missing = await asyncio.to_thread(self._store.offer, request.signed_manifest)
+        return policy_pb2.OfferArtifactResponse(missing_frames=missing)
+
+    async def UploadFrames(  # noqa: N802
+        self, request: AsyncIterator[policy_pb2.UploadFramesRequest], context: Context
+    ) -> policy_pb2.UploadFramesResponse:
+        upload: _Upload | None = None
+        async for message in request:
+            key = artifact_key_from_wire(message.key)
+            if upload is None:
+                manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+                upload = _Upload(manifest)
+            payload = upload.take(key, message.frame, message.offset_bytes, message.data)
+            self._metrics.count_received(key, len(message.data))
+            if payload is not None:
+                await asyncio.to_thread(self._store.write_frame, key, message.frame, payload)
+        if upload is None:
+            raise RefusedError(Reason.MALFORMED, "an upload without a frame")
+        missing = await asyncio.to_thread(self._store.missing, upload.manifest.key)
+        return policy_pb2.UploadFramesResponse(missing_frames=missing)
+
+
+def damage_first(count: int) -> Callable[[bytes], bytes]:
+    """Give a fault: one bit is flipped in each of the first ``count`` pieces."""
+    left = count
+
+    def damage(data: bytes) -> bytes:
+        nonlocal left
+        if left == 0:
+            return data
+        left -= 1
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+    return damage
+
+
+@dataclass(slots=True)
+class _Upload:
+    """Puts the pieces of one stream together, never more than the frame they belong to."""
+
+    manifest: Manifest
+    frame: int = -1
+    partial: bytearray = field(default_factory=bytearray)
+
+    def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
+        """Give the payload that this piece completes.
+
+        Raises:
+            RefusedError: MALFORMED, if it is not the piece that comes next.
+        """
+        if key != self.manifest.key or frame >= len(self.manifest.frames):
+            raise RefusedError(
+                Reason.MALFORMED, f"frame {frame} of {key} in an upload of {self.manifest.key}"
+            )
+        if not self.partial:
+            self.frame = frame
+        size_bytes = self.manifest.frames[frame].payload_bytes
+        size_ok = 1 <= len(data) <= min(limits.CHUNK_BYTES, size_bytes - len(self.partial))
+        if frame != self.frame or offset_bytes != len(self.partial) or not size_ok:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"{len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {self.frame} at {len(self.partial)} of {size_bytes} was due",
+            )
+        self.partial += data
+        if len(self.partial) < size_bytes:
+            return None
+        payload = bytes(self.partial)
+        self.partial.clear()
+        return payload
+
+
+def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) -> None:
+    frames = request.frames
+    if not 1 <= len(frames) <= limits.FRAMES_PER_FETCH or len(set(frames)) != len(frames):
+        raise RefusedError(Reason.MALFORMED, f"{len(frames)} frames, of which {len(set(frames))} differ")
+    if max(frames) >= len(manifest.frames):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"frame {max(frames)} of version {manifest.version}, which has {len(manifest.frames)}",
+        )
+    size_bytes = manifest.frames[frames[0]].payload_bytes
+    if request.first_offset_bytes >= max(size_bytes, 1):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"byte {request.first_offset_bytes} of frame {frames[0]}, which has {size_bytes}",
+        )

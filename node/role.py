@@ -1,0 +1,54 @@
+"""What a role is given to build its services from, and where each role is found.
+
+A role is a module with ``build(context: RoleContext) -> list[Service]``, loaded by name once
+the configuration is known to be right: whoever asks for help or has a bad value never
+pays for torch or grpc. This module therefore imports neither, nor anything that does.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from node.clock import Clock
+    from node.config import NodeConfig
+    from node.identity.run_description import RunDescription
+    from node.identity.store import Identity
+    from node.run import Role
+    from node.service import Service
+    from node.telemetry.metrics import NodeMetrics
+
+ROLE_MODULES: Final = {
+    "coordinator": "node.coordinator.role",
+    "learner": "learner.role",
+    "sampler": "sampler.role",
+}
+"""Name -> module, in the order in which roles of one process start: the hub before who dials it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """Everything a role takes from the process it runs in."""
+
+    role: "Role"
+    config: "NodeConfig"
+    registry: "CollectorRegistry"
+    node_metrics: "NodeMetrics"
+    clock: "Clock"
+    node_id: str
+    """This peer's name in the run; what its certificate says where there is one."""
+    state_dir: Path
+    """``node.state_dir/<role>``, which exists; the role's alone."""
+    identity: "Identity | None"
+    """None exactly when ``node.tls`` is off."""
+    run: "RunDescription"
+
+
+def load_build(role: str) -> Callable[[RoleContext], "list[Service]"]:
+    """Import a role and give its ``build``. Takes seconds where the role needs torch."""
+    build: Callable[[RoleContext], list[Service]] = importlib.import_module(ROLE_MODULES[role]).build
+    return build

@@ -1,0 +1,57 @@
+"""A sampler's half of RolloutService: take leases, give them back, hand groups in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.policy import PolicyVersion
+from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rpc.channel import call
+from node.wire import group_to_wire, lease_from_wire, policy_version_to_wire, verdict_from_wire
+
+CONTROL_TIMEOUT_S: Final = 15.0
+"""Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""
+
+SUBMIT_TIMEOUT_S: Final = 120.0
+"""Deadline of a submission: the largest group (64 MiB) at 5 Mbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """An answer to a request for work; ``waits_for`` names the bound that was reached."""
+
+    leases: tuple[PromptLease, ...]
+    retry_after_s: float
+    waits_for: str
+
+
+class SamplerRolloutClient:
+    """Calls of one sampler over one channel. Raises RefusedError and ConnectionLost."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+
+    async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
+        """Take up to ``max_leases`` leases, to be sampled with ``held`` or newer."""
+        request = rollout_pb2.LeasePromptsRequest(max_leases=max_leases, held=policy_version_to_wire(held))
+        response = await call(self._stub.LeasePrompts, request, timeout_s=CONTROL_TIMEOUT_S)
+        return LeaseGrant(
+            tuple(lease_from_wire(lease) for lease in response.leases),
+            max(0.0, response.retry_after_s),
+            response.waits_for,
+        )
+
+    async def release(self, lease_ids: Sequence[str]) -> int:
+        """Give leases back; answers how many of them were held."""
+        request = rollout_pb2.ReleaseLeasesRequest(lease_ids=lease_ids)
+        response = await call(self._stub.ReleaseLeases, request, timeout_s=CONTROL_TIMEOUT_S)
+        return response.released
+
+    async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
+        """Hand a group in; safe to repeat. Answers the hub's verdict and its reason."""
+        request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
+        response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
+        return verdict_from_wire(response.verdict), response.detail

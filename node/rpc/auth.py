@@ -1,0 +1,111 @@
+"""Who may call what, and who is calling.
+
+The name comes from the caller's certificate. With TLS off, which only loopback allows, the caller
+says its name in the user agent: the one header a channel gives to all its calls by itself.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+from cryptography import x509
+
+from node import limits
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer
+from node.run import Role
+
+USER_AGENT_PREFIX: Final = "heterorl-peer="
+_USER_AGENT: Final = re.compile(USER_AGENT_PREFIX + r"(\S{1,300})(?:\s|$)")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an rpc asks of its caller."""
+
+    roles: frozenset[Role] | None
+    """Who may call; None: anyone, certificate or not."""
+    is_endless: bool = False
+    """A stream that ends only with the caller or the hub: it is not waited for when draining."""
+
+
+_MEMBERS: Final = frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY})
+_LEARNER: Final = frozenset({Role.LEARNER})
+_SAMPLER: Final = frozenset({Role.SAMPLER})
+
+RULES: Final[dict[str, Rule]] = {
+    "/heterorl.v1.EnrolmentService/Enrol": Rule(None),
+    "/heterorl.v1.MembershipService/Join": Rule(_MEMBERS),
+    "/heterorl.v1.MembershipService/Heartbeat": Rule(_MEMBERS, is_endless=True),
+    "/heterorl.v1.MembershipService/GetStatus": Rule(frozenset(Role)),
+    "/heterorl.v1.PolicyService/WatchVersions": Rule(_MEMBERS, is_endless=True),
+    "/heterorl.v1.PolicyService/GetManifest": Rule(_MEMBERS),
+    "/heterorl.v1.PolicyService/FetchFrames": Rule(_MEMBERS),
+    "/heterorl.v1.PolicyService/OfferArtifact": Rule(_LEARNER),
+    "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
+    "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER),
+    "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER),
+    "/heterorl.v1.RolloutService/SubmitRollouts": Rule(_SAMPLER),
+    "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
+}
+"""Every rpc there is; one that is missing here cannot be called."""
+
+ENROLMENT_MESSAGE_BYTES: Final = limits.TOKEN_BYTES + limits.SIGNING_REQUEST_BYTES + 1024
+"""Largest message of EnrolmentService, the only one that strangers may send."""
+
+MESSAGE_BYTES: Final[dict[str, int]] = {
+    "EnrolmentService": ENROLMENT_MESSAGE_BYTES,
+    "MembershipService": limits.CONTROL_MESSAGE_BYTES,
+    "PolicyService": limits.BULK_MESSAGE_BYTES,
+    "RolloutService": limits.ROLLOUT_MESSAGE_BYTES,
+}
+"""Largest request of each service. gRPC knows one limit per server, so this one is ours."""
+
+
+def service_of(method: str) -> str:
+    """Give ``PolicyService`` of ``/heterorl.v1.PolicyService/FetchFrames``."""
+    return method.split("/")[1].rsplit(".", 1)[-1]
+
+
+def peer_of(context: Context) -> Peer:
+    """Give the caller of an rpc.
+
+    Raises:
+        RefusedError: UNAUTHENTICATED; it has no name.
+    """
+    presented = context.auth_context()
+    if b"insecure" in presented.get("transport_security_type", ()):
+        metadata = dict(context.invocation_metadata() or ())
+        match = _USER_AGENT.match(str(metadata.get("user-agent", "")))
+        names = [match[1]] if match else []
+    else:
+        names = [name.decode("utf-8", "replace") for name in presented.get("peer_uri", ())]
+    if len(names) != 1:
+        raise RefusedError(
+            Reason.UNAUTHENTICATED, "the caller has no certificate that names one peer", fix="enrol first"
+        )
+    return Peer.from_spiffe_id(names[0])
+
+
+def not_after_of(context: Context) -> float:
+    """Give when the caller's certificate expires, Unix seconds; infinite where it needs none."""
+    pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    if not pem:
+        return float("inf")
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+
+
+def check_role(peer: Peer, rule: Rule, method: str) -> None:
+    """Check that a peer may call an rpc.
+
+    Raises:
+        RefusedError: WRONG_ROLE.
+    """
+    if rule.roles is not None and peer.role not in rule.roles:
+        allowed = ", ".join(sorted(rule.roles))
+        raise RefusedError(
+            Reason.WRONG_ROLE, f"{method} is for {allowed}, and {peer.node_id} is a {peer.role}"
+        )

@@ -1,0 +1,201 @@
+"""The client's side of every call: channels, and what their failures mean.
+
+A call ends in one of three ways: an answer; RefusedError, the hub's decision, with its reason;
+ConnectionLost, nobody's decision, to be retried with backoff. A node dials three channels to its
+hub, one per purpose, each a TCP connection of its own: a heartbeat never waits behind weights.
+"""
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from node import limits
+from node.errors import HeteroRLError, Reason, RefusedError, StartupError
+from node.identity.peer import Peer, hub_name
+from node.identity.store import Identity, check_dates
+from node.rpc.address import is_loopback, split_address
+from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+REASON_KEY: Final = "heterorl-reason"
+"""Trailing metadata that tells our refusals from gRPC's own."""
+
+FIRST_BACKOFF_S: Final = 0.2
+BACKOFF_CAP_S: Final = 30.0
+
+_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    # A dead link is found 30 s after its last byte; the server allows pings from 10 s on.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", int(FIRST_BACKOFF_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(BACKOFF_CAP_S * 1000)),
+    # Without it, channels to one address share one connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Calls are repeated by who knows whether that is safe.
+    ("grpc.enable_retries", 0),
+)
+
+
+class Purpose(enum.StrEnum):
+    """What a channel is for."""
+
+    CONTROL = "control"
+    ROLLOUTS = "rollouts"
+    BULK = "bulk"
+
+
+_MESSAGE_BYTES: Final = {
+    Purpose.CONTROL: limits.CONTROL_MESSAGE_BYTES,
+    Purpose.ROLLOUTS: limits.ROLLOUT_MESSAGE_BYTES,
+    Purpose.BULK: limits.BULK_MESSAGE_BYTES,
+}
+
+
+class ConnectionLost(HeteroRLError):  # noqa: N818 - an event of every long run, not a fault
+    """A call ended without the hub's answer: it may have happened or not. Retry with backoff."""
+
+
+class Backoff:
+    """Delays that double up to a cap, each drawn between nothing and its ceiling (full jitter)."""
+
+    def __init__(
+        self, random: Callable[[], float], *, first_s: float = FIRST_BACKOFF_S, cap_s: float = BACKOFF_CAP_S
+    ) -> None:
+        """Start afresh; ``random`` gives numbers in [0, 1)."""
+        self._random = random
+        self._first_s = first_s
+        self._cap_s = cap_s
+        self._ceiling_s = first_s
+        self.retries = 0
+        """How often a delay was drawn."""
+
+    def next_s(self) -> float:
+        """Draw the next delay, seconds."""
+        delay_s = self._random() * self._ceiling_s
+        self._ceiling_s = min(2 * self._ceiling_s, self._cap_s)
+        self.retries += 1
+        return delay_s
+
+    async def wait(self, until: asyncio.Event | None = None) -> None:
+        """Wait for the next delay, or until an event, whichever is sooner."""
+        event = until or asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.next_s()):
+                await event.wait()
+
+    def reset(self) -> None:
+        """Say that something worked: the next delay is a short one."""
+        self._ceiling_s = self._first_s
+
+
+def dial(target: str, caller: Identity | Peer, *, purpose: Purpose, now: float) -> grpc.aio.Channel:
+    """Give a channel to the hub at ``target``; it connects at its first call and for ever after.
+
+    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is.
+
+    Args:
+        target: host:port.
+        caller: an identity speaks mutual TLS; a mere name means TLS is off, on loopback only.
+        purpose: bounds the messages.
+        now: Unix seconds.
+    Raises:
+        StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
+    """
+    options = _options(_MESSAGE_BYTES[purpose])
+    if isinstance(caller, Peer):
+        _require_loopback(target)
+        options.append(("grpc.primary_user_agent", USER_AGENT_PREFIX + caller.spiffe_id))
+        return grpc.aio.insecure_channel(target, options)
+    check_dates(caller, now)
+    credentials = grpc.ssl_channel_credentials(caller.ca_pem, caller.key_pem, caller.certificate_pem)
+    options.append(("grpc.ssl_target_name_override", hub_name(caller.run_id)))
+    return grpc.aio.secure_channel(target, credentials, options)
+
+
+def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
+    """Give a channel to a run's enrolment port: the hub is verified, the caller has no name yet."""
+    options = _options(ENROLMENT_MESSAGE_BYTES)
+    options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
+
+
+async def call(
+    method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
+    request: Request,
+    *,
+    timeout_s: float,
+    wait_for_ready: bool = False,
+) -> Response:
+    """Make a unary call.
+
+    Raises:
+        RefusedError, ConnectionLost: see ``classify``.
+    """
+    with classified():
+        return await method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+
+
+@contextlib.contextmanager
+def classified() -> Iterator[None]:
+    """Translate what gRPC raises in the body, be it a call or the reading and writing of a stream."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise classify(error) from error
+    except asyncio.InvalidStateError as error:
+        # write() on a stream that has ended; only reading would say how it ended.
+        raise ConnectionLost("the stream ended while writing") from error
+
+
+def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
+    """Tell a refusal from a lost connection.
+
+    A refusal is what carries our reason, and the two limits gRPC enforces by itself.
+    A CANCELLED that this side did not ask for is gRPC shedding load: retried like a lost line.
+    """
+    code, details = error.code(), error.details() or ""
+    reason = str(dict(error.trailing_metadata() or ()).get(REASON_KEY, ""))
+    if reason in set(Reason):
+        return RefusedError(Reason(reason), details)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return RefusedError(
+            Reason.INTERNAL, "the hub does not know this rpc", fix="run one version everywhere"
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return RefusedError(Reason.OVER_LIMIT, details)
+    return ConnectionLost(f"{code.name}: {details}{_hint(details)}")
+
+
+def _hint(details: str) -> str:
+    if "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
+        return " (whoever answers at this address is not a hub of this run)"
+    if "Socket closed" in details:
+        return (
+            " (if this stays so, the hub may not accept this node's certificate: expired, or of another run)"
+        )
+    return ""
+
+
+def _options(message_bytes: int) -> list[tuple[str, Any]]:
+    return [
+        *_OPTIONS,
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_receive_message_length", message_bytes),
+    ]
+
+
+def _require_loopback(target: str) -> None:
+    if not is_loopback(split_address(target)[0]):
+        raise StartupError(
+            f"TLS is off and {target} is another machine: anyone on the way could read and change everything",
+            fix="Set node.tls = true, or use an address of this machine.",
+        )

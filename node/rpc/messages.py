@@ -1,0 +1,73 @@
+"""Requests on their way to a servicer: their size, their parsing, the wait for them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from node.errors import Reason, RefusedError
+from node.rpc.auth import MESSAGE_BYTES, service_of
+
+
+def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Give a deserializer that never raises: what it raised would be shown to the caller by gRPC.
+
+    A message it cannot make becomes the RefusedError that ``parsed`` raises.
+    """
+    limit = MESSAGE_BYTES[service_of(method)]
+
+    def parse_bounded(content: bytes) -> Any:
+        if len(content) > limit:
+            return RefusedError(
+                Reason.OVER_LIMIT, f"a message of {len(content)} bytes, {service_of(method)} reads {limit}"
+            )
+        try:
+            return content if parse is None else parse(content)
+        except Exception:
+            return RefusedError(Reason.MALFORMED, f"not the message that {method} takes")
+
+    return parse_bounded
+
+
+def parsed(request: Any) -> Any:
+    """Give a request as it was parsed.
+
+    Raises:
+        RefusedError: MALFORMED or OVER_LIMIT; it could not be.
+    """
+    if isinstance(request, RefusedError):
+        raise request
+    return request
+
+
+async def requests(messages: AsyncIterator[Any], stall_s: float | None) -> AsyncIterator[Any]:
+    """Give a stream's requests.
+
+    Args:
+        messages: as parsed by ``bounded_parser``.
+        stall_s: longest wait for one; None waits for ever.
+    Raises:
+        RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
+    """
+    while True:
+        async with within(stall_s, "the next message"):
+            try:
+                message = await anext(messages)
+            except StopAsyncIteration:
+                return
+        yield parsed(message)
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float | None, what: str) -> AsyncIterator[None]:
+    """Refuse as BUSY if the body takes longer than ``limit_s`` seconds; None sets no limit.
+
+    A TimeoutError of the body's own passes.
+    """
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            yield
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise RefusedError(Reason.BUSY, f"{what} took more than {limit_s:g} s", fix="try again") from error

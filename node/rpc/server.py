@@ -1,0 +1,197 @@
+"""A gRPC server as a service: it binds, serves behind the gate, and drains.
+
+bound -> ready -> serving, rechecking live streams every few seconds
+      -> draining: nothing new, endless streams cut, the others have a grace period -> stopped
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from node.clock import Clock
+from node.errors import StartupError
+from node.identity.revocation import RevocationList
+from node.identity.store import Identity
+from node.limits import ROLLOUT_MESSAGE_BYTES
+from node.rpc.address import is_loopback, join_address, split_address
+from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
+from node.rpc.gate import CountRefusal, Gate, GateLimits
+
+logger = logging.getLogger(__name__)
+
+_CLOSING_S: Final = 1.0
+"""How long connections have to take their last bytes once every rpc is over."""
+
+
+class Audience(enum.Enum):
+    """Whom a port is for."""
+
+    MEMBERS = enum.auto()
+    """Callers show a certificate of the run, or the handshake fails."""
+    STRANGERS = enum.auto()
+    """Callers have no certificate yet; only the server shows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a port. The defaults serve 10 000 peers; tests and strangers' ports take less."""
+
+    gate: GateLimits = field(default_factory=GateLimits)
+    recheck_s: float = 5.0
+    """Between two looks at the expiry and revocation of callers with live streams."""
+    concurrent_rpcs: int = 65_536
+    handshake_s: float = 10.0
+    """A connection that has not finished its TLS handshake by then is closed."""
+
+
+class RpcServer:
+    """Serves some services on one port. Its ``address`` is known once it is ready."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        listen: str,
+        servicers: Sequence[Callable[[grpc.aio.Server], None]],
+        run_id: str,
+        identity: Identity | None,
+        revocations: RevocationList,
+        clock: Clock,
+        count_refusal: CountRefusal,
+        drain_grace_s: float,
+        audience: Audience = Audience.MEMBERS,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        """Take everything it needs; nothing is bound before ``run``.
+
+        Args:
+            name: for logs and for who is late to drain.
+            listen: host:port; port 0 takes a free one.
+            servicers: each adds one servicer to the server.
+            run_id: callers of other runs are refused.
+            identity: with role coordinator or relay; None serves without TLS, on loopback only.
+            revocations: who is shut out.
+            clock: for expiry.
+            count_refusal: called for every refusal.
+            drain_grace_s: for rpcs in flight when stopping.
+            audience: with or without client certificates.
+            limits: of this port.
+        """
+        self._name = name
+        self._listen = listen
+        self._servicers = servicers
+        self._identity = identity
+        self._audience = audience
+        self._drain_grace_s = drain_grace_s
+        self._limits = limits or ServerLimits()
+        self._gate = Gate(
+            run_id=run_id,
+            revocations=revocations,
+            clock=clock,
+            count_refusal=count_refusal,
+            limits=self._limits.gate,
+        )
+        self.address = listen
+        """host:port, the real port once ready."""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def live_rpcs(self) -> int:
+        """Rpcs being served now."""
+        return self._gate.live_rpcs
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Serve until ``stopping``, then drain.
+
+        Raises:
+            StartupError: the address cannot be bound, or TLS is off and it is not loopback.
+        """
+        server = grpc.aio.server(
+            interceptors=(self._gate,),
+            options=self._options(),
+            maximum_concurrent_rpcs=self._limits.concurrent_rpcs,
+        )
+        for add_servicer in self._servicers:
+            add_servicer(server)
+        self.address = self._bind(server)
+        await server.start()
+        try:
+            logger.info(
+                "serving",
+                extra={"service": self._name, "address": self.address, "tls": self._identity is not None},
+            )
+            ready()
+            await self._recheck_until(stopping)
+            await self._gate.drain(self._drain_grace_s)
+        finally:
+            await server.stop(_CLOSING_S)
+
+    async def _recheck_until(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            try:
+                async with asyncio.timeout(self._limits.recheck_s):
+                    await stopping.wait()
+            except TimeoutError:
+                self._gate.recheck()
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        try:
+            host, _ = split_address(self._listen)
+        except ValueError as error:
+            raise StartupError(f"{self._name} cannot listen: {error}", fix="Write host:port.") from error
+        credentials = self._credentials(host)
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(self._listen)
+            else:
+                port = server.add_secure_port(self._listen, credentials)
+        except RuntimeError as error:
+            raise StartupError(
+                f"{self._name} cannot listen on {self._listen}",
+                fix="Something else listens there, or the address is not this machine's: choose another.",
+            ) from error
+        return join_address(host, port)
+
+    def _credentials(self, host: str) -> grpc.ServerCredentials | None:
+        identity = self._identity
+        if identity is None:
+            if not is_loopback(host):
+                raise StartupError(
+                    f"TLS is off and {self._listen} is not loopback: anyone could join, read and publish",
+                    fix="Set node.tls = true, or listen on 127.0.0.1.",
+                )
+            return None
+        certificates = [(identity.key_pem, identity.certificate_pem)]
+        if self._audience is Audience.STRANGERS:
+            return grpc.ssl_server_credentials(certificates)
+        return grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
+
+    def _options(self) -> list[tuple[str, Any]]:
+        is_for_members = self._audience is Audience.MEMBERS
+        return [
+            # On by default: a second daemon would silently take half of the connections.
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
+            # Without both, a burst of calls on one connection is shed as CANCELLED.
+            ("grpc.server.max_pending_requests", 10_000),
+            ("grpc.server.max_pending_requests_hard_limit", 20_000),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # The largest of any service; the gate knows the limit of each.
+            (
+                "grpc.max_receive_message_length",
+                ROLLOUT_MESSAGE_BYTES if is_for_members else ENROLMENT_MESSAGE_BYTES,
+            ),
+            ("grpc.max_send_message_length", ROLLOUT_MESSAGE_BYTES),
+        ]

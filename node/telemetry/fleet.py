@@ -1,0 +1,97 @@
+"""Other peers' metrics, re-exported: one Prometheus target shows the whole fleet.
+
+Peers behind NAT cannot be scraped, so their metrics ride the heartbeat. Each sample gets the
+labels ``node`` and ``role``. Nothing a peer sends can claim another peer's labels, another
+subsystem's name, or memory without bound.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from node.identity.peer import Peer
+from node.telemetry.metrics import MetricFamily
+
+_FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
+_LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_RESERVED_LABELS: Final = frozenset({"node", "role"})
+_SUFFIXES: Final = {
+    "counter": frozenset({"_total"}),
+    "gauge": frozenset({""}),
+    "histogram": frozenset({"_bucket", "_count", "_sum"}),
+}
+_LABEL_VALUE_CHARACTERS: Final = 200
+_HELP_CHARACTERS: Final = 400
+SAMPLES_PER_PEER: Final = 2_000
+"""About ten times what a peer has; 500 peers at the bound are 1 M samples, 300 MB."""
+PEERS: Final = 500
+
+
+class FleetCollector(Collector):
+    """The newest metrics of every peer."""
+
+    def __init__(self) -> None:
+        self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
+        self.refused = Counter[str]()
+        """Families passed over, by rule: name, shape, samples, peers."""
+
+    def update(self, peer: Peer, families: Iterable[MetricFamily]) -> None:
+        """Take a peer's metrics in place of its earlier ones; what breaks a rule is passed over."""
+        if peer not in self._families and len(self._families) >= PEERS:
+            self.refused["peers"] += 1
+            return
+        kept: dict[str, MetricFamily] = {}
+        samples = 0
+        for family in families:
+            if not _FAMILY_NAME.fullmatch(family.name) or family.name in kept:
+                self.refused["name"] += 1
+            elif not _is_well_formed(family):
+                self.refused["shape"] += 1
+            elif samples + len(family.samples) > SAMPLES_PER_PEER:
+                self.refused["samples"] += 1
+            else:
+                kept[family.name] = family
+                samples += len(family.samples)
+        self._families[peer] = tuple(kept.values())
+
+    def drop(self, peer: Peer) -> None:
+        """Forget a peer that is gone."""
+        self._families.pop(peer, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Give one metric per name, with the samples of every peer that has it."""
+        metrics: dict[str, Metric] = {}
+        # A copy: the scraper runs in another thread than ``update``.
+        for peer, families in tuple(self._families.items()):
+            labels = {"node": peer.node_id, "role": peer.role.value}
+            for family in families:
+                metric = metrics.get(family.name)
+                if metric is None:
+                    metric = metrics[family.name] = Metric(
+                        family.name, family.help[:_HELP_CHARACTERS], family.type
+                    )
+                if metric.type != family.type:
+                    continue
+                for sample in family.samples:
+                    metric.add_sample(sample.name, sample.labels | labels, sample.value)
+        yield from metrics.values()
+
+
+def _is_well_formed(family: MetricFamily) -> bool:
+    suffixes = _SUFFIXES.get(family.type, frozenset())
+    series = {(sample.name, *sorted(sample.labels.items())) for sample in family.samples}
+    return len(series) == len(family.samples) and all(
+        sample.name.startswith(family.name)
+        and sample.name.removeprefix(family.name) in suffixes
+        and all(
+            _LABEL_NAME.fullmatch(name)
+            and name not in _RESERVED_LABELS
+            and len(value) <= _LABEL_VALUE_CHARACTERS
+            for name, value in sample.labels.items()
+        )
+        for sample in family.samples
+    )

@@ -1,0 +1,60 @@
+"""Lag: seconds between two named stages, and the clock offsets that make them comparable; pure.
+
+sampled    sampling started -> finished         on the sampler
+graded     finished -> graded                   on the sampler
+uploaded   graded -> spooled                    sampler to hub, queueing included
+delivered  spooled -> judged                    hub to learner
+trained    spooled -> trained on                hub to gradient step
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from node.rollout import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """One exchange's estimate of another peer's clock."""
+
+    offset_s: float
+    """Their clock minus ours."""
+    round_trip_s: float
+    """Time on the wire, both ways; the offset is wrong by at most half of it."""
+
+
+def clock_sample(
+    *, sent_at_s: float, received_at_s: float, replied_at_s: float, returned_at_s: float
+) -> ClockSample:
+    """Estimate the other clock from one exchange.
+
+    With t0 and t3 on our clock, t1 and t2 on theirs: offset = ((t1 - t0) + (t2 - t3)) / 2,
+    exact where both ways take equally long.
+
+    Source: NTP, RFC 5905 section 8.
+    """
+    out_s, back_s = received_at_s - sent_at_s, replied_at_s - returned_at_s
+    round_trip_s = (returned_at_s - sent_at_s) - (replied_at_s - received_at_s)
+    return ClockSample((out_s + back_s) / 2, round_trip_s)
+
+
+def best_sample(samples: Iterable[ClockSample]) -> ClockSample | None:
+    """Give the sample with the least room for error; None where there is none.
+
+    Samples with a negative round trip (a clock was set meanwhile) are passed over.
+    """
+    plausible = (sample for sample in samples if sample.round_trip_s >= 0)
+    return min(plausible, key=lambda sample: sample.round_trip_s, default=None)
+
+
+def submission_lags(group: RolloutGroup, *, spooled_at_s: float) -> dict[str, float]:
+    """Give the seconds of the stages up to the spool, by name.
+
+    Stamps are on the hub's clock as the sampler estimates it; what that makes negative is 0.
+    """
+    stages = {
+        "sampled": group.sampling_finished_at_s - group.sampling_started_at_s,
+        "graded": group.graded_at_s - group.sampling_finished_at_s,
+        "uploaded": spooled_at_s - group.graded_at_s,
+    }
+    return {stage: max(0.0, lag_s) for stage, lag_s in stages.items()}

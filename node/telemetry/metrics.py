@@ -1,0 +1,167 @@
+"""The registry of a process, the instruments every peer has, and the snapshot that rides heartbeats.
+
+Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_total]``. The label
+``node`` is reserved: the coordinator puts it on what other peers sent it, so a sample that
+carries it is somebody else's and is never sent on.
+"""
+
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
+
+from node import limits
+from node.clock import Clock
+from node.errors import Reason
+
+_log = logging.getLogger(__name__)
+
+PREFIX: Final = "heterorl_"
+NODE_LABEL: Final = "node"
+_TYPES: Final = frozenset({"counter", "gauge", "histogram"})
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One number; ``name`` has its suffix (_total, _bucket, _sum, _count)."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """One metric with its samples; ``type`` is counter, gauge or histogram, ``name`` has no suffix."""
+
+    name: str
+    type: str
+    help: str
+    samples: tuple[MetricSample, ...]
+
+
+def create_registry() -> CollectorRegistry:
+    """Give the one registry of this process, with the process's own memory, CPU and descriptors."""
+    # A creation time per series would double every counter and is of no use off Prometheus.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """Give the registry in the Prometheus text format, of the content type ``CONTENT_TYPE_LATEST``.
+
+    The coordinator has some metrics twice, its own and its peers'. The format wants each name
+    once, with all of its samples; a family of another type than the first is left out.
+    """
+    return generate_latest(_OneFamilyPerName(registry))
+
+
+class _OneFamilyPerName(Collector):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for metric in self._registry.collect():
+            first = families.setdefault(metric.name, metric)
+            if first is not metric and first.type == metric.type:
+                first.samples.extend(metric.samples)
+        return families.values()
+
+
+def snapshot(registry: CollectorRegistry) -> tuple[MetricFamily, ...]:
+    """Give this process's own heterorl metrics, as much of them as one heartbeat may carry.
+
+    Whole families, in order of registration; those past ``limits.METRIC_FAMILIES_PER_BEAT``
+    or ``limits.METRIC_SAMPLES_PER_BEAT`` are left out, and how many is logged.
+    """
+    families: list[MetricFamily] = []
+    samples = left_out = 0
+    for family in filter(None, map(_own_family, registry.collect())):
+        is_full = len(families) == limits.METRIC_FAMILIES_PER_BEAT
+        if is_full or samples + len(family.samples) > limits.METRIC_SAMPLES_PER_BEAT:
+            left_out += 1
+            continue
+        families.append(family)
+        samples += len(family.samples)
+    if left_out:
+        _log.warning("metrics over the limit of a heartbeat", extra={"left_out_families": left_out})
+    return tuple(families)
+
+
+def _own_family(metric: Metric) -> MetricFamily | None:
+    if not metric.name.startswith(PREFIX) or metric.type not in _TYPES:
+        return None
+    samples = tuple(
+        MetricSample(sample.name, dict(sample.labels), sample.value)
+        for sample in metric.samples
+        if NODE_LABEL not in sample.labels
+    )
+    return MetricFamily(metric.name, metric.type, metric.documentation, samples) if samples else None
+
+
+class NodeMetrics:
+    """The instruments every peer has, whatever its roles."""
+
+    def __init__(self, registry: CollectorRegistry, *, roles: Iterable[str], clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open_waits: dict[int, str] = {}
+        info = Gauge(
+            "heterorl_node_info",
+            "Always 1; the labels say what runs.",
+            ["version", "roles"],
+            registry=registry,
+        )
+        info.labels(version("heterorl-node"), "+".join(roles)).set(1)
+        self._refusals = Counter(
+            "heterorl_node_refusals",
+            "Requests and payloads refused, by the service that refused and why.",
+            ["service", "reason"],
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            "heterorl_node_waiting_tasks", "Tasks waiting right now, by what for.", ["for"], registry=registry
+        )
+        self._wait_seconds = Counter(
+            "heterorl_node_wait_seconds",
+            "Time spent in waits that have ended, by what for.",
+            ["for"],
+            registry=registry,
+        )
+
+    def count_refusal(self, *, service: str, reason: Reason) -> None:
+        self._refusals.labels(service, reason).inc()
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Count the body as a wait for ``what``: a fixed phrase such as ``prompt lease``. Any thread."""
+        started = self._clock.monotonic()
+        with self._lock:
+            number = next(self._numbers)
+            self._open_waits[number] = what
+        self._waiting.labels(what).inc()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open_waits[number]
+            self._waiting.labels(what).dec()
+            self._wait_seconds.labels(what).inc(self._clock.monotonic() - started)
+
+    @property
+    def waits_for(self) -> str:
+        """What the longest wait now open is for; empty when nothing waits. Rides heartbeats."""
+        with self._lock:
+            return next(iter(self._open_waits.values()), "")

@@ -1,0 +1,72 @@
+"""What moving policy versions costs, on every peer that sends or receives them."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from node.policy import ArtifactKey
+
+_FETCH_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
+
+
+class TransferMetrics:
+    """Counts for any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._bytes = Counter(
+            "heterorl_node_transfer_bytes",
+            "Payload bytes of policy versions received (in) and sent (out), sent again ones included.",
+            ["kind", "direction"],
+            registry=registry,
+        )
+        self._frames = Counter(
+            "heterorl_node_frames_applied",
+            "Frames decoded and verified, by codec.",
+            ["codec"],
+            registry=registry,
+        )
+        self._damaged = Counter(
+            "heterorl_node_frames_damaged",
+            "Frames that arrived with another digest than signed; each was asked for again alone.",
+            registry=registry,
+        )
+        self._mended = Counter(
+            "heterorl_node_frames_mended",
+            "Frames whose words in memory were not what they should be, rebuilt from a keyframe.",
+            registry=registry,
+        )
+        self._fetch = Histogram(
+            "heterorl_node_fetch_seconds",
+            "From the first byte asked for to the last frame verified, by artifact.",
+            ["kind"],
+            buckets=_FETCH_BUCKETS_S,
+            registry=registry,
+        )
+        self._apply = Histogram(
+            "heterorl_node_frame_apply_seconds",
+            "Verifying and decoding one frame.",
+            buckets=_APPLY_BUCKETS_S,
+            registry=registry,
+        )
+
+    def count_received(self, key: ArtifactKey, size_bytes: int) -> None:
+        self._bytes.labels(_kind(key), "in").inc(size_bytes)
+
+    def count_sent(self, key: ArtifactKey, size_bytes: int) -> None:
+        self._bytes.labels(_kind(key), "out").inc(size_bytes)
+
+    def count_damaged_frame(self) -> None:
+        self._damaged.inc()
+
+    def count_mended_frames(self, frames: int) -> None:
+        self._mended.inc(frames)
+
+    def count_applied_frame(self, codec: str, *, took_s: float) -> None:
+        self._frames.labels(codec).inc()
+        self._apply.observe(took_s)
+
+    def count_fetch(self, key: ArtifactKey, *, took_s: float) -> None:
+        self._fetch.labels(_kind(key)).observe(took_s)
+
+
+def _kind(key: ArtifactKey) -> str:
+    return "keyframe" if key.is_keyframe else "delta"

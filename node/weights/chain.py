@@ -1,0 +1,87 @@
+"""The cheapest way from what is held to what is wanted, by bytes.
+
+Versions are nodes, artifacts are edges from a base to a newer version; a keyframe starts at
+NO_BASE, where everyone can be at no cost. Edges only lead to larger numbers, so taking them in
+the order of the version they make is a shortest path already.
+"""
+
+from collections.abc import Iterable
+
+from node.policy import NO_BASE, Artifact
+
+PUBLIC_VERSION = 0
+"""The base model, which every peer has on disk: with NO_BASE, where a peer without weights starts."""
+
+
+def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
+    """Give the artifacts to apply, in order, to get from version ``held`` to ``head``.
+
+    The fewest bytes; among equals, the fewest artifacts.
+
+    Args:
+        held: a version number, or NO_BASE.
+        artifacts: what can be had, in any order.
+    Returns:
+        Empty if ``head`` is held; None if there is no way, which includes every way back.
+    """
+    if head < held:
+        return None
+    return _cheapest((held, NO_BASE), head, artifacts)
+
+
+def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
+    """Give the cheapest way to ``head`` for a peer that has nothing but the public base model."""
+    return _cheapest((PUBLIC_VERSION, NO_BASE), head, artifacts)
+
+
+def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
+    """Give the newest version that such a peer can get to; None if there is no way to any."""
+    reached = {PUBLIC_VERSION, NO_BASE}
+    newest = None
+    for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
+        if artifact.key.base_version in reached:
+            newest = artifact.key.version
+            reached.add(newest)
+    return newest
+
+
+def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
+    """Give the local artifacts that a hub with ``remote`` should get, most wanted first.
+
+    First what moves the hub to ``head`` with the fewest bytes sent, in the order to apply;
+    then the newest keyframe, for late joiners; then, newest first, whatever else the hub lacks
+    and would retain: nothing that starts before its oldest keyframe.
+    """
+    has = {artifact.key for artifact in remote}
+    lacks = [artifact for artifact in local if artifact.key not in has]
+    at_no_cost = [Artifact(key, 0) for key in has]
+    path = plan_fresh(head, [*at_no_cost, *lacks]) or ()
+    oldest = min((key.version for key in has if key.is_keyframe), default=NO_BASE)
+    rest = [
+        artifact
+        for artifact in sorted(lacks, key=lambda artifact: artifact.key, reverse=True)
+        if (artifact.key.version if artifact.key.is_keyframe else artifact.key.base_version) >= oldest
+    ]
+    keyframes = [artifact for artifact in rest if artifact.key.is_keyframe]
+    return tuple(dict.fromkeys([a for a in path if a.key not in has] + keyframes[:1] + rest))
+
+
+def _cheapest(starts: Iterable[int], head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
+    # Cost (bytes, artifacts) and last artifact of the cheapest way to each version reached so far.
+    reached: dict[int, tuple[int, int, Artifact | None]] = {start: (0, 0, None) for start in starts}
+    for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
+        start = reached.get(artifact.key.base_version)
+        if start is None or artifact.key.base_version >= artifact.key.version:
+            continue
+        cost = (start[0] + artifact.size_bytes, start[1] + 1)
+        best = reached.get(artifact.key.version)
+        if best is None or cost < best[:2]:
+            reached[artifact.key.version] = (*cost, artifact)
+    if head not in reached:
+        return None
+    path: list[Artifact] = []
+    last = reached[head][2]
+    while last is not None:
+        path.append(last)
+        last = reached[last.key.base_version][2]
+    return tuple(reversed(path))

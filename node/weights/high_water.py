@@ -1,0 +1,52 @@
+"""The newest policy ever believed: nothing older, and nothing else of that number, is believed again.
+
+A signature says who made a version, not when. Someone who keeps old manifests could serve them
+again (replay, rollback); a learner restored from an old checkpoint could make version n twice
+(fork). Numbers only grow within a run and epochs only grow with every start of the learner, so a
+mark that is kept across restarts finds all three.
+
+    older epoch                         FENCED     a second learner, or one that was rolled back
+    older version, whatever the epoch   ROLLBACK
+    same version, another root          ROLLBACK   a fork
+    same version, same root             fine: it is what we have
+"""
+
+from dataclasses import dataclass
+
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class HighWater:
+    """The newest epoch and version seen; ``HighWater()``: nothing yet. Persist it before acting on it."""
+
+    learner_epoch: int = 0
+    head: PolicyVersion | None = None
+
+    def admit(self, *, learner_epoch: int, version: PolicyVersion) -> "HighWater":
+        """Give the mark after believing ``version``.
+
+        Raises:
+            RefusedError: FENCED or ROLLBACK.
+        """
+        if learner_epoch < self.learner_epoch:
+            raise RefusedError(
+                Reason.FENCED,
+                f"version {version.number} is of learner epoch {learner_epoch}, "
+                f"but epoch {self.learner_epoch} was seen",
+                fix="stop the older learner",
+            )
+        if self.head is not None and version.number < self.head.number:
+            raise RefusedError(
+                Reason.ROLLBACK,
+                f"version {version.number} is older than version {self.head.number}, seen before",
+            )
+        if self.head is not None and version.number == self.head.number and version.root != self.head.root:
+            raise RefusedError(
+                Reason.ROLLBACK,
+                f"version {version.number} has root {version.root.hex()}, "
+                f"but was seen with {self.head.root.hex()}",
+                fix="restore the learner from its newest checkpoint",
+            )
+        return HighWater(learner_epoch, version)

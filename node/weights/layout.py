@@ -1,0 +1,147 @@
+"""The canonical order of a model's words, and its cut into frames.
+
+A version is one flat array of words: every tensor, sorted by the bytes of its name, row-major.
+A frame is what is coded, hashed, fetched and repaired alone: a piece of one large tensor or a
+run of small ones. Both sides derive the layout from the model they have; it never travels,
+only its digest does.
+
+    tensors   a [40]   b [10]   c [7]   d [100]          frame_words = 50
+    frames    |----- 50 ------| | 7 |   |- 50 -|- 50 -|
+"""
+
+import bisect
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+
+from node import limits
+from node.errors import Reason, RefusedError
+from node.weights.digests import LAYOUT_DIGEST_BYTES
+
+BFLOAT16: Final = "bfloat16"
+"""The one dtype whose words are coded today. A second needs codecs of its own, so it is refused by name."""
+
+TENSOR_NAME_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor as the model declares it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = BFLOAT16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """Where a tensor lies: ``words[start_word : start_word + words].reshape(shape)``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start_word: int
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpan:
+    """Where a frame lies in the flat array."""
+
+    start_word: int
+    words: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start_word, self.start_word + self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Every tensor and every frame of a model, in canonical order."""
+
+    tensors: tuple[TensorSpan, ...]
+    frames: tuple[FrameSpan, ...]
+    words: int
+    """Words of the whole version."""
+    digest: bytes
+    """LAYOUT_DIGEST_BYTES bytes over names, dtypes, shapes and the frame size."""
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":
+        """Lay out ``specs``, given in any order.
+
+        Raises:
+            RefusedError: LAYOUT_MISMATCH for a dtype that cannot be coded; MALFORMED for a name or
+                shape that breaks a rule or a name that comes twice; OVER_LIMIT for too many frames.
+        """
+        ordered = sorted(specs, key=lambda spec: spec.name.encode())
+        tensors: list[TensorSpan] = []
+        start = 0
+        for spec in ordered:
+            _check(spec, previous=tensors[-1].name if tensors else None)
+            words = math.prod(spec.shape)
+            tensors.append(TensorSpan(spec.name, spec.shape, spec.dtype, start, words))
+            start += words
+        if not tensors:
+            raise RefusedError(Reason.MALFORMED, "a layout without tensors")
+        if not 1 <= frame_words <= limits.FRAME_WORDS:
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"frames of {frame_words} words, at most {limits.FRAME_WORDS}"
+            )
+        # Two neighbouring frames hold more than frame_words between them, so this bounds the frames too.
+        if 2 * start > (limits.FRAMES_PER_ARTIFACT - 1) * frame_words and start > frame_words:
+            raise RefusedError(Reason.OVER_LIMIT, f"a model of {start} words in frames of {frame_words}")
+        return cls(tuple(tensors), tuple(_cut(tensors, frame_words)), start, _digest(tensors, frame_words))
+
+    def tensor_at(self, word: int) -> TensorSpan:
+        """Give the tensor that ``word`` of the flat array belongs to."""
+        return self.tensors[bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1]
+
+
+def _check(spec: TensorSpec, *, previous: str | None) -> None:
+    if spec.dtype != BFLOAT16:
+        raise RefusedError(
+            Reason.LAYOUT_MISMATCH,
+            f"tensor {spec.name!r} is {spec.dtype}; only {BFLOAT16} weights are published",
+            fix=f"convert the model to {BFLOAT16} before the run",
+        )
+    if not 1 <= len(spec.name.encode()) <= TENSOR_NAME_BYTES or "\0" in spec.name:
+        raise RefusedError(Reason.MALFORMED, f"{spec.name[:64]!r} cannot name a tensor")
+    if spec.name == previous:
+        raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} comes twice")
+    if any(length < 1 for length in spec.shape):
+        raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} has shape {spec.shape}")
+
+
+def _cut(tensors: Iterable[TensorSpan], frame_words: int) -> list[FrameSpan]:
+    frames: list[FrameSpan] = []
+    run_start = run_words = 0
+    for tensor in tensors:
+        if run_words + tensor.words <= frame_words:
+            run_words += tensor.words
+            continue
+        if run_words:
+            frames.append(FrameSpan(run_start, run_words))
+        run_start, run_words = tensor.start_word, tensor.words
+        if tensor.words > frame_words:
+            end = tensor.start_word + tensor.words
+            starts = range(tensor.start_word, end, frame_words)
+            frames.extend(FrameSpan(start, min(frame_words, end - start)) for start in starts)
+            run_start, run_words = end, 0
+    if run_words:
+        frames.append(FrameSpan(run_start, run_words))
+    return frames
+
+
+def _digest(tensors: Iterable[TensorSpan], frame_words: int) -> bytes:
+    hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", frame_words))
+    for tensor in tensors:
+        for text in (tensor.name.encode(), tensor.dtype.encode()):
+            hasher.update(struct.pack("<I", len(text)) + text)
+        hasher.update(struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape))
+    return hasher.digest(length=LAYOUT_DIGEST_BYTES)

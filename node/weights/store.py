@@ -1,0 +1,355 @@
+"""The artifacts a peer retains on disk, and which of them the world is told of.
+
+    offer -> incoming/ --last frame verified, fsync, rename--> complete/ --retention--> gone
+                 ^                                                |
+                 `------------- a frame fails its digest ---------'
+
+Only what is in complete/ is announced. The head is the newest version that a peer with nothing
+but the public base model can get to; once announced it never goes back, across restarts too
+(``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
+
+Every method may block on the disk and may be called from any thread: not from an event loop,
+except ``announcement``, ``listening`` and ``lease``. One process owns the directory.
+"""
+
+import logging
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from node import limits
+from node.errors import Reason, RefusedError, StartupError
+from node.policy import Announcement, ArtifactKey
+from node.weights.artifact_files import ArtifactFiles, sync_directory
+from node.weights.chain import newest_reachable
+from node.weights.head_file import Head, StoreMark
+from node.weights.manifest import Manifest, verify_signed
+from node.weights.offers import admit_offer
+from node.weights.retention import surplus
+
+log = logging.getLogger(__name__)
+
+INCOMING_ARTIFACTS: Final = 64
+"""Unfinished offers kept; an honest learner has a handful."""
+
+_HEAD_FILE: Final = "head.json"
+
+
+class ArtifactStore:
+    """Offers in, verified frames in, verified frames out."""
+
+    def __init__(self, root: Path, *, public_key: bytes, run_id: str, retained_keyframes: int) -> None:
+        """Open ``root``, made if need be, and take up what an earlier process left there.
+
+        Args:
+            retained_keyframes: at least 1; what starts before the oldest of them is removed.
+        Raises:
+            StartupError: the directory cannot be used.
+        """
+        self._root = root
+        self._complete = root / "complete"
+        self._incoming = root / "incoming"
+        self._scratch = root / "scratch"
+        self._public_key = public_key
+        self._run_id = run_id
+        self._retained_keyframes = retained_keyframes
+        self._lock = threading.Lock()
+        self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
+        self._lease_lock = threading.Lock()
+        self._leases: Counter[ArtifactKey] = Counter()
+        self._listeners: list[Callable[[], object]] = []
+        self._announcement: Announcement | None = None
+        try:
+            self._mark = self._recover()
+            self._announce()
+        except OSError as error:
+            raise StartupError(
+                f"{root} cannot be used: {error}", fix="Give the node a state directory it can write."
+            ) from error
+
+    def announcement(self) -> Announcement | None:
+        """Give the head and every artifact that can be fetched; None before the first version."""
+        return self._announcement
+
+    @contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def put_version(self, signed: bytes, payloads: Sequence[bytes]) -> None:
+        """Store a whole artifact made by this process.
+
+        Raises:
+            RefusedError: as ``offer`` and ``write_frame``.
+        """
+        manifest, missing = self.offer(signed)
+        for frame in missing:
+            self.write_frame(manifest.key, frame, payloads[frame])
+
+    def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
+        """Make room for an artifact, and give its manifest and the frames that are missing.
+
+        Raises:
+            RefusedError: BAD_SIGNATURE, MALFORMED, FOREIGN_RUN, OVER_LIMIT; FENCED by a newer epoch;
+                ROLLBACK, if the version is older than the head or another policy has its number; DISK.
+        """
+        manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
+        with self._lock, _disk_errors_refused(manifest.key):
+            known = self._artifacts.get(manifest.key)
+            if known is None or known.signed != signed:
+                retained = [artifact.manifest for artifact in self._artifacts.values()]
+                forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
+                self._raise_epoch(manifest.learner_epoch)
+                for key in forked:
+                    self._remove(key)
+                # The same words coded again: whichever is whole will do.
+                if known is None or not self._is_complete(known):
+                    self._create(manifest, signed)
+            artifact = self._artifacts[manifest.key]
+        if artifact.is_whole:
+            self._finish(artifact)
+        return manifest, artifact.missing()
+
+    def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
+        """Store one payload; with the last one the artifact becomes visible.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION, if it was not offered; DAMAGED; DISK.
+        """
+        with self._lock:
+            artifact = self._find(key)
+            if not artifact.has(frame):
+                artifact.write(frame, payload)
+        if artifact.is_whole:
+            self._finish(artifact)
+
+    def missing(self, key: ArtifactKey) -> tuple[int, ...]:
+        """Give the frames an offered artifact lacks.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION.
+        """
+        with self._lock:
+            return self._find(key).missing()
+
+    def manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
+        """Give the manifest of an artifact, parsed and as signed.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION.
+        """
+        with self._lock:
+            artifact = self._find(key)
+            return artifact.manifest, artifact.signed
+
+    def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
+        """Give a payload whose digest was checked just now: what a disk did to it meanwhile is found.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION; DAMAGED, if it fails its digest or is being replaced.
+        """
+        with self._lock:
+            artifact = self._find(key)
+            is_here = artifact.has(frame)
+            # Opened under the lock: the directory may be moved or removed while it is read.
+            file = artifact.open() if is_here else None
+        payload = None if file is None else artifact.read(file, frame)
+        if is_here and payload is None:
+            self._quarantine(artifact, frame)
+        if payload is None:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"frame {frame} of version {key.version} from {key.base_version} is damaged here",
+                fix="ask again later: the learner sends it again",
+            )
+        return payload
+
+    @contextmanager
+    def lease(self, key: ArtifactKey) -> Iterator[None]:
+        """Keep an artifact from being removed while it is read; it may go at the next change after that.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION.
+        """
+        with self._lease_lock:
+            self._leases[key] += 1
+        try:
+            self._find(key)
+            yield
+        finally:
+            with self._lease_lock:
+                self._leases[key] -= 1
+                if not self._leases[key]:
+                    del self._leases[key]
+
+    def _find(self, key: ArtifactKey) -> ArtifactFiles:
+        artifact = self._artifacts.get(key)
+        if artifact is None:
+            raise RefusedError(
+                Reason.UNKNOWN_VERSION,
+                f"version {key.version} from {key.base_version} is not here",
+                fix="plan again from a new announcement",
+            )
+        return artifact
+
+    def _is_complete(self, artifact: ArtifactFiles) -> bool:
+        return artifact.directory.parent == self._complete
+
+    def _create(self, manifest: Manifest, signed: bytes) -> None:
+        self._remove(manifest.key)
+        self._bound_incoming()
+        if len(self._artifacts) >= limits.ARTIFACTS_PER_ANNOUNCEMENT:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"{len(self._artifacts)} artifacts are retained already",
+                fix="publish keyframes, so that what is older can go",
+            )
+        artifact = ArtifactFiles.create(self._scratch / _name(manifest.key), signed, manifest)
+        self._artifacts[manifest.key] = artifact
+        self._move(artifact, self._incoming)
+
+    def _bound_incoming(self) -> None:
+        """Make room for one more unfinished artifact: the oldest version goes."""
+        incoming = sorted(key for key, artifact in self._artifacts.items() if not self._is_complete(artifact))
+        for key in incoming[: max(0, len(incoming) + 1 - INCOMING_ARTIFACTS)]:
+            self._remove(key)
+
+    def _finish(self, artifact: ArtifactFiles) -> None:
+        """Make a whole artifact visible. The lock is not held while the disk is waited for."""
+        with _disk_errors_refused(artifact.manifest.key):
+            artifact.sync()
+            with self._lock:
+                current = self._artifacts.get(artifact.manifest.key) is artifact
+                if current and artifact.is_whole and not self._is_complete(artifact):
+                    self._move(artifact, self._complete)
+                    self._announce()
+
+    def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
+        with self._lock:
+            artifact.forget(frame)
+            key = artifact.manifest.key
+            if self._artifacts.get(key) is artifact and self._is_complete(artifact):
+                log.warning(
+                    "a frame on disk is damaged",
+                    extra={"version": key.version, "base_version": key.base_version, "frame": frame},
+                )
+                self._move(artifact, self._incoming)
+                self._announce()
+
+    def _announce(self) -> None:
+        """Remove what is surplus, move the head on, and tell the listeners if anything changed."""
+        complete = {k: a.manifest.artifact for k, a in self._artifacts.items() if self._is_complete(a)}
+        newest = newest_reachable(complete.values())
+        head = self._mark.head
+        if newest is not None and (head is None or newest > head.number):
+            head = self._head_of(newest)
+            self._save(StoreMark(learner_epoch=self._mark.learner_epoch, head=head))
+        if head is None:
+            return
+        for key in surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes):
+            if key not in self._leases:
+                del complete[key]
+                self._remove(key)
+        announcement = Announcement(
+            head=head.policy_version,
+            learner_epoch=head.learner_epoch,
+            published_at_s=head.published_at_s,
+            artifacts=tuple(complete[key] for key in sorted(complete)),
+        )
+        if announcement != self._announcement:
+            self._announcement = announcement
+            for listener in tuple(self._listeners):
+                listener()
+
+    def _head_of(self, number: int) -> Head:
+        manifests = (artifact.manifest for artifact in self._artifacts.values())
+        manifest = max((m for m in manifests if m.version == number), key=lambda m: m.learner_epoch)
+        return Head(
+            number=number,
+            root=manifest.root.hex(),
+            learner_epoch=manifest.learner_epoch,
+            published_at_s=manifest.published_at_s,
+        )
+
+    def _raise_epoch(self, learner_epoch: int) -> None:
+        if learner_epoch > self._mark.learner_epoch:
+            self._save(StoreMark(learner_epoch=learner_epoch, head=self._mark.head))
+
+    def _save(self, mark: StoreMark) -> None:
+        mark.save(self._root / _HEAD_FILE)
+        self._mark = mark
+
+    def _move(self, artifact: ArtifactFiles, room: Path) -> None:
+        source = artifact.directory
+        artifact.directory = source.rename(room / source.name)
+        sync_directory(room)
+        sync_directory(source.parent)
+
+    def _remove(self, key: ArtifactKey) -> None:
+        artifact = self._artifacts.pop(key, None)
+        if artifact is not None:
+            # By way of scratch/: a directory half removed is never mistaken for an artifact.
+            self._move(artifact, self._scratch)
+            # What cannot be removed now is removed at the next start.
+            shutil.rmtree(artifact.directory, ignore_errors=True)
+
+    def _recover(self) -> StoreMark:
+        for room in (self._complete, self._incoming, self._scratch):
+            room.mkdir(parents=True, exist_ok=True)
+        for left in self._scratch.iterdir():
+            shutil.rmtree(left)
+        for room in (self._complete, self._incoming):
+            for directory in sorted(room.iterdir()):
+                self._recover_artifact(directory, whole=room == self._complete)
+        try:
+            return StoreMark.load(self._root / _HEAD_FILE)
+        except ValueError as error:
+            log.warning(
+                "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
+            )
+            epochs = (artifact.manifest.learner_epoch for artifact in self._artifacts.values())
+            return StoreMark(learner_epoch=max(epochs, default=0))
+
+    def _recover_artifact(self, directory: Path, *, whole: bool) -> None:
+        try:
+            artifact = ArtifactFiles.load(
+                directory, public_key=self._public_key, run_id=self._run_id, whole=whole
+            )
+            if directory.name != _name(artifact.manifest.key):
+                raise RefusedError(Reason.DAMAGED, f"it holds {_name(artifact.manifest.key)}")
+        except (RefusedError, OSError) as error:
+            log.warning(
+                "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
+            )
+            shutil.rmtree(directory)
+            return
+        self._artifacts[artifact.manifest.key] = artifact
+        if artifact.is_whole and not whole:
+            artifact.sync()
+            self._move(artifact, self._complete)
+        elif whole and not artifact.is_whole:
+            self._move(artifact, self._incoming)
+
+
+def _name(key: ArtifactKey) -> str:
+    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
+
+
+@contextmanager
+def _disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            Reason.DISK,
+            f"version {key.version} from {key.base_version} cannot be stored: {error.strerror}",
+            fix="make room on the disk of the state directory",
+        ) from error

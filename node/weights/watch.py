@@ -1,0 +1,49 @@
+"""Announcements of a hub, for as long as anyone listens."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+import grpc.aio
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.errors import RETRYABLE, RefusedError
+from node.policy import Announcement
+from node.rpc.channel import Backoff, ConnectionLost, classified
+from node.wire import announcement_from_wire
+
+log = logging.getLogger(__name__)
+
+
+async def watch_versions(
+    channel: grpc.aio.Channel, *, random: Callable[[], float]
+) -> AsyncGenerator[Announcement, None]:
+    """Yield every announcement, at once the newest; reconnect for ever.
+
+    Nothing an announcement says is signed: it tells what to ask for, and what is then fetched
+    is believed or not by its manifest.
+
+    Args:
+        channel: a control channel: an announcement never waits behind weights.
+        random: draws in [0, 1), for the backoff.
+    Raises:
+        RefusedError: for a reason that does not pass with time.
+    """
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    backoff = Backoff(random)
+    while True:
+        call = stub.WatchVersions(policy_pb2.WatchVersionsRequest(), wait_for_ready=True)
+        try:
+            with classified():
+                async for message in call:
+                    backoff.reset()
+                    yield announcement_from_wire(message)
+        except ConnectionLost as error:
+            log.debug("the announcements were cut", extra={"error": str(error)})
+        except RefusedError as error:
+            if error.reason not in RETRYABLE:
+                raise
+            log.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
+        finally:
+            call.cancel()
+        await backoff.wait()

@@ -1,0 +1,60 @@
+"""Policy versions, artifacts and announcements <-> heterorl.v1."""
+
+from heterorl.v1 import common_pb2, policy_pb2
+from node import limits
+from node.errors import Reason, RefusedError
+from node.policy import NO_BASE, ROOT_BYTES, Announcement, Artifact, ArtifactKey, PolicyVersion
+
+
+def policy_version_to_wire(version: PolicyVersion) -> common_pb2.PolicyVersion:
+    return common_pb2.PolicyVersion(number=version.number, root=version.root)
+
+
+def policy_version_from_wire(message: common_pb2.PolicyVersion) -> PolicyVersion:
+    if message.number < 0:
+        raise RefusedError(Reason.MALFORMED, f"policy version {message.number} is below 0")
+    if len(message.root) not in (0, ROOT_BYTES):
+        raise RefusedError(Reason.MALFORMED, f"a root of {len(message.root)} bytes; it has {ROOT_BYTES}")
+    return PolicyVersion(message.number, message.root)
+
+
+def artifact_key_to_wire(key: ArtifactKey) -> policy_pb2.ArtifactKey:
+    return policy_pb2.ArtifactKey(version=key.version, base_version=key.base_version)
+
+
+def artifact_key_from_wire(message: policy_pb2.ArtifactKey) -> ArtifactKey:
+    if message.version < 0 or not NO_BASE <= message.base_version < message.version:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"no artifact makes version {message.version} from version {message.base_version}",
+            fix="the base is -1 (none) or an older version",
+        )
+    return ArtifactKey(message.version, message.base_version)
+
+
+def announcement_to_wire(announcement: Announcement) -> policy_pb2.WatchVersionsResponse:
+    return policy_pb2.WatchVersionsResponse(
+        head=policy_version_to_wire(announcement.head),
+        learner_epoch=announcement.learner_epoch,
+        published_at_s=announcement.published_at_s,
+        artifacts=[
+            policy_pb2.Artifact(key=artifact_key_to_wire(artifact.key), size_bytes=artifact.size_bytes)
+            for artifact in announcement.artifacts
+        ],
+    )
+
+
+def announcement_from_wire(message: policy_pb2.WatchVersionsResponse) -> Announcement:
+    if len(message.artifacts) > limits.ARTIFACTS_PER_ANNOUNCEMENT:
+        raise RefusedError(Reason.OVER_LIMIT, f"an announcement of {len(message.artifacts)} artifacts")
+    if any(artifact.size_bytes < 0 for artifact in message.artifacts):
+        raise RefusedError(Reason.MALFORMED, "an artifact of negative size")
+    return Announcement(
+        head=policy_version_from_wire(message.head),
+        learner_epoch=message.learner_epoch,
+        published_at_s=message.published_at_s,
+        artifacts=tuple(
+            Artifact(artifact_key_from_wire(artifact.key), artifact.size_bytes)
+            for artifact in message.artifacts
+        ),
+    )

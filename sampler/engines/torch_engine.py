@@ -1,0 +1,278 @@
+"""Generation with a transformers causal language model, every running completion one row of a batch.
+
+    add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
+
+A row is its tokens; the cache covers all but the last, which is the next step's input. So a swap
+in mid-generation is one more prefill: ``load`` throws the cache away and computes it again from
+prompt and generated tokens under the new weights, and every later logprob is exactly theirs. The
+price is one forward pass over all running tokens per swap, as much as decoding them once in batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from node.errors import Reason, RefusedError, StartupError
+from node.tokenizer import tokenizer_digest
+from node.weights.layout import Layout, TensorSpec
+from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.distribution import sampling_logprob
+from sampler.engines.kv_cache import KeyValueCache
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request with what is finished of it, by completion."""
+
+    request: GenerationRequest
+    done: dict[int, SampledCompletion] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One unfinished completion."""
+
+    running: _Running
+    number: int
+    tokens: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def completion(self, *, is_finished: bool) -> SampledCompletion:
+        generated = len(self.logprobs)
+        return SampledCompletion(
+            token_ids=np.array(self.tokens[-generated:], np.int32),
+            behaviour_logprob=np.array(self.logprobs, np.float32),
+            policy_version=np.array(self.versions, np.int32),
+            is_finished=is_finished,
+        )
+
+
+class TorchEngine:
+    """See ``sampler.engines.base.Engine``."""
+
+    def __init__(
+        self, model_dir: Path, *, device: str, compute_dtype: torch.dtype, threads: int, seed: int | None
+    ) -> None:
+        """Load the base model, rounded to bf16, as version 0.
+
+        Args:
+            model_dir: Holds safetensors weights and a fast tokenizer.
+            compute_dtype: What the bf16 words are widened to; float32 does so exactly.
+            threads: Of torch, for the whole process; 0 leaves the choice to torch.
+            seed: Of the sampling; None takes one from the machine.
+
+        Raises:
+            StartupError: the directory holds no such model, or the device is not there.
+        """
+        if threads:
+            torch.set_num_threads(threads)
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self._model_dir = model_dir
+        self._digest = tokenizer_digest(model_dir)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+            self._model = _load_model(model_dir, compute_dtype)
+            self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+            self._generator = torch.Generator(device)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StartupError(
+                f"the model in {model_dir} does not load on {device}: {error}",
+                fix="Set sampler.model_dir to a model saved as safetensors, sampler.device to a device here",
+            ) from error
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+        self._model.requires_grad_(False).train(False)
+        self._live = canonical_tensors(self._model.state_dict())
+        for tensor in self._live.values():
+            tensor.copy_(tensor.bfloat16())
+        self._layout = Layout.of(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._live.items())
+        self._end_ids = _end_ids(self._model, self._tokenizer)
+        self._version = 0
+        self._pending: list[_Running] = []
+        self._rows: list[_Row] = []
+        self._cache: KeyValueCache | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def tokenizer_digest(self) -> bytes:
+        return self._digest
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
+
+    @property
+    def running(self) -> int:
+        return len(self._pending) + len({id(row.running) for row in self._rows})
+
+    def words0(self) -> NDArray[np.uint16]:
+        tensors = canonical_tensors(_load_model(self._model_dir, torch.float32).state_dict())
+        parts = [tensor.bfloat16().reshape(-1).view(torch.uint16) for tensor in tensors.values()]
+        words: NDArray[np.uint16] = torch.cat(parts).numpy()
+        return words
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._tokenizer(text).input_ids, np.int32)
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def add(self, request: GenerationRequest) -> None:
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        tokens = len(request.prompt_token_ids) + request.sampling.max_new_tokens
+        if not len(request.prompt_token_ids) or (limit is not None and tokens > limit):
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a prompt of {len(request.prompt_token_ids)} and completions of "
+                f"{request.sampling.max_new_tokens} tokens, the model takes {limit} together",
+                fix="lower coordinator.max_new_tokens or choose a task with shorter prompts",
+            )
+        self._pending.append(_Running(request))
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        gone = frozenset(request_ids)
+        self._pending = [r for r in self._pending if r.request.request_id not in gone]
+        self._keep([row.running.request.request_id not in gone for row in self._rows])
+
+    @torch.inference_mode()
+    def step(self) -> list[FinishedRequest]:
+        self._take_pending()
+        if self._cache is None:
+            return []
+        device = self._cache.mask.device
+        logits = self._model(
+            input_ids=torch.tensor([[row.tokens[-1]] for row in self._rows], device=device),
+            position_ids=self._cache.lengths().unsqueeze(-1),
+            attention_mask=self._cache.mask_with_next().long(),
+            past_key_values=self._cache.past,
+            use_cache=True,
+        ).logits[:, -1]
+        self._cache.take_appended()
+        sampling = [row.running.request.sampling for row in self._rows]
+        logprob = sampling_logprob(
+            logits,
+            temperature=torch.tensor([s.temperature for s in sampling], device=device),
+            top_k=torch.tensor([s.top_k for s in sampling], device=device),
+            top_p=torch.tensor([s.top_p for s in sampling], device=device),
+        )
+        drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
+        drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
+        return self._append(drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist())
+
+    @torch.inference_mode()
+    def load(self, words: NDArray[np.uint16], version: int) -> None:
+        if version < self._version:
+            raise ValueError(f"version {version} is older than {self._version}, which is being served")
+        if words.shape != (self._layout.words,):
+            raise ValueError(f"words of shape {words.shape}, the layout has {self._layout.words}")
+        for span in self._layout.tensors:
+            # Copied one tensor at a time: the words may be read-only, which torch cannot view.
+            part = torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
+            self._live[span.name].copy_(part.view(torch.bfloat16).view(span.shape))
+        self._version = version
+        if self._rows:
+            self._cache = self._prefilled([row.tokens for row in self._rows])
+
+    def _take_pending(self) -> None:
+        if not self._pending:
+            return
+        rows: list[_Row] = []
+        repeats: list[int] = []
+        prompts = [running.request.prompt_token_ids.tolist() for running in self._pending]
+        for number, (running, prompt) in enumerate(zip(self._pending, prompts, strict=True)):
+            rows += [_Row(running, n, list(prompt)) for n in range(running.request.completions)]
+            repeats += [number] * running.request.completions
+        cache = self._prefilled(prompts).rows(repeats)
+        self._pending = []
+        self._rows += rows
+        self._cache = cache if self._cache is None else self._cache.joined(cache)
+
+    def _prefilled(self, rows: Sequence[Sequence[int]]) -> KeyValueCache:
+        """Compute the cache of all but the last token of each row."""
+        device = self._model.device
+        width = max(1, max(len(tokens) for tokens in rows) - 1)
+        ids = torch.zeros((len(rows), width), dtype=torch.long, device=device)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool, device=device)
+        for number, tokens in enumerate(rows):
+            if len(tokens) > 1:
+                ids[number, 1 - len(tokens) :] = torch.tensor(tokens[:-1], device=device)
+                mask[number, 1 - len(tokens) :] = True
+        past = DynamicCache()
+        self._model.base_model(
+            input_ids=ids,
+            position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
+            attention_mask=mask.long(),
+            past_key_values=past,
+            use_cache=True,
+        )
+        return KeyValueCache(past, mask)
+
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[FinishedRequest]:
+        finished: list[FinishedRequest] = []
+        unfinished: list[bool] = []
+        for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self._version)
+            ended = token in self._end_ids
+            unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)
+            if not unfinished[-1]:
+                running = row.running
+                running.done[row.number] = row.completion(is_finished=ended)
+                if len(running.done) == running.request.completions:
+                    completions = tuple(running.done[n] for n in range(running.request.completions))
+                    finished.append(FinishedRequest(running.request.request_id, completions))
+        self._keep(unfinished)
+        return finished
+
+    @torch.inference_mode()
+    def _keep(self, wanted: Sequence[bool]) -> None:
+        """Drop rows. Costs a copy of the cache, as every decode step does anyway."""
+        if all(wanted):
+            return
+        kept = [number for number, is_wanted in enumerate(wanted) if is_wanted]
+        self._rows = [self._rows[number] for number in kept]
+        self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
+
+
+def canonical_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the floating tensors in layout order: each storage once, under its bytewise smallest name.
+
+    Tied weights are one tensor with several names; whoever writes it once has written them all.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name in sorted(state, key=str.encode):
+        tensor = state[name]
+        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
+
+
+def _load_model(model_dir: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    model: transformers.PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model_dir, local_files_only=True, use_safetensors=True, dtype=dtype
+    )
+    return model
+
+
+def _end_ids(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = tokenizer.eos_token_id if configured is None else configured
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

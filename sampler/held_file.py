@@ -1,0 +1,67 @@
+"""A copy of the held policy on disk, so that a restarted sampler need not start from version 0.
+
+    magic | version i64 | root 16 | BLAKE3-16 of all before | words u16...        little-endian
+
+The root is computed again when the copy is read: a damaged copy is no copy.
+"""
+
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+import blake3
+import numpy as np
+
+from node.policy import PolicyVersion
+from node.weights.artifact_files import sync_directory
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+_HEADER: Final = struct.Struct("<8s q 16s")
+_DIGEST_BYTES: Final = 16
+_MAGIC: Final = b"HRLHELD\0"
+
+
+def save_held(path: Path, policy: HeldPolicy) -> None:
+    """Replace the copy; the old one or the new one survives whatever happens.
+
+    Raises:
+        OSError: the disk is full or broken; the old copy is as it was.
+    """
+    scratch = path.with_suffix(".new")
+    with scratch.open("wb") as file:
+        header = _HEADER.pack(_MAGIC, policy.version.number, policy.version.root)
+        file.write(header + _digest(header))
+        file.write(policy.words.astype("<u2", copy=False).data)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    sync_directory(path.parent)
+
+
+def load_held(path: Path, layout: Layout) -> HeldPolicy | None:
+    """Give the copy; None if there is none, or it is damaged or of another model."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            is_whole = file.read(_DIGEST_BYTES) == _digest(header)
+            magic, number, root = _HEADER.unpack(header)
+            words = np.fromfile(file, "<u2")
+        policy = HeldPolicy.of(number, words.astype(np.uint16, copy=False), layout=layout)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, struct.error) as error:
+        logger.warning("saved policy not usable", extra={"path": str(path), "detail": str(error)})
+        return None
+    if not is_whole or magic != _MAGIC or policy.version != PolicyVersion(number, root):
+        logger.warning("saved policy damaged", extra={"path": str(path), "version": number})
+        return None
+    return policy
+
+
+def _digest(header: bytes) -> bytes:
+    return blake3.blake3(header).digest(length=_DIGEST_BYTES)

@@ -1,0 +1,102 @@
+"""Takes leases as far as there is room, and gives back those that will not be answered."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from node.errors import RefusedError
+from node.limits import LEASES_PER_REQUEST
+from node.rollout import PromptLease
+from node.rollout_client import LeaseGrant, SamplerRolloutClient
+from node.rpc.channel import Backoff, ConnectionLost
+from node.telemetry.metrics import NodeMetrics
+from sampler.generation import Generation
+from sampler.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner"})
+"""Bounds a hub may name; others are not shown, because what waits are for is a closed label."""
+
+SHORTEST_WAIT_S: Final = 0.05
+LONGEST_WAIT_S: Final = 30.0
+"""A hub that says otherwise is not believed."""
+
+
+class Leasing:
+    """Keeps a workload filled while ``run`` runs."""
+
+    def __init__(
+        self,
+        client: SamplerRolloutClient,
+        *,
+        workload: Workload,
+        generation: Generation,
+        node_metrics: NodeMetrics,
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._workload = workload
+        self._generation = generation
+        self._node_metrics = node_metrics
+        self._backoff = Backoff(random)
+        self._unwanted: list[str] = []
+        self._changed = asyncio.Event()
+
+    def notice_change(self) -> None:
+        """Say that there may be room again."""
+        self._changed.set()
+
+    def give_back(self, lease_ids: Iterable[str]) -> None:
+        """Give leases back before the next request for more."""
+        self._unwanted += lease_ids
+        self._changed.set()
+
+    async def run(self, take: Callable[[PromptLease], bool]) -> None:
+        """Lease until cancelled.
+
+        Args:
+            take: Starts the work on a lease; False if it cannot be done here.
+        """
+        while True:
+            self._changed.clear()
+            try:
+                await self.give_back_now()
+                await self._fill(take)
+            except (ConnectionLost, RefusedError) as error:
+                logger.warning("no leases", extra={"detail": str(error)})
+                with self._node_metrics.waiting("hub"):
+                    await self._backoff.wait()
+
+    async def give_back_now(self) -> None:
+        """Give back what is unwanted; what the hub did not hear of expires by itself.
+
+        Raises:
+            RefusedError, ConnectionLost: see ``SamplerRolloutClient``.
+        """
+        unwanted, self._unwanted = self._unwanted, []
+        if unwanted:
+            await self._client.release(unwanted)
+
+    async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
+        with self._node_metrics.waiting("policy version"):
+            served = await self._generation.wait_until_serving()
+        room = min(self._workload.room(), LEASES_PER_REQUEST)
+        if not room:
+            await self._changed.wait()
+            return
+        grant = await self._client.lease(room, served)
+        if not all([take(lease) for lease in grant.leases]):
+            # The hub may grant them again at once, for ever.
+            with self._node_metrics.waiting("prompt lease"):
+                await self._backoff.wait()
+            return
+        self._backoff.reset()
+        if len(grant.leases) < room:
+            await self._wait_for_more(grant)
+
+    async def _wait_for_more(self, grant: LeaseGrant) -> None:
+        bound = f"prompt lease: {grant.waits_for}" if grant.waits_for in BOUNDS else "prompt lease"
+        with self._node_metrics.waiting(bound):
+            await asyncio.sleep(min(max(grant.retry_after_s, SHORTEST_WAIT_S), LONGEST_WAIT_S))

@@ -1,0 +1,55 @@
+"""What a sampler measures. What moving policy versions costs is in node/telemetry/transfer_metrics.py."""
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+
+class SamplerMetrics:
+    """The sampler's instruments, for the event loop's thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"heterorl_sampler_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"heterorl_sampler_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"heterorl_sampler_{name}", text, buckets=buckets, registry=registry)
+
+        self.tokens = counter("tokens", "Completion tokens of finished groups.")
+        self.decode_steps = counter(
+            "decode_steps", "Decode steps, each one token for every running completion."
+        )
+        self.generate_seconds = counter("generate_seconds", "Time spent in decode steps.")
+        self.groups = counter("groups", "Verdicts told to this sampler; a group may get several.", "verdict")
+        self.dropped_groups = counter(
+            "dropped_groups", "Groups that were leased and not handed in.", "reason"
+        )
+        self.group_seconds = histogram(
+            "group_seconds", "From the lease of a group to its last token.", _GROUP_BUCKETS_S
+        )
+        self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
+        self.grader_kills = counter("grader_kills", "Graders killed at a limit or found dead.")
+        self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group.")
+        self.swap_seconds = histogram(
+            "swap_seconds", "Loading a version between decode steps, caches included.", _SWAP_BUCKETS_S
+        )
+        self.held_version = gauge("held_version", "The policy version that is sampled from; -1: none.")
+        self.repairs = counter("repairs", "Times the hub found the held policy to be another than signed.")
+        self._outbox = gauge("outbox_groups", "Graded groups not yet handed in.")
+        self._leases = gauge("running_leases", "Leases worked on, from prompt to handing in.")
+        self._age = gauge("policy_age_seconds", "Time since the held version was published, by two clocks.")
+
+    def watch(
+        self, *, outbox: Callable[[], float], leases: Callable[[], float], policy_age_s: Callable[[], float]
+    ) -> None:
+        """Read these whenever the metrics are collected."""
+        self._outbox.set_function(outbox)
+        self._leases.set_function(leases)
+        self._age.set_function(policy_age_s)

@@ -1,0 +1,60 @@
+"""The process that runs graders: reads requests from standard input, answers on standard output.
+
+    python -m sampler.tasks.grader_worker package.module:Class CPU_SECONDS MEMORY_BYTES
+
+Limits are the kernel's: address space for the whole process, CPU seconds anew for each request.
+They stop a grader that loops or hoards; they are no sandbox against one that means harm.
+"""
+
+import json
+import os
+import resource
+import sys
+from typing import Any, BinaryIO
+
+from sampler.tasks.base import Task, load_task
+from sampler.tasks.framing import LENGTH, REQUEST_BYTES, framed
+
+
+def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
+    """Serve until standard input ends."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    # A grader that prints must not write into the replies.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
+    task = load_task(path)
+    replies.write(framed({"ready": True}))
+    while (request := _read(sys.stdin.buffer)) is not None:
+        _allow_cpu(cpu_limit_s)
+        replies.write(framed(_graded(task, request)))
+
+
+def _read(requests: BinaryIO) -> dict[str, Any] | None:
+    header = requests.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(header)
+    if length > REQUEST_BYTES:
+        raise ValueError(f"a request of {length} bytes")
+    request: dict[str, Any] = json.loads(requests.read(length))
+    return request
+
+
+def _allow_cpu(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"rewards": [float(task.grade(request["index"], text)) for text in request["texts"]]}
+    except Exception as error:
+        # Whatever a grader raises is an answer about this group; the next one may be fine.
+        return {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

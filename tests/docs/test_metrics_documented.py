@@ -1,0 +1,210 @@
+"""METRICS.md, the alert rules, the dashboard and the code name the same metrics. Imports no torch."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
+
+from deploy.check import DEPLOY
+from learner.metrics import LearnerMetrics
+from node.clock import SystemClock
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.leases import SlotState
+from node.coordinator.membership import PeerState
+from node.coordinator.metrics import CoordinatorMetrics
+from node.errors import Reason
+from node.rollout import Verdict
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
+from sampler.metrics import SamplerMetrics
+
+ROOT: Final = DEPLOY.parent
+MONITORING: Final = DEPLOY / "monitoring"
+
+INSTRUMENT_MODULES: Final = {
+    "learner/metrics.py",
+    "node/coordinator/metrics.py",
+    "node/telemetry/metrics.py",
+    "node/telemetry/transfer_metrics.py",
+    "sampler/metrics.py",
+}
+"""Where metrics are made: all of them are built below."""
+
+FLEET_LABELS: Final = {"node", "role"}
+"""What the coordinator puts on the metrics of other peers."""
+
+SERVER_METRICS: Final = {"up": {"job", "instance"}}
+
+VALUES_OF_LABEL: Final[dict[str, set[str]]] = {
+    "verdict": set(Verdict),
+    "reason": set(Reason),
+    "role": set(Role),
+    "state": {*SlotState, *PeerState},
+    "job": {"heterorl"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """A metric as Prometheus sees it; counters with _total, histograms without suffix."""
+
+    name: str
+    type: str
+    labels: frozenset[str]
+
+    @property
+    def series(self) -> set[str]:
+        """Names a query may use."""
+        if self.type == "histogram":
+            return {f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
+        return {self.name}
+
+
+class _Registry(CollectorRegistry):
+    """Remembers what was registered: a metric with labels shows nothing of itself before its first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registered: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        super().register(collector)
+        self.registered.append(collector)
+
+
+def instruments_in_code() -> dict[str, Instrument]:
+    registry = _Registry()
+    NodeMetrics(registry, roles=["coordinator"], clock=SystemClock())
+    TransferMetrics(registry)
+    CoordinatorMetrics(registry)
+    LearnerMetrics(registry)
+    SamplerMetrics(registry)
+    return {instrument.name: instrument for instrument in map(instrument_of, registry.registered)}
+
+
+def instrument_of(collector: Collector) -> Instrument:
+    assert isinstance(collector, Counter | Gauge | Histogram), collector
+    name, kind = collector._name, collector._type
+    return Instrument(f"{name}_total" if kind == "counter" else name, kind, frozenset(collector._labelnames))
+
+
+def instruments_in_document() -> dict[str, Instrument]:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \|([^|]*)\| ([^|]+) \| ([^|]+) \|$",
+        (MONITORING / "METRICS.md").read_text(),
+        re.MULTILINE,
+    )
+    assert all(unit.strip() and meaning.strip() for *_, unit, meaning in rows)
+    assert len({name for name, *_ in rows}) == len(rows)
+    return {
+        name: Instrument(name, kind, frozenset(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels, *_ in rows
+    }
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Give every PromQL expression with where it stands."""
+    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((MONITORING / "dashboards/heterorl.json").read_text())
+    return loaded
+
+
+def names_in(texts: Iterable[str]) -> set[str]:
+    return {name for text in texts for name in re.findall(r"\bheterorl_\w+", text)}
+
+
+def test_metrics_are_made_only_where_this_test_looks() -> None:
+    makers = {
+        str(path.relative_to(ROOT))
+        for package in ("node", "learner", "sampler")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"prometheus_client.*\b(Counter|Gauge|Histogram|Summary|Info|Enum)\b", path.read_text())
+    }
+    assert makers == INSTRUMENT_MODULES
+
+
+def test_the_document_and_the_code_have_the_same_metrics() -> None:
+    code, document = instruments_in_code(), instruments_in_document()
+    assert sorted(document) == sorted(code)
+    assert document == code
+
+
+def test_names_follow_the_house_style() -> None:
+    for instrument in instruments_in_code().values():
+        assert re.fullmatch(r"heterorl_(node|coordinator|relay|learner|sampler)_[a-z0-9_]+", instrument.name)
+        assert (instrument.type == "counter") == instrument.name.endswith("_total"), instrument.name
+
+
+@pytest.mark.parametrize(("where", "query"), list(queries()))
+def test_a_query_uses_metrics_labels_and_values_that_exist(where: str, query: str) -> None:
+    known = {name: i.labels for i in instruments_in_code().values() for name in i.series}
+    used = names_in([query])
+    assert used <= known.keys()
+    server_labels = {label for name, labels in SERVER_METRICS.items() if name in query for label in labels}
+    labels = FLEET_LABELS | {"le"} | server_labels | {label for name in used for label in known[name]}
+    matched = re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', query)
+    grouped = {
+        label
+        for group in re.findall(r"\b(?:by|without|on) \(([^)]*)\)", query)
+        for label in group.split(", ")
+    }
+    assert {label for label, _ in matched} | (grouped - {""}) <= labels
+    for label, values in matched:
+        if label in VALUES_OF_LABEL:
+            assert set(values.split("|")) <= VALUES_OF_LABEL[label]
+
+
+def test_every_metric_that_a_text_of_the_rules_names_exists() -> None:
+    known = {name for i in instruments_in_code().values() for name in {i.name, *i.series}}
+    assert names_in([(MONITORING / "rules.yml").read_text()]) <= known
+
+
+def test_thresholds_of_the_rules_follow_the_default_staleness_bound() -> None:
+    bound = CoordinatorConfig.model_fields["max_staleness_versions"].default
+    expressions = dict(queries())
+    assert expressions["VersionLag"].endswith(f"> {bound}")
+    assert expressions["StalenessNearBound"].strip().endswith(f"> {bound * 3 // 4}")
+
+
+def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:
+    tests = yaml.safe_load((MONITORING / "rules_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    alerts = {name for name, _ in queries() if name in {case["alertname"] for case in cases}}
+    fired = {case["alertname"] for case in cases if case.get("exp_alerts")}
+    silent = {case["alertname"] for case in cases if not case.get("exp_alerts")}
+    rules = {
+        rule["alert"]
+        for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]
+        for rule in group["rules"]
+    }
+    assert alerts == fired == silent == rules
+
+
+def test_the_dashboard_shows_what_the_run_is_steered_by() -> None:
+    shown = names_in(target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", []))
+    assert shown >= {
+        "heterorl_learner_reward_mean",
+        "heterorl_learner_kl_nats",
+        "heterorl_learner_ess_ratio",
+        "heterorl_learner_staleness_versions_bucket",
+        "heterorl_coordinator_group_lag_seconds_sum",
+        "heterorl_coordinator_groups_total",
+        "heterorl_coordinator_peer_version_lag_versions",
+        "heterorl_coordinator_slots",
+        "heterorl_node_transfer_bytes_total",
+    }

@@ -1,0 +1,157 @@
+"""Bytes from strangers: refused or right, never anything else."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
+
+from node.errors import RefusedError
+from node.identity.signatures import SigningKey
+from node.weights.apply import DamagedFrameError, Stage
+from node.weights.codec import Codec, EncodedFrame, decode_frame, encode_frame
+from node.weights.digests import words_digest
+from node.weights.encode import EncodedVersion
+from node.weights.manifest import parse, verify_signed
+
+LEARNER = Learner()
+DELTA = LEARNER.encode(2, 1)
+KEYFRAME = LEARNER.encode(2, None)
+SIGNED = LEARNER.signed(2, 1)[0]
+WORDS = 500
+BASE = random_words(7)[:WORDS]
+GAP = encode_frame(drifted(BASE, 8, share=0.05), base=BASE)
+KEY = encode_frame(BASE, base=None)
+
+CODECS = st.sampled_from(list(Codec))
+
+
+def decode(codec: Codec, payload: bytes) -> None:
+    """Decode into the middle of a larger array: nothing beside it may change."""
+    room = np.full(WORDS + 200, 0xABCD, np.uint16)
+    base = BASE.copy()
+    with contextlib.suppress(RefusedError):
+        decode_frame(codec, payload, base=base, out=room[100:-100])
+    assert (room[:100] == 0xABCD).all()
+    assert (room[-100:] == 0xABCD).all()
+    np.testing.assert_array_equal(base, BASE)
+
+
+@settings(deadline=None, max_examples=500)
+@given(codec=CODECS, payload=st.binary(max_size=2 * WORDS + 10))
+def test_any_bytes_decode_or_are_refused(codec: Codec, payload: bytes) -> None:
+    decode(codec, payload)
+
+
+@settings(deadline=None, max_examples=500)
+@given(plain=st.binary(max_size=200), counts=st.tuples(st.integers(0, 60), st.integers(0, 20)))
+@example(plain=b"\xff" * 100, counts=(0, 0))
+def test_any_content_of_a_good_zstd_frame_decodes_or_is_refused(
+    plain: bytes, counts: tuple[int, int]
+) -> None:
+    header = b"".join(count.to_bytes(4, "little") for count in counts)
+    decode(Codec.GAP, zstandard.compress(header + plain))
+    decode(Codec.KEYFRAME, bytes(WORDS) + zstandard.compress(plain))
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    good=st.sampled_from([GAP, KEY]),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.integers(0, 1 << 16),
+)
+def test_a_damaged_good_payload_decodes_to_something_or_is_refused(
+    good: EncodedFrame, changes: list[tuple[int, int]], cut: int
+) -> None:
+    payload = bytearray(good.payload)
+    for position, value in changes:
+        payload[position % len(payload)] = value
+    decode(good.codec, bytes(payload))
+    decode(good.codec, bytes(payload[: cut % len(payload)]))
+
+
+@pytest.mark.parametrize("good", [DELTA, KEYFRAME], ids=["delta", "keyframe"])
+def test_every_flipped_bit_of_every_payload_is_found_in_its_frame(good: EncodedVersion) -> None:
+    stage = Stage(good.manifest, layout=LAYOUT, base=LEARNER.versions[1])
+    for frame, payload in enumerate(good.payloads):
+        stride = max(1, len(payload) * 8 // 2000)
+        for bit in range(0, len(payload) * 8, stride):
+            damaged = bytearray(payload)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(DamagedFrameError) as found:
+                stage.put(frame, bytes(damaged))
+            assert found.value.frame == frame
+    for frame, payload in enumerate(good.payloads):
+        stage.put(frame, payload)
+    assert stage.finish().version == LEARNER.versions[2].version
+
+
+def test_every_cut_of_a_payload_is_found() -> None:
+    stage = Stage(DELTA.manifest, layout=LAYOUT, base=LEARNER.versions[1])
+    for size in range(len(DELTA.payloads[2])):
+        with pytest.raises(DamagedFrameError):
+            stage.put(2, DELTA.payloads[2][:size])
+
+
+def test_every_flipped_bit_of_the_words_changes_their_digest() -> None:
+    words = BASE.copy()
+    good = words_digest(words)
+    for bit in range(16 * WORDS):
+        words[bit // 16] ^= 1 << bit % 16
+        assert words_digest(words) != good
+        words[bit // 16] ^= 1 << bit % 16
+
+
+def test_every_flipped_bit_of_a_signed_manifest_is_found() -> None:
+    for bit in range(8 * len(SIGNED)):
+        damaged = bytearray(SIGNED)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RefusedError):
+            verify_signed(bytes(damaged), public_key=LEARNER.key.public_key, run_id=RUN_ID)
+
+
+def test_every_cut_of_a_signed_manifest_is_found() -> None:
+    for size in range(len(SIGNED)):
+        with pytest.raises(RefusedError):
+            verify_signed(SIGNED[:size], public_key=LEARNER.key.public_key, run_id=RUN_ID)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=400))
+def test_any_bytes_are_no_manifest_or_a_canonical_one(message: bytes) -> None:
+    try:
+        manifest = parse(message)
+    except RefusedError:
+        return
+    assert manifest.to_bytes() == message
+
+
+@settings(deadline=None, max_examples=1000)
+@given(
+    good=st.sampled_from([DELTA.manifest.to_bytes(), KEYFRAME.manifest.to_bytes()]),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),
+    cut=st.integers(0, 40),
+)
+def test_a_changed_manifest_is_refused_or_canonical(
+    good: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    message = bytearray(good)
+    for position, value in changes:
+        message[position % len(message)] = value
+    changed = bytes(message[: len(message) - cut])
+    try:
+        manifest = parse(changed)
+    except RefusedError:
+        return
+    assert manifest.to_bytes() == changed
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=400))
+def test_what_a_stranger_signed_is_refused_whatever_it_says(message: bytes) -> None:
+    signed = message + SigningKey.generate().sign(b"heterorl-manifest-v1\0", message)
+    with pytest.raises(RefusedError, match="not signed by the run's learner"):
+        verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)

@@ -1,0 +1,417 @@
+"""A real coordinator, real TLS, a real ledger: what peers are told, and what outlives a restart."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import generate_latest
+from support.groups import make_completion
+from support.hub import LEASE_TTL_S, RunningHub, running_hub, step_record
+from support.identity import MadeRun, make_run
+from support.weights import Learner
+
+from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from node.rpc.channel import REASON_KEY
+
+SPOOLED = common_pb2.VERDICT_SPOOLED
+ACCEPTED = common_pb2.VERDICT_ACCEPTED
+STALE = common_pb2.VERDICT_STALE
+DUPLICATE = common_pb2.VERDICT_DUPLICATE
+FOREIGN = common_pb2.VERDICT_FOREIGN
+MALFORMED = common_pb2.VERDICT_MALFORMED
+TRAINED = common_pb2.VERDICT_TRAINED
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.fixture
+async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
+    async with running_hub(made) as hub:
+        yield hub
+
+
+async def reason(call: Awaitable[object]) -> str:
+    """Give why a call was refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again; each look is a round trip, upkeep is at most a second away."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            pass
+
+
+async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of_it(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        settings = await learner.join()
+        assert (settings.task, settings.group_size, settings.batch_groups) == ("addition", 2, 2)
+        await sampler.join()
+        (lease,) = (await sampler.lease()).leases
+        assert (await sampler.submit(lease)).verdict == SPOOLED
+        drain = await learner.drain(credits=1)
+        delivered = (await drain.hear()).group
+        assert (delivered.group.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
+        await drain.judge(lease.lease_id, ACCEPTED)
+        await drain.step(1, lease.lease_id)
+        assert await drain.acknowledgement() == 1
+        told = await sampler.beat()
+        assert [(v.group_id, v.verdict) for v in told.verdicts] == [("0.1", ACCEPTED), ("0.1", TRAINED)]
+        status = await sampler.status()
+        assert dict(status.verdicts) == {"spooled": 1, "accepted": 1, "trained": 1}
+        assert status.slots["trained"] == 1
+        (row,) = [peer for peer in status.peers if peer.node_id == "sampler-1"]
+        assert (row.verdicts["trained"], row.staleness_mean_versions, row.joins) == (1, 1.0, 1)
+        assert hub.metric("heterorl_coordinator_groups_total", verdict="trained") == 1
+        assert hub.metric("heterorl_coordinator_group_staleness_versions_sum") == 1
+
+
+async def test_a_group_is_delivered_as_far_as_credits_go_and_once_on_a_stream(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        for lease in (await sampler.lease(4)).leases:
+            await sampler.submit(lease)
+        drain = await learner.drain(credits=2)
+        assert [await drain.group(), await drain.group()] == ["0.1", "1.1"]
+        await drain.say(credit=rollout_pb2.DrainCredit(groups=1))
+        assert await drain.group() == "2.1"
+        assert await drain.hears_nothing()
+
+
+async def test_what_was_not_trained_on_is_delivered_again_unless_the_learner_holds_it(
+    hub: RunningHub,
+) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        for lease in (await sampler.lease(4)).leases:
+            await sampler.submit(lease)
+        drain = await learner.drain(credits=4)
+        for _ in range(4):
+            await drain.judge(await drain.group(), ACCEPTED)
+        await drain.step(1, "0.1")
+        assert await drain.acknowledgement() == 1
+        drain.stream.cancel()
+        again = await learner.drain(
+            credits=4, version=2, held_group_ids=["2.1"], steps=[step_record(1, "0.1"), step_record(2, "1.1")]
+        )
+        assert await again.acknowledgement() == 2
+        assert await again.group() == "3.1"
+        assert await again.hears_nothing()
+
+
+async def test_a_new_stream_of_the_learner_ends_the_one_before(hub: RunningHub) -> None:
+    async with hub.peer() as learner:
+        await learner.join()
+        first = await learner.drain(credits=1)
+        await learner.drain(credits=1)
+        assert await reason(first.stream.read()) == "fenced"
+
+
+async def test_a_newer_learner_fences_the_older_everywhere(hub: RunningHub) -> None:
+    newer = hub.made.issue(hub.made.learner.role, "learner-2")
+    async with hub.peer() as old, hub.peer(newer) as new:
+        await old.join()
+        drain = await old.drain()
+        assert await reason(new.join(learner_epoch=1)) == "fenced"
+        await new.join(learner_epoch=2)
+        assert await reason(drain.stream.read()) == "fenced"
+        assert await reason(old.join(learner_epoch=1)) == "fenced"
+        assert (
+            await reason(_first_answer(old.membership.Heartbeat, membership_pb2.HeartbeatRequest()))
+            == "fenced"
+        )
+        assert await reason((await old.drain()).stream.read()) == "fenced"
+        await new.drain(learner_epoch=2)
+
+
+async def test_training_twice_on_a_group_ends_the_stream_and_is_counted(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        await sampler.submit((await sampler.lease()).leases[0])
+        drain = await learner.drain()
+        await drain.step(1, "0.1")
+        assert await drain.acknowledgement() == 1
+        await drain.step(2, "0.1")
+        assert await reason(drain.stream.read()) == "duplicate"
+        assert hub.metric("heterorl_coordinator_double_trainings_total") == 1
+        assert (await learner.status()).verdicts["trained"] == 1
+
+
+async def test_a_learner_restored_from_an_old_checkpoint_is_refused(hub: RunningHub) -> None:
+    async with hub.peer() as learner:
+        await learner.join()
+        drain = await learner.drain()
+        await drain.step(5)
+        assert await drain.acknowledgement() == 5
+        assert await reason((await learner.drain(version=4)).stream.read()) == "rollback"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"credit": rollout_pb2.DrainCredit(groups=0)},
+        {"credit": rollout_pb2.DrainCredit(groups=-1)},
+        {"credit": rollout_pb2.DrainCredit(groups=2**31 - 1)},
+        {"judgement": rollout_pb2.GroupJudgement(group_id="x", verdict=ACCEPTED)},
+        {"judgement": rollout_pb2.GroupJudgement(group_id="0.1", verdict=TRAINED)},
+        {"judgement": rollout_pb2.GroupJudgement(group_id="0.1")},
+        {"step": rollout_pb2.StepRecord(version=1, group_ids=["0.1"])},
+        {"step": rollout_pb2.StepRecord(version=0)},
+        {"hello": rollout_pb2.DrainHello(learner_epoch=1)},
+        {},
+    ],
+)
+async def test_a_message_that_makes_no_sense_ends_the_drain_stream(
+    hub: RunningHub, message: dict[str, object]
+) -> None:
+    async with hub.peer() as learner:
+        await learner.join()
+        drain = await learner.drain()
+        await drain.say(**message)
+        assert await reason(drain.stream.read()) == "malformed"
+
+
+async def test_a_drain_stream_begins_with_a_hello(hub: RunningHub) -> None:
+    async with hub.peer() as learner:
+        await learner.join()
+        credit = rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=1))
+        assert await reason(_first_answer(learner.rollout.DrainRollouts, credit)) == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layout_digest": b"x" * 16}, "layout_mismatch"),
+        ({"layout_digest": b""}, "layout_mismatch"),
+        ({"tokenizer_digest": b"x" * 16}, "tokenizer_mismatch"),
+        ({"run_id": "other"}, "foreign_run"),
+        ({"role": common_pb2.ROLE_LEARNER}, "wrong_role"),
+        ({"role": 99}, "malformed"),
+    ],
+)
+async def test_a_peer_that_is_not_of_this_run_is_told_why(
+    hub: RunningHub, changes: dict[str, object], expected: str
+) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        assert await reason(sampler.join(**changes)) == expected
+        assert await reason(sampler.lease()) == "not_joined"
+
+
+async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        answer = await sampler.lease()
+        assert (len(answer.leases), answer.waits_for) == (0, "learner")
+        assert 0.2 <= answer.retry_after_s <= 2
+        await learner.join()
+        assert len((await sampler.lease(100)).leases) == 6  # (2 + 0 + 1) * 2
+
+
+@pytest.mark.parametrize("max_leases", [0, -1, 257])
+async def test_a_request_for_an_impossible_number_of_leases_is_refused(
+    hub: RunningHub, max_leases: int
+) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        assert await reason(sampler.lease(max_leases)) == "malformed"
+
+
+async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        (lease,) = (await sampler.lease()).leases
+        group = rollout_pb2.RolloutGroup(run_id=hub.made.run_id, group_id=lease.lease_id, token_ids=b"odd")
+        answer = await sampler.rollout.SubmitRollouts(rollout_pb2.SubmitRolloutsRequest(group=group))
+        assert (answer.verdict, "completions" in answer.detail) == (MALFORMED, True)
+        assert (await sampler.lease()).leases[0].lease_id == "0.2"
+        assert (await sampler.status()).verdicts == {"malformed": 1}
+
+
+async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_foreign(hub: RunningHub) -> None:
+    made = hub.made
+    weights = Learner(run_id=made.run_id, key=made.signing_key)
+    async with hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        first, second = (await sampler.lease(2)).leases
+        completions = (make_completion(version=1),) * 2
+        refused = await sampler.submit(first, completions=completions)
+        assert (refused.verdict, refused.detail) == (FOREIGN, "version 1 was never published")
+        await learner.publish(*weights.signed(1, None))
+        assert (await sampler.submit(second, completions=completions)).verdict == SPOOLED
+        root = weights.versions[1].version.root
+        told = await sampler.beat()
+        assert (told.head.number, told.head.root, told.must_repair) == (1, root, False)
+
+        async def is_logged() -> bool:
+            wrong = common_pb2.PolicyVersion(number=1, root=b"x" * 16)
+            return (await sampler.beat(held=wrong)).must_repair
+
+        await eventually(is_logged)
+        hub.clock.advance(5)
+        await sampler.beat(held=common_pb2.PolicyVersion(number=0))
+        (row,) = [peer for peer in (await sampler.status()).peers if peer.node_id == "sampler-1"]
+        assert (row.version_lag_versions, row.lag_s) == (1, 5.0)
+
+
+async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_comes_back(
+    hub: RunningHub,
+) -> None:
+    async with (
+        hub.peer() as learner,
+        hub.peer(hub.made.sampler) as dead,
+        hub.peer(hub.made.other_sampler) as other,
+    ):
+        await learner.join()
+        await dead.join()
+        await other.join()
+        (lease,) = (await dead.lease()).leases
+        hub.clock.advance(LEASE_TTL_S - 1)
+        assert list((await dead.beat(lease.lease_id)).lost_lease_ids) == []
+        hub.clock.advance(LEASE_TTL_S + 1)
+
+        async def is_available() -> bool:
+            return (await learner.status()).slots["available"] == 1
+
+        await eventually(is_available)
+        assert (await other.lease()).leases[0].lease_id == "0.2"
+        assert list((await dead.beat(lease.lease_id)).lost_lease_ids) == ["0.1"]
+        assert (await dead.submit(lease)).verdict == SPOOLED  # first come, however late
+        assert hub.metric("heterorl_coordinator_lease_expiries_total") == 1
+
+
+async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        leases = [lease.lease_id for lease in (await sampler.lease(2)).leases]
+        request = rollout_pb2.ReleaseLeasesRequest(lease_ids=[*leases, "99.1", "junk"])
+        assert (await sampler.rollout.ReleaseLeases(request)).released == 2
+        assert [lease.lease_id for lease in (await sampler.lease(3)).leases] == ["0.2", "1.2", "2.1"]
+
+
+async def test_a_beat_is_stamped_on_arrival_and_departure_and_repeats_its_number(hub: RunningHub) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        answer = await sampler.beat(sequence=7)
+        assert answer.sequence == 7
+        assert answer.received_at_s == answer.sent_at_s == hub.clock.now()
+
+
+async def test_a_peer_that_did_not_join_must_join_before_it_beats(hub: RunningHub) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        beat = membership_pb2.HeartbeatRequest(sequence=1)
+        assert await reason(_first_answer(sampler.membership.Heartbeat, beat)) == "not_joined"
+
+
+async def test_a_peer_that_ends_its_stream_has_left_and_one_that_is_cut_off_has_not(hub: RunningHub) -> None:
+    async with hub.peer(hub.made.sampler) as sampler, hub.peer(hub.made.other_sampler) as other:
+        await sampler.join()
+        await other.join()
+        await other.beat()
+        stream = sampler.membership.Heartbeat()
+        await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
+        await stream.read()
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        states = {peer.node_id: peer.state for peer in (await sampler.status()).peers}
+        assert states == {"sampler-1": "left", "sampler-2": "live"}
+
+
+async def test_a_peer_that_stops_beating_is_shown_as_silent(hub: RunningHub) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        hub.clock.advance(21)
+
+        async def is_silent() -> bool:
+            return [peer.state for peer in (await sampler.status()).peers] == ["silent"]
+
+        await eventually(is_silent)
+        await sampler.beat()
+        assert [peer.state for peer in (await sampler.status()).peers] == ["live"]
+
+
+async def test_a_samplers_metrics_are_on_the_coordinators_page_under_its_name(hub: RunningHub) -> None:
+    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
+    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        await sampler.beat(metrics=[family])
+        page = generate_latest(hub.registry).decode()
+    assert 'heterorl_sampler_tokens_total{node="sampler-1",role="sampler"} 5.0' in page
+
+
+async def test_everything_told_before_a_restart_is_true_after_it(made: MadeRun) -> None:
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        trained, spooled, running, lost = (await sampler.lease(4)).leases
+        for lease in (trained, spooled, lost):
+            await sampler.submit(lease)
+        drain = await learner.drain(credits=9)
+        await drain.judge(lost.lease_id, STALE)
+        await drain.step(1, trained.lease_id)
+        while (await drain.hear()).WhichOneof("message") != "step_acknowledged":
+            pass
+        before = await sampler.status()
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        after = await sampler.status()
+        assert (after.slots, after.verdicts) == (before.slots, before.verdicts)
+        assert after.learner_epoch == before.learner_epoch
+        assert hub.metric("heterorl_coordinator_groups_total", verdict="stale") == 1
+        assert await reason(sampler.lease()) == "not_joined"
+        await learner.join()
+        await sampler.join()
+        assert [(await sampler.submit(lease)).verdict for lease in (trained, spooled)] == [DUPLICATE] * 2
+        assert list((await sampler.beat(running.lease_id)).lost_lease_ids) == []
+        assert (await sampler.submit(running)).verdict == SPOOLED
+        assert (await sampler.lease()).leases[0].lease_id == "3.2"
+        drain = await learner.drain(credits=9, version=1, steps=[step_record(1, trained.lease_id)])
+        assert await drain.acknowledgement() == 1
+        assert {await drain.group(), await drain.group()} == {spooled.lease_id, running.lease_id}
+        assert await drain.hears_nothing()
+
+
+async def test_a_stopping_coordinator_says_so_to_every_open_stream(hub: RunningHub) -> None:
+    async with hub.peer() as learner:
+        await learner.join()
+        drain = await learner.drain()
+        beats = learner.membership.Heartbeat()
+        await beats.write(membership_pb2.HeartbeatRequest(sequence=1))
+        await beats.read()
+        hub.stopping.set()
+        assert await reason(drain.stream.read()) == "draining"
+        assert await reason(beats.read()) == "draining"
+        async with asyncio.timeout(5):
+            await asyncio.wait({hub.running})
+
+
+async def test_a_port_that_is_taken_stops_the_start_and_frees_the_ledger(
+    hub: RunningHub, tmp_path: Path
+) -> None:
+    other = make_run(tmp_path / "other", now=time.time(), run_id="other")
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="cannot listen"), flatten_subgroups=True):
+        async with running_hub(other, listen=hub.address):
+            pass
+    async with running_hub(other):
+        pass
+
+
+async def _first_answer(rpc: Callable[[], object], request: object) -> object:
+    stream = rpc()
+    await stream.write(request)  # type: ignore[attr-defined]
+    return await stream.read()  # type: ignore[attr-defined]

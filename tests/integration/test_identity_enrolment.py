@@ -1,0 +1,261 @@
+"""A stranger with a token becomes a member; anyone else does not."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from support.clock import ManualClock
+from support.identity import MadeRun, make_run
+from support.rpc import Serving, every_service, invoke, serving
+from support.waiting import until
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.errors import Reason, RefusedError, StartupError
+from node.identity.authority import new_key, signing_request
+from node.identity.enrolment import EnrolmentServicer, enrol
+from node.identity.enrolment_ledger import EnrolmentLedger
+from node.identity.peer import hub_name
+from node.identity.revocation import RevocationList
+from node.identity.store import Identity, load_identity
+from node.identity.tokens import issue_token
+from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
+from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
+from node.rpc.server import Audience
+from node.run import Role
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@contextlib.asynccontextmanager
+async def enrolment_port(
+    made: MadeRun, clock: ManualClock | None = None, *, listen: str = "127.0.0.1:0"
+) -> AsyncIterator[Serving]:
+    clock = clock or ManualClock(made.made_at_s)
+    authority_dir = made.directory / "coordinator" / "authority"
+    with contextlib.closing(EnrolmentLedger(authority_dir / "enrolments.sqlite")) as ledger:
+        servicer = EnrolmentServicer(
+            authority=made.authority,
+            ledger=ledger,
+            revocations=RevocationList(authority_dir / "revoked"),
+            clock=clock,
+        )
+        add = partial(membership_pb2_grpc.add_EnrolmentServiceServicer_to_server, servicer)
+        async with serving(made, add, audience=Audience.STRANGERS, clock=clock, listen=listen) as hub:
+            yield hub
+
+
+def token_for(made: MadeRun, hub: Serving, role: Role = Role.SAMPLER, node_id: str | None = None) -> str:
+    return issue_token(made.authority, role=role, node_id=node_id, address=hub.address, now=made.made_at_s)
+
+
+async def enrol_sampler(
+    made: MadeRun, token: str, directory: Path, node_id: str = "new", *, patience_s: float = 0.0
+) -> Identity:
+    return await enrol(
+        token,
+        run=made.run,
+        role=Role.SAMPLER,
+        node_id=node_id,
+        directory=directory,
+        now=made.made_at_s,
+        patience_s=patience_s,
+    )
+
+
+async def ask(made: MadeRun, hub: Serving, token: str, *, csr: bytes = b"", node_id: str = "new") -> None:
+    """Send a request as it is, without the client's own checks."""
+    request = membership_pb2.EnrolRequest(token=token, signing_request_der=csr, node_id=node_id)
+    async with dial_as_stranger(
+        hub.address, run_id=made.run_id, ca_pem=made.run.ca_certificate_pem
+    ) as channel:
+        await call(membership_pb2_grpc.EnrolmentServiceStub(channel).Enrol, request, timeout_s=10)
+
+
+async def refusal(
+    made: MadeRun, hub: Serving, token: str, *, csr: bytes, node_id: str = "new"
+) -> RefusedError:
+    with pytest.raises(RefusedError) as refused:
+        await ask(made, hub, token, csr=csr, node_id=node_id)
+    return refused.value
+
+
+async def test_a_token_makes_a_member_whose_identity_is_kept_and_lets_it_in(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    directory = tmp_path / "sampler" / "identity"
+    async with enrolment_port(made) as port:
+        identity = await enrol_sampler(made, token_for(made, port), directory)
+    assert (identity.run_id, identity.role, identity.node_id) == (made.run_id, Role.SAMPLER, "new")
+    assert load_identity(directory) == identity
+    async with (
+        serving(made, every_service) as hub,
+        dial(hub.address, identity, purpose=Purpose.CONTROL, now=time.time()) as channel,
+    ):
+        assert await invoke(channel, "/heterorl.v1.MembershipService/Join") == [b""]
+
+
+async def test_a_token_works_once_also_after_the_coordinator_has_restarted(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port)
+        await enrol_sampler(made, token, tmp_path / "a")
+        with pytest.raises(StartupError, match="used before"):
+            await enrol_sampler(made, token, tmp_path / "b", node_id="other")
+    async with enrolment_port(made) as port:
+        error = await refusal(made, port, token, csr=signing_request(new_key()))
+        assert error.reason is Reason.TOKEN_REFUSED
+        assert "used before" in str(error)
+
+
+async def test_a_peer_whose_answer_was_lost_enrols_again_with_the_same_token(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port)
+        first = await enrol_sampler(made, token, tmp_path / "identity")
+        (tmp_path / "identity" / "certificate.pem").unlink()
+        second = await enrol_sampler(made, token, tmp_path / "identity")
+    assert second.key_pem == first.key_pem
+    assert second.peer == first.peer
+
+
+async def test_an_expired_token_is_refused(made: MadeRun, tmp_path: Path) -> None:
+    clock = ManualClock(made.made_at_s)
+    async with enrolment_port(made, clock) as port:
+        token = token_for(made, port)
+        clock.advance(3601)
+        with pytest.raises(StartupError, match=r"expired 1 s ago.*heterorl-node token"):
+            await enrol_sampler(made, token, tmp_path / "identity")
+        assert port.refusals == {("EnrolmentService", Reason.TOKEN_REFUSED): 1}
+
+
+async def test_a_token_that_another_authority_made_is_refused(made: MadeRun, tmp_path: Path) -> None:
+    twin = make_run(tmp_path / "twin", now=time.time())
+    async with enrolment_port(made) as port:
+        forged = token_for(twin, port)
+        error = await refusal(made, port, forged, csr=signing_request(new_key()))
+        assert error.reason is Reason.TOKEN_REFUSED
+        with pytest.raises(StartupError, match="another authority"):
+            await enrol_sampler(made, forged, tmp_path / "identity")
+
+
+async def test_a_token_for_another_role_is_refused_before_it_is_spent(made: MadeRun, tmp_path: Path) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port, role=Role.RELAY)
+        with pytest.raises(StartupError, match="for a relay, this node is a sampler"):
+            await enrol_sampler(made, token, tmp_path / "identity")
+        await ask(made, port, token, csr=signing_request(new_key()))
+
+
+async def test_a_token_for_one_node_is_refused_to_another(made: MadeRun, tmp_path: Path) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port, node_id="new")
+        with pytest.raises(StartupError, match="for node new, not other"):
+            await enrol_sampler(made, token, tmp_path / "a", node_id="other")
+        await enrol_sampler(made, token, tmp_path / "b", node_id="new")
+
+
+@pytest.mark.parametrize("taken", ["new", "learner", "coordinator", "operator"])
+async def test_a_token_for_anyone_does_not_make_its_holder_somebody_who_is_here(
+    made: MadeRun, tmp_path: Path, taken: str
+) -> None:
+    async with enrolment_port(made) as port:
+        await enrol_sampler(made, token_for(made, port), tmp_path / "first")
+        with pytest.raises(StartupError, match=f"there is a node {taken}"):
+            await enrol_sampler(made, token_for(made, port), tmp_path / "second", node_id=taken)
+
+
+async def test_the_operator_can_give_a_name_again_by_a_token_that_says_it(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with enrolment_port(made) as port:
+        await enrol_sampler(made, token_for(made, port), tmp_path / "first")
+        again = await enrol_sampler(made, token_for(made, port, node_id="new"), tmp_path / "second")
+    assert again.node_id == "new"
+
+
+async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Path) -> None:
+    async with enrolment_port(made) as port:
+        port.revoked.write_text("new\n")
+        with pytest.raises(StartupError, match="revoked"):
+            await enrol_sampler(made, token_for(made, port, node_id="new"), tmp_path / "identity")
+
+
+@pytest.mark.parametrize(
+    ("token", "csr", "node_id", "reason"),
+    [
+        ("x" * TOKEN_BYTES, b"", "new", Reason.MALFORMED),
+        ("x" * (TOKEN_BYTES + 1), None, "new", Reason.TOKEN_REFUSED),
+        ("hrl1.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
+        (None, b"\x30\x03\x02\x01\x00", "new", Reason.MALFORMED),
+        (None, b"x" * (SIGNING_REQUEST_BYTES + 1), "new", Reason.OVER_LIMIT),
+        (None, None, "Not A Name", Reason.MALFORMED),
+        (None, None, "new\n", Reason.MALFORMED),
+        (None, None, "../learner", Reason.MALFORMED),
+    ],
+)
+async def test_nonsense_is_refused_and_the_token_stays_good(
+    made: MadeRun, token: str | None, csr: bytes | None, node_id: str, reason: Reason
+) -> None:
+    async with enrolment_port(made) as port:
+        good_token, good_csr = token_for(made, port), signing_request(new_key())
+        sent_token = good_token if token is None else token
+        sent_csr = good_csr if csr is None else csr
+        assert (await refusal(made, port, sent_token, csr=sent_csr, node_id=node_id)).reason is reason
+        await ask(made, port, good_token, csr=good_csr)
+
+
+async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRun) -> None:
+    options: list[tuple[str, Any]] = [("grpc.ssl_target_name_override", hub_name(made.run_id))]
+    credentials = grpc.ssl_channel_credentials(made.run.ca_certificate_pem)
+    async with (
+        enrolment_port(made) as port,
+        grpc.aio.secure_channel(port.address, credentials, options) as channel,
+    ):
+        with pytest.raises(RefusedError) as refused, classified():
+            await invoke(channel, "/heterorl.v1.EnrolmentService/Enrol", bytes(1 << 20))
+        assert refused.value.reason is Reason.OVER_LIMIT
+        # gRPC refused it by its header: it never came as far as the gate.
+        assert port.refusals == {}
+
+
+async def test_a_token_is_not_shown_to_a_hub_of_another_run(made: MadeRun, tmp_path: Path) -> None:
+    twin = make_run(tmp_path / "twin", now=time.time())
+    async with enrolment_port(twin) as impostor:
+        with pytest.raises(StartupError, match="not a hub of this run"):
+            await enrol_sampler(made, token_for(made, impostor), tmp_path / "identity")
+        assert impostor.refusals == {}
+
+
+async def test_a_coordinator_that_does_not_answer_is_named_and_the_token_stays_good(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port)
+    with pytest.raises(StartupError, match=f"{port.address} cannot be reached"):
+        await enrol_sampler(made, token, tmp_path / "identity")
+    assert load_identity(tmp_path / "identity") is None
+    async with enrolment_port(made, listen=port.address):
+        await enrol_sampler(made, token, tmp_path / "identity", patience_s=20)
+
+
+async def test_enrolling_waits_for_a_coordinator_that_starts_later(
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port)
+    async with asyncio.TaskGroup() as tasks:
+        enrolling = tasks.create_task(enrol_sampler(made, token, tmp_path / "identity", patience_s=20))
+        await until(lambda: any("trying again" in record.message for record in caplog.records))
+        async with enrolment_port(made, listen=port.address):
+            assert (await enrolling).node_id == "new"

@@ -1,0 +1,253 @@
+"""The learner as the daemon runs it, with a real coordinator over mTLS and a sampler made of its clients."""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from support.groups import make_completion, make_group
+from support.identity import MadeRun, make_run
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+from learner import role as learner_role
+from learner.checkpoint import CheckpointStore
+from learner.config import LearnerConfig
+from learner.model import load_policy
+from node.clock import SystemClock
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.coordinator import role as coordinator_role
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.hub import Hub
+from node.daemon import Stage, run_daemon
+from node.errors import ExitCode, StartupError
+from node.membership_client import Member, MembershipClient, Notices, PeerState
+from node.policy import NO_BASE, PolicyVersion
+from node.role import RoleContext
+from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rollout_client import SamplerRolloutClient
+from node.rpc.channel import Backoff, Purpose, dial
+from node.run import Role
+from node.service import Service
+from node.telemetry.metrics import NodeMetrics, snapshot
+from node.tokenizer import tokenizer_digest
+from node.weights.held import HeldPolicy
+from node.weights.store import ArtifactStore
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+def context_of(
+    run: MadeRun, role: Role, *, hub: str | None = None, **sections: CoordinatorConfig | LearnerConfig
+) -> RoleContext:
+    registry = CollectorRegistry()
+    section = NodeSection(state_dir=run.directory, coordinator=hub, drain_timeout_s=10)
+    return RoleContext(
+        role=role,
+        config=NodeConfig(section, TelemetrySection(), **sections),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=[role], clock=CLOCK),
+        clock=CLOCK,
+        node_id=run.of(role).node_id,
+        state_dir=run.directory / role,
+        identity=run.of(role),
+        run=run.run,
+    )
+
+
+@asynccontextmanager
+async def coordinator(run: MadeRun) -> AsyncIterator[str]:
+    """Serve a hub until the end of the block; gives its address."""
+    config = CoordinatorConfig(
+        task="addition",
+        prompts=1000,
+        group_size=2,
+        batch_groups=2,
+        max_staleness_versions=16,
+        heartbeat_interval_s=0.1,
+        listen="127.0.0.1:0",
+        enrolment_listen="127.0.0.1:0",
+    )
+    [hub] = coordinator_role.build(context_of(run, Role.COORDINATOR, coordinator=config))
+    assert isinstance(hub, Hub)
+    is_ready, stopping = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(hub.run(ready=is_ready.set, stopping=stopping))
+    try:
+        async with asyncio.timeout(10):
+            await is_ready.wait()
+        yield hub._members.address
+    finally:
+        stopping.set()
+        await asyncio.wait_for(serving, timeout=20)
+
+
+def answer(lease: PromptLease, run: MadeRun, model_dir: Path, layout_digest: bytes) -> RolloutGroup:
+    draws = np.random.default_rng(lease.prompt_index)
+    completions = tuple(
+        make_completion(4, reward=float(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
+        for i in range(lease.group_size)
+    )
+    return make_group(
+        lease.lease_id,
+        run_id=run.run_id,
+        prompt_index=lease.prompt_index,
+        sampling=lease.sampling,
+        completions=completions,
+        layout_digest=layout_digest,
+        tokenizer_digest=tokenizer_digest(model_dir),
+    )
+
+
+@asynccontextmanager
+async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Counter[Verdict]]:
+    """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
+    layout_digest = load_policy(model_dir, device="cpu").layout.digest
+    control, rollouts = (
+        dial(hub, run.sampler, purpose=purpose, now=CLOCK.now())
+        for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
+    )
+    verdicts: Counter[Verdict] = Counter()
+    membership = MembershipClient(
+        control,
+        Member(run.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
+        state=PeerState(held=lambda: PolicyVersion(0), waits_for=str, metrics=tuple),
+        notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
+        clock=CLOCK,
+        backoff=Backoff(random.random),
+    )
+
+    async def work() -> None:
+        await membership.settings()
+        client = SamplerRolloutClient(rollouts)
+        pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
+        while True:
+            grant = await client.lease(4, PolicyVersion(0))
+            for lease in grant.leases:
+                verdict, detail = await client.submit(answer(lease, run, model_dir, layout_digest))
+                assert verdict is Verdict.SPOOLED, detail
+            if not grant.leases:
+                await pause.wait()
+
+    stopping = asyncio.Event()
+    member = asyncio.create_task(membership.run(ready=lambda: None, stopping=stopping))
+    working = asyncio.create_task(work())
+    try:
+        yield verdicts
+    finally:
+        working.cancel()
+        stopping.set()
+        await asyncio.wait({working, member}, timeout=10)
+        for channel in (control, rollouts):
+            await channel.close(None)
+    with contextlib.suppress(asyncio.CancelledError):
+        working.result()
+
+
+async def learn(
+    run: MadeRun, hub: str, model_dir: Path, *, max_versions: int
+) -> tuple[ExitCode, RoleContext]:
+    """Run the learner's daemon until it ends by itself."""
+    config = LearnerConfig(
+        model_dir=model_dir,
+        learning_rate=1e-3,
+        threads=1,
+        keyframe_every_versions=2,
+        max_versions=max_versions,
+    )
+    context = context_of(run, Role.LEARNER, hub=hub, learner=config)
+
+    async def build() -> list[Service]:
+        return learner_role.build(context)
+
+    async with asyncio.timeout(60):
+        code = await run_daemon([Stage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+    return code, context
+
+
+def version_in_checkpoint(run: MadeRun, model_dir: Path) -> PolicyVersion:
+    policy = load_policy(model_dir, device="cpu")
+    optimizer = torch.optim.AdamW(policy.parameters.values())
+    progress = CheckpointStore(run.directory / "learner" / "checkpoints").restore(policy, optimizer)
+    words = np.empty(policy.layout.words, np.uint16)
+    policy.snapshot(words)
+    return HeldPolicy.of(progress.version, words, layout=policy.layout).version
+
+
+async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
+    run: MadeRun, model_dir: Path
+) -> None:
+    async with coordinator(run) as hub, sampling(run, hub, model_dir):
+        assert (await learn(run, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
+        code, context = await learn(run, hub, model_dir, max_versions=5)
+        assert code is ExitCode.DRAINED
+
+    lines = [
+        json.loads(line) for line in (run.directory / "learner" / "steps.jsonl").read_text().splitlines()
+    ]
+    assert [line["version"] for line in lines] == [1, 2, 3, 4, 5]
+    trained = [group["group_id"] for line in lines for group in line["groups"]]
+    assert len(set(trained)) == len(trained) == 10
+    assert (run.directory / "learner" / "epoch").read_text() == "2\n"
+
+    # The hub can serve the last version to a peer that has nothing but the base model.
+    store = ArtifactStore(
+        run.directory / "coordinator" / "versions",
+        public_key=run.run.learner_public_key,
+        run_id=run.run_id,
+        retained_keyframes=2,
+    )
+    announcement = store.announcement()
+    assert announcement is not None
+    assert announcement.head == version_in_checkpoint(run, model_dir)
+    assert announcement.head.number == 5
+    assert any(artifact.key.base_version == NO_BASE for artifact in announcement.artifacts)
+
+    shown = {sample.name: sample.value for family in snapshot(context.registry) for sample in family.samples}
+    assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5
+    assert shown["heterorl_learner_trained_tokens_total"] == 2 * 2 * 2 * 4
+
+
+async def test_verdicts_reach_the_sampler_that_wrote_the_groups(run: MadeRun, model_dir: Path) -> None:
+    async with coordinator(run) as hub, sampling(run, hub, model_dir) as verdicts:
+        await learn(run, hub, model_dir, max_versions=2)
+        await until(lambda: verdicts[Verdict.TRAINED] >= 4)
+
+
+def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(
+    run: MadeRun, tmp_path: Path
+) -> None:
+    other = make_run(tmp_path / "elsewhere", now=time.time())
+    other.signing_key.save(run.directory / "learner" / "signing.key")
+    config = LearnerConfig(model_dir=tmp_path / "no model here", learning_rate=1e-3)
+    context = context_of(run, Role.LEARNER, hub="127.0.0.1:1", learner=config)
+    with pytest.raises(StartupError, match="not the key that run"):
+        learner_role.build(context)
+    (run.directory / "learner" / "signing.key").unlink()
+    with pytest.raises(StartupError, match="no signing key"):
+        learner_role.build(context)

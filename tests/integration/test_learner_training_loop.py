@@ -1,0 +1,269 @@
+"""The training loop against a hub over a real socket: what is judged, trained on, recorded, repeated."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from support.groups import SAMPLING, make_completion, make_group
+from support.scripted_hub import ScriptedHub, scripted_hub
+from support.tiny_model import make_tiny_model
+
+from learner.checkpoint import CheckpointStore
+from learner.mailbox import SnapshotMailbox
+from learner.metrics import LearnerMetrics
+from learner.model import Policy, load_policy
+from learner.step_log import StepLog
+from learner.train_step import StepSettings
+from learner.trainee import Trainee, TrainingError
+from learner.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from node.clock import SystemClock
+from node.errors import StartupError
+from node.identity.peer import Peer
+from node.rollout import DeliveredGroup, Verdict
+from node.rollout_drain import RolloutDrain
+from node.rpc.channel import Backoff, Purpose, dial
+from node.run import Role, RunSettings
+from node.telemetry.metrics import NodeMetrics
+
+BATCH = 2
+RUN = RunSettings(
+    task="addition",
+    group_size=2,
+    batch_groups=BATCH,
+    max_staleness_versions=1,
+    heartbeat_interval_s=1.0,
+    head=None,
+    sampling=SAMPLING,
+)
+STEP = StepSettings(
+    clip_epsilon=0.2,
+    kl_coefficient=0.0,
+    gradient_clip_norm=1.0,
+    staleness_half_life_versions=8.0,
+    micro_batch_tokens=256,
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class RunningLearner:
+    loop: TrainingLoop
+    drain: RolloutDrain
+    mailbox: SnapshotMailbox
+    policy: Policy
+    tasks: list[asyncio.Task[None]]
+
+    def delivered(self, group_id: str, *, version: int = 0, **changes: object) -> DeliveredGroup:
+        group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
+        return DeliveredGroup(replace(group, **changes), sampler_id="sampler-a", spooled_at_s=0.0)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def learner(
+    hub: ScriptedHub,
+    model_dir: Path,
+    state: Path,
+    *,
+    run: RunSettings = RUN,
+    buffer_groups: int = 8,
+    max_versions: int = 0,
+) -> AsyncIterator[RunningLearner]:
+    clock = SystemClock()
+    registry = CollectorRegistry()
+    policy = load_policy(model_dir, device="cpu")
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+    checkpoints = CheckpointStore(state / "checkpoints")
+    trainee = Trainee(policy, optimizer, checkpoints=checkpoints, settings=STEP, clock=clock)
+    channel = dial(
+        hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
+    )
+    drain = RolloutDrain(
+        channel,
+        learner_epoch=1,
+        version=lambda: trainee.version,
+        capacity_groups=buffer_groups,
+        unacknowledged=trainee.progress.unacknowledged,
+        backoff=Backoff(lambda: 0.1),
+    )
+
+    async def run_settings() -> RunSettings:
+        return run
+
+    async def announced(version: int) -> None:
+        assert version == max_versions
+
+    mailbox = SnapshotMailbox(policy.layout.words)
+    log = StepLog(state / "steps.jsonl")
+    log.catch_up(trainee.progress.step)
+    loop = TrainingLoop(
+        trainee,
+        step_log=log,
+        settings=LoopSettings(buffer_groups=buffer_groups, max_versions=max_versions),
+        identity=GroupIdentity("run", b"t" * 16),
+        run_settings=run_settings,
+        drain=drain,
+        mailbox=mailbox,
+        announced=announced,
+        hub_now=clock.now,
+        clock=clock,
+        metrics=LearnerMetrics(registry),
+        node_metrics=NodeMetrics(registry, roles=["learner"], clock=clock),
+    )
+    stopping = asyncio.Event()
+    tasks = [
+        asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
+    ]
+    try:
+        yield RunningLearner(loop, drain, mailbox, policy, tasks)
+    finally:
+        stopping.set()
+        _, late = await asyncio.wait(tasks, timeout=5)
+        for task in late:
+            task.cancel()
+        await channel.close(None)
+
+
+async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(4)))
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        assert hub.trained_group_ids == ["0.1", "1.1", "2.1", "3.1"]
+        assert [record.staleness_versions for record in hub.records] == [(0, 0), (1, 1)]
+        assert all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4))
+        snapshot = running.mailbox.take()
+        assert snapshot is not None
+        assert snapshot.version == running.loop.version == 2
+        assert running.loop.report is not None
+        assert running.loop.report.reward_mean == 0.5
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in lines] == [1, 2]
+    assert lines[1]["groups"][0] == {"group_id": "2.1", "sampler_id": "sampler-a", "staleness_versions": 1}
+
+
+async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, buffer_groups=2) as running:
+        lying = (make_completion(3, behaviour_logprob=np.full(3, -99.0, np.float32)), make_completion(3))
+        await hub.give(
+            running.delivered("0.1", run_id="another"),
+            running.delivered("1.1", completions=lying),
+            running.delivered("2.1", sampling=replace(SAMPLING, top_k=20)),
+            running.delivered("3.1", version=1),
+            running.delivered("4.1"),
+            running.delivered("5.1"),
+        )
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert hub.trained_group_ids == ["4.1", "5.1"]
+        refused = {name: verdict for name, verdict in hub.verdicts if verdict is not Verdict.ACCEPTED}
+        assert refused == {
+            "0.1": Verdict.FOREIGN,
+            "1.1": Verdict.SUSPECT,
+            "2.1": Verdict.FOREIGN,
+            "3.1": Verdict.FOREIGN,
+        }
+
+
+async def test_a_buffered_group_that_grows_stale_is_given_up(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        # Each step leaves one group over; the oldest go first, so "old" is made to wait by arriving last.
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(5)))
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        await hub.give(running.delivered("5.1", version=2), running.delivered("6.1", version=2))
+        await hub.wait_until(lambda: len(hub.records) == 3)
+        assert hub.verdicts_of("4.1") == [Verdict.ACCEPTED, Verdict.STALE]
+        assert hub.trained_group_ids[4:] == ["5.1", "6.1"]
+
+
+async def test_a_restarted_learner_goes_on_where_its_checkpoint_stands(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        hub.is_acknowledging = False
+        async with learner(hub, model_dir, tmp_path) as first:
+            await hub.give(*(first.delivered(f"{n}.1") for n in range(3)))
+            await hub.wait_until(lambda: len(hub.records) == 1)
+            first.tasks[0].cancel()
+        hub.records.clear()  # the hub lost what it had not acknowledged
+        hub.is_acknowledging = True
+        async with learner(hub, model_dir, tmp_path) as second:
+            assert second.loop.version == 1
+            await hub.give(second.delivered("3.1", version=1))
+            await hub.wait_until(lambda: len(hub.records) == 2)
+        assert hub.hellos[-1].version == 1
+        assert [record.version for record in hub.records] == [1, 2]
+        assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1", "2.1", "3.1"])
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in lines] == [1, 2]
+
+
+async def test_a_group_trained_on_before_is_a_duplicate_after_a_restart(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path) as first:
+            groups = [first.delivered(f"{n}.1") for n in range(BATCH)]
+            await hub.give(*groups)
+            await hub.wait_until(lambda: len(hub.records) == 1)
+        # Acknowledged, so that only the checkpoint's memory of trained groups can tell.
+        assert first.drain.unacknowledged == ()
+        async with learner(hub, model_dir, tmp_path):
+            await hub.wait_until(lambda: len(hub.hellos) == 2)
+            await hub.give(*groups)
+            await hub.wait_until(lambda: hub.verdicts_of("1.1")[-1] is Verdict.DUPLICATE)
+        assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1"])
+
+
+async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, max_versions=2) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
+        await asyncio.wait_for(running.tasks[1], timeout=30)
+        assert running.loop.version == 2
+
+
+async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_intact(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        running.policy.tensors["model.norm.weight"].data[0] = torch.inf
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
+        with pytest.raises(TrainingError, match="3 gradients in a row"):
+            await asyncio.wait_for(asyncio.shield(running.tasks[1]), timeout=30)
+        assert running.loop.version == 0
+        assert running.mailbox.take() is None
+        await hub.wait_until(lambda: len(hub.verdicts) == 12)
+        counted = Counter(verdict for _, verdict in hub.verdicts)
+        assert counted == {Verdict.ACCEPTED: 6, Verdict.SUSPECT: 6}
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (replace(RUN, batch_groups=9), "never fills a batch of 9"),
+        (replace(RUN, sampling=replace(SAMPLING, top_p=0.9)), "truncated sampling"),
+    ],
+)
+async def test_a_run_this_learner_cannot_train_ends_it_at_the_start(
+    model_dir: Path, tmp_path: Path, run: RunSettings, says: str
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
+        with pytest.raises(StartupError, match=says):
+            await asyncio.wait_for(running.tasks[1], timeout=30)

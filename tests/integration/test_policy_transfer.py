@@ -1,0 +1,428 @@
+"""Policy versions over real connections: whatever happens on the way, bit-exact or not at all."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
+from node.errors import Reason, RefusedError
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.relay.policy_servicer import damage_first
+from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
+from node.weights.advance import fetch_version
+from node.weights.apply import DamagedFrameError, Stage
+from node.weights.chain import plan_fresh
+from node.weights.fetch import Fetcher
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.watch import watch_versions
+from node.wire import artifact_key_to_wire
+
+DELTA = ArtifactKey(1, 0)
+LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
+"""Keyframe payloads of 1.5 MiB: two pieces and a bit on the wire."""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def fetch(
+    hub: PolicyHub,
+    fetcher: Fetcher,
+    key: ArtifactKey,
+    *,
+    held: HeldPolicy | None = None,
+    registry: Registry | None = None,
+) -> HeldPolicy:
+    announcement = hub.store.announcement()
+    assert announcement is not None
+    return await fetch_version(
+        fetcher,
+        await fetcher.manifest(key),
+        layout=hub.learner.layout,
+        held=held,
+        spare=None,
+        artifacts=announcement.artifacts,
+        metrics=(registry or Registry()).metrics,
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+async def test_a_sampler_walks_a_chain_from_the_public_model_to_the_head(
+    made: MadeRun, tmp_path: Path, channels: int
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1), (3, 2))
+        registry = Registry()
+        fetcher = await hub.fetcher(registry, channels=channels)
+        announcement = hub.store.announcement()
+        assert announcement is not None
+        path = plan_fresh(announcement.head.number, announcement.artifacts)
+        assert path is not None
+        held = hub.learner.versions[0]
+        for artifact in path:
+            held = await fetch(hub, fetcher, artifact.key, held=held)
+        assert held.version == announcement.head
+        np.testing.assert_array_equal(held.words, hub.learner.words(3))
+        size_bytes = sum(artifact.size_bytes for artifact in path)
+        assert registry.transferred("delta", "in") == size_bytes
+        assert hub.registry.transferred("delta", "out") == size_bytes
+
+
+async def test_a_late_joiner_starts_from_a_keyframe_of_many_pieces(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE) as hub:
+        hub.learner.put(hub.store, (1, None))
+        registry = Registry()
+        held = await fetch(hub, await hub.fetcher(registry), ArtifactKey(1), registry=registry)
+        assert held.version == hub.learner.versions[1].version
+        assert registry.value("heterorl_node_frames_applied_total", codec="keyframe") == 2
+        assert registry.value("heterorl_node_fetch_seconds_count", kind="keyframe") == 1
+
+
+async def test_a_damaged_frame_is_fetched_again_alone(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub", damage=damage_first(1)) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        registry = Registry()
+        fetcher = await hub.fetcher(registry, streams=1)
+        held = await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
+        assert held.version == hub.learner.versions[1].version
+        assert [list(request.frames) for request in hub.servicer.fetches] == [[0, 1, 2, 3, 4], [0]]
+        frames = hub.learner.encode(1, 0).payloads
+        assert registry.transferred("delta", "in") == sum(map(len, frames)) + len(frames[0])
+        assert registry.value("heterorl_node_frames_damaged_total") == 1
+
+
+async def test_a_frame_that_stays_damaged_is_given_up_after_three_attempts(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", damage=damage_first(1000)) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        stage = Stage(hub.learner.encode(1, 0).manifest, layout=LAYOUT, base=hub.learner.versions[0])
+        fetcher = await hub.fetcher(Registry())
+        with pytest.raises(DamagedFrameError) as damaged:
+            await fetcher.fetch(await fetcher.manifest(DELTA), [2], stage.put)
+        assert damaged.value.frame == 2
+        assert [list(request.frames) for request in hub.servicer.fetches] == [[2], [2], [2]]
+
+
+async def test_a_cut_within_a_frame_goes_on_at_the_byte_where_it_happened(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async def cut_after_one(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            yield answer
+            if number == 1:
+                return
+
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE) as hub:
+        hub.learner.put(hub.store, (1, None))
+        hub.servicer.spoil = cut_after_one
+        registry = Registry()
+        held = await fetch(hub, await hub.fetcher(registry, streams=1), ArtifactKey(1))
+        assert held.version == hub.learner.versions[1].version
+        assert [request.first_offset_bytes for request in hub.servicer.fetches] == [0, limits.CHUNK_BYTES]
+        assert registry.transferred("keyframe", "in") == hub.learner.encode(1, None).manifest.size_bytes
+
+
+def with_offset(answer: policy_pb2.FetchFramesResponse) -> policy_pb2.FetchFramesResponse:
+    answer.offset_bytes += 1
+    return answer
+
+
+def with_frame(answer: policy_pb2.FetchFramesResponse) -> policy_pb2.FetchFramesResponse:
+    answer.frame += 1
+    return answer
+
+
+def with_nothing(answer: policy_pb2.FetchFramesResponse) -> policy_pb2.FetchFramesResponse:
+    answer.data = b""
+    return answer
+
+
+def with_more(answer: policy_pb2.FetchFramesResponse) -> policy_pb2.FetchFramesResponse:
+    answer.data += b"\0"
+    return answer
+
+
+LIES = pytest.mark.parametrize("lie", [with_offset, with_frame, with_nothing, with_more])
+Lie = Callable[[policy_pb2.FetchFramesResponse], policy_pb2.FetchFramesResponse]
+
+
+@LIES
+async def test_an_answer_nobody_asked_for_is_not_believed_and_asked_for_again(
+    made: MadeRun, tmp_path: Path, lie: Lie
+) -> None:
+    async def lie_once(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            yield lie(answer) if number == 1 else answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = lie_once
+        held = await fetch(hub, await hub.fetcher(Registry()), DELTA, held=hub.learner.versions[0])
+        assert held.version == hub.learner.versions[1].version
+
+
+@LIES
+async def test_a_hub_that_only_lies_is_given_up(made: MadeRun, tmp_path: Path, lie: Lie) -> None:
+    async def lie_always(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            yield lie(answer)
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = lie_always
+        fetcher = await hub.fetcher(Registry(), attempts=4, streams=1)
+        with pytest.raises(ConnectionLost, match="was due"):
+            await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
+        assert len(hub.servicer.fetches) == 4
+
+
+async def test_a_stream_without_progress_is_cut_and_begun_again(made: MadeRun, tmp_path: Path) -> None:
+    async def stall_once(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            if number == 1 and answer.frame == 2:
+                await asyncio.Event().wait()
+            yield answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = stall_once
+        fetcher = await hub.fetcher(Registry(), streams=1, stall_s=0.2)
+        held = await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
+        assert held.version == hub.learner.versions[1].version
+        assert list(hub.servicer.fetches[1].frames) == [2, 3, 4]
+
+
+async def test_a_wrong_frame_in_memory_is_mended_from_a_keyframe(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, None), (2, 1), (3, 2))
+        words = hub.learner.words(2).copy()
+        words[LAYOUT.frames[3].start_word] ^= 1
+        held = HeldPolicy(hub.learner.versions[2].version, words)
+        registry = Registry()
+        fetcher = await hub.fetcher(registry)
+        new = await fetch(hub, fetcher, ArtifactKey(3, 2), held=held, registry=registry)
+        np.testing.assert_array_equal(new.words, hub.learner.words(3))
+        assert registry.value("heterorl_node_frames_mended_total") == 1
+        sizes = [hub.learner.encode(1, None), hub.learner.encode(2, 1)]
+        assert registry.transferred("keyframe", "in") == len(sizes[0].payloads[3])
+
+
+async def test_a_wrong_frame_without_a_keyframe_to_mend_it_from_is_refused(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        held = HeldPolicy(hub.learner.versions[0].version, hub.learner.words(0) ^ np.uint16(1))
+        with pytest.raises(RefusedError) as refused:
+            await fetch(hub, await hub.fetcher(Registry()), DELTA, held=held)
+        assert refused.value.reason is Reason.WRONG_BASE
+
+
+async def test_a_hub_cannot_serve_what_another_learner_signed(made: MadeRun, tmp_path: Path) -> None:
+    stranger = Learner(run_id=made.run_id, key=SigningKey.generate())
+    async with policy_hub(made, tmp_path / "hub", learner=stranger) as hub:
+        stranger.put(hub.store, (1, 0))
+        with pytest.raises(RefusedError) as refused:
+            await (await hub.fetcher(Registry())).manifest(DELTA)
+        assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+async def test_a_hub_cannot_serve_one_version_as_another(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        real = hub.store.manifest(DELTA)
+        monkeypatch.setattr(hub.store, "manifest", lambda key: real)
+        with pytest.raises(RefusedError, match="the manifest of") as refused:
+            await (await hub.fetcher(Registry())).manifest(ArtifactKey(2, 1))
+        assert refused.value.reason is Reason.MALFORMED
+
+
+async def test_a_version_the_hub_no_longer_has_is_not_waited_for(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        fetcher = await hub.fetcher(Registry())
+        manifest = hub.learner.encode(1, 0).manifest
+        for fetching in (fetcher.manifest(DELTA), fetcher.fetch(manifest, [0], lambda *_: None)):
+            with pytest.raises(RefusedError) as refused:
+                await fetching
+            assert refused.value.reason is Reason.UNKNOWN_VERSION
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        policy_pb2.FetchFramesRequest(frames=[]),
+        policy_pb2.FetchFramesRequest(frames=[1, 1]),
+        policy_pb2.FetchFramesRequest(frames=[5]),
+        policy_pb2.FetchFramesRequest(frames=[0], first_offset_bytes=1 << 40),
+        policy_pb2.FetchFramesRequest(frames=range(limits.FRAMES_PER_FETCH + 1)),
+    ],
+    ids=["no frame", "a frame twice", "no such frame", "past its end", "too many"],
+)
+async def test_a_request_for_frames_that_breaks_a_rule_is_refused(
+    made: MadeRun, tmp_path: Path, request_: policy_pb2.FetchFramesRequest
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        request_.key.CopyFrom(artifact_key_to_wire(DELTA))
+        stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.sampler))
+        with pytest.raises(RefusedError) as refused, classified():
+            await stub.FetchFrames(request_).read()
+        assert refused.value.reason is Reason.MALFORMED
+
+
+async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        payloads = hub.learner.encode(1, 0).payloads
+        flip_bit(frames_file(tmp_path / "hub", DELTA), offsets(payloads)[1])
+        fetcher = await hub.fetcher(Registry(), attempts=2)
+        manifest = await fetcher.manifest(DELTA)
+        got: dict[int, bytes] = {}
+        await fetcher.fetch(manifest, [0, 2], got.__setitem__)
+        with pytest.raises(RefusedError) as refused:
+            await fetcher.fetch(manifest, [1], got.__setitem__)
+        assert refused.value.reason is Reason.DAMAGED
+        assert got == {0: payloads[0], 2: payloads[2]}
+        # What waits for the frame gets it once the learner has sent it again.
+        waiting = asyncio.create_task(
+            (await hub.fetcher(Registry(), attempts=10_000)).fetch(manifest, [1], got.__setitem__)
+        )
+        await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
+        await waiting
+        assert got[1] == payloads[1]
+
+
+async def test_announcements_come_at_once_and_at_each_change(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        control = await hub.dial(made.sampler, purpose=Purpose.CONTROL)
+        async with asyncio.timeout(10):
+            watch = watch_versions(control, random=lambda: 0.0)
+            assert await anext(watch) == hub.store.announcement()
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            assert await anext(watch) == hub.store.announcement()
+            await watch.aclose()
+
+
+async def test_announcements_go_on_when_the_hub_comes_back(made: MadeRun, tmp_path: Path) -> None:
+    async with asyncio.timeout(20):
+        async with policy_hub(made, tmp_path / "hub") as first:
+            first.learner.put(first.store, (1, 0))
+            address, before = first.serving.address, first.store.announcement()
+            control = dial(address, made.sampler, purpose=Purpose.CONTROL, now=made.made_at_s)
+            watch = watch_versions(control, random=lambda: 0.0)
+            assert await anext(watch) == before
+        async with policy_hub(made, tmp_path / "hub", listen=address) as second:
+            assert await anext(watch) == before
+            await asyncio.to_thread(second.learner.put, second.store, (2, 1))
+            assert keys(second.store) == [(1, 0), (2, 1)]
+            assert await anext(watch) == second.store.announcement()
+            await watch.aclose()
+        await control.close()
+
+
+async def upload_pieces(
+    hub: PolicyHub, *pieces: tuple[ArtifactKey, int, int, bytes]
+) -> policy_pb2.UploadFramesResponse:
+    stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(hub.made.learner))
+
+    def requests() -> list[policy_pb2.UploadFramesRequest]:
+        return [
+            policy_pb2.UploadFramesRequest(
+                key=artifact_key_to_wire(key), frame=frame, offset_bytes=offset, data=data
+            )
+            for key, frame, offset, data in pieces
+        ]
+
+    with classified():
+        return await stub.UploadFrames(iter(requests()), timeout=10)
+
+
+async def test_an_upload_that_ends_within_a_frame_leaves_it_missing(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        signed, payloads = hub.learner.signed(1, 0)
+        hub.store.offer(signed)
+        answer = await upload_pieces(
+            hub, (DELTA, 3, 0, payloads[3]), (DELTA, 0, 0, payloads[0][:4]), (DELTA, 0, 4, payloads[0][4:9])
+        )
+        assert list(answer.missing_frames) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([], Reason.MALFORMED),
+        ([(DELTA, 1, 1, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 1, 5, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 2, 0, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (ArtifactKey(2, 1), 1, 1, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a" * 5000)], Reason.MALFORMED),
+        ([(DELTA, 5, 0, b"a")], Reason.MALFORMED),
+        ([(ArtifactKey(2, 1), 0, 0, b"a")], Reason.UNKNOWN_VERSION),
+        ([(ArtifactKey(1, 1), 0, 0, b"a")], Reason.MALFORMED),
+    ],
+    ids=[
+        "nothing",
+        "starts late",
+        "leaves a hole",
+        "leaves a frame",
+        "changes the artifact",
+        "empty",
+        "longer than the frame",
+        "no such frame",
+        "not offered",
+        "no artifact",
+    ],
+)
+async def test_an_upload_that_breaks_a_rule_is_refused(
+    made: MadeRun, tmp_path: Path, pieces: list[tuple[ArtifactKey, int, int, bytes]], reason: Reason
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.store.offer(hub.learner.signed(1, 0)[0])
+        with pytest.raises(RefusedError) as refused:
+            await upload_pieces(hub, *pieces)
+        assert refused.value.reason is reason
+        assert hub.store.missing(DELTA) == (0, 1, 2, 3, 4)
+
+
+async def test_a_frame_uploaded_with_another_digest_is_refused(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        signed, payloads = hub.learner.signed(1, 0)
+        hub.store.offer(signed)
+        with pytest.raises(RefusedError) as refused:
+            await upload_pieces(hub, (DELTA, 1, 0, bytes(len(payloads[1]))))
+        assert refused.value.reason is Reason.DAMAGED
+        assert hub.store.announcement() is None
+
+
+@pytest.mark.parametrize(("epoch", "reason"), [(1, Reason.FENCED), (2, Reason.ROLLBACK)])
+async def test_a_hub_refuses_a_learner_that_was_replaced_or_rolled_back(
+    made: MadeRun, tmp_path: Path, epoch: int, reason: Reason
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.epoch = 2
+        hub.learner.put(hub.store, (5, None))
+        hub.learner.epoch = epoch
+        offer = hub.learner.signed(6 if reason is Reason.FENCED else 4, None)[0]
+        stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.learner))
+        with pytest.raises(RefusedError) as refused:
+            await call(
+                stub.OfferArtifact, policy_pb2.OfferArtifactRequest(signed_manifest=offer), timeout_s=10
+            )
+        assert refused.value.reason is reason

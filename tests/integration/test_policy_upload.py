@@ -1,0 +1,161 @@
+"""The learner's hub is kept supplied, whatever happens to it; each frame travels once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.identity import MadeRun, make_run
+from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.waiting import until
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
+
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
+from node.rpc.channel import Purpose, dial
+from node.weights.held import HeldPolicy
+from node.weights.store import ArtifactStore
+from node.weights.upload import Uploader
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@asynccontextmanager
+async def uploading(
+    made: MadeRun, store: ArtifactStore, address: str, *, channels: int = 1
+) -> AsyncIterator[Registry]:
+    """Run an uploader from ``store``; what ends it ends the body."""
+    registry = Registry()
+    control = dial(address, made.learner, purpose=Purpose.CONTROL, now=made.made_at_s)
+    bulk = [dial(address, made.learner, purpose=Purpose.BULK, now=made.made_at_s) for _ in range(channels)]
+    uploader = Uploader(store, control=control, bulk=bulk, metrics=registry.metrics, random=lambda: 0.01)
+    stopping = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(uploader.run(ready=lambda: None, stopping=stopping))
+            yield registry
+            stopping.set()
+    finally:
+        for channel in (control, *bulk):
+            await channel.close()
+
+
+async def until_supplied(hub: PolicyHub, store: ArtifactStore) -> None:
+    await until(lambda: hub.store.announcement() == store.announcement())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+async def test_a_hub_gets_what_is_there_and_what_is_published(
+    made: MadeRun, tmp_path: Path, channels: int
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        hub.learner.put(store, (1, 0), (2, 1))
+        async with uploading(made, store, hub.serving.address, channels=channels) as registry:
+            await until_supplied(hub, store)
+            await asyncio.to_thread(hub.learner.put, store, (3, 2), (3, None), (4, 3))
+            await until_supplied(hub, store)
+        announcement = store.announcement()
+        assert announcement is not None
+        deltas = sum(a.size_bytes for a in announcement.artifacts if not a.key.is_keyframe)
+        assert registry.transferred("delta", "out") == hub.registry.transferred("delta", "in") == deltas
+
+
+async def test_a_frame_that_rotted_on_the_hub_is_sent_again_alone(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        hub.learner.put(store, (1, 0), (2, 1))
+        async with uploading(made, store, hub.serving.address):
+            await until_supplied(hub, store)
+            hub.servicer.uploaded.clear()
+            payloads = hub.learner.encode(1, 0).payloads
+            flip_bit(frames_file(tmp_path / "hub", ArtifactKey(1, 0)), offsets(payloads)[2])
+            with pytest.raises(RefusedError):
+                await asyncio.to_thread(hub.store.read_payload, ArtifactKey(1, 0), 2)
+            await until_supplied(hub, store)
+            assert hub.servicer.uploaded == [2]
+
+
+async def test_a_hub_killed_within_an_upload_gets_only_the_missing_frames(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    learner = Learner(run_id=made.run_id, key=made.signing_key)
+    signed, payloads = learner.signed(1, None)
+    half_uploaded = learner.store(tmp_path / "hub")
+    half_uploaded.offer(signed)
+    for frame in (0, 2, 3):
+        half_uploaded.write_frame(ArtifactKey(1), frame, payloads[frame])
+    store = learner.store(tmp_path / "local")
+    learner.put(store, (1, None))
+    async with policy_hub(made, tmp_path / "hub", learner=learner) as hub:
+        async with uploading(made, store, hub.serving.address):
+            await until_supplied(hub, store)
+        assert hub.servicer.uploaded == [1, 4]
+
+
+async def test_an_upload_goes_on_when_the_hub_comes_back_though_it_lost_its_artifacts(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as first:
+        learner, address = first.learner, first.serving.address
+        store = learner.store(tmp_path / "local")
+        learner.put(store, (1, 0), (2, 1), (3, 2))
+    async with uploading(made, store, address):
+        async with policy_hub(made, tmp_path / "hub", listen=address, learner=learner) as second:
+            await until_supplied(second, store)
+        await asyncio.to_thread(lost_artifacts, tmp_path / "hub")
+        async with policy_hub(made, tmp_path / "hub", listen=address, learner=learner) as third:
+            assert keys(third.store) == []
+            await until_supplied(third, store)
+
+
+def lost_artifacts(directory: Path) -> None:
+    """Lose every artifact, but not the mark that says what was announced."""
+    for artifact in (directory / "complete").iterdir():
+        (artifact / "manifest").unlink()
+
+
+async def test_a_damaged_local_artifact_is_left_out_and_the_rest_is_sent(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        hub.learner.put(store, (1, None), (1, 0), (2, 1))
+        flip_bit(frames_file(tmp_path / "local", ArtifactKey(1, 0)), 3)
+        async with uploading(made, store, hub.serving.address):
+            await until(lambda: keys(hub.store) == [(1, -1), (2, 1)])
+        assert keys(store) == [(1, -1), (2, 1)]
+
+
+async def ended_by(made: MadeRun, store: ArtifactStore, address: str) -> Reason:
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(10), uploading(made, store, address):
+            await asyncio.Event().wait()
+    (refusal,) = ended.value.exceptions
+    assert isinstance(refusal, RefusedError)
+    return refusal.reason
+
+
+async def test_a_learner_that_was_replaced_ends(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        hub.learner.put(store, (1, 0))
+        hub.learner.epoch = 2
+        hub.learner.put(hub.store, (3, None))
+        assert await ended_by(made, store, hub.serving.address) is Reason.FENCED
+
+
+async def test_a_learner_restored_from_an_old_checkpoint_ends(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        fork = Learner(run_id=made.run_id, key=made.signing_key, epoch=2)
+        fork.words(1)
+        fork.versions[2] = HeldPolicy.of(2, hub.learner.words(3), layout=LAYOUT)
+        store = fork.store(tmp_path / "local")
+        fork.put(store, (1, 0), (2, 1))
+        assert await ended_by(made, store, hub.serving.address) is Reason.ROLLBACK

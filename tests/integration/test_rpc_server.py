@@ -1,0 +1,180 @@
+"""Where the server may listen, and how it stops."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from support.identity import MadeRun, make_run
+from support.rpc import every_service, invoke, rpcs, serving
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.errors import Reason, RefusedError, StartupError
+from node.rpc.channel import ConnectionLost, Purpose, classified, dial
+
+MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
+FETCH = "/heterorl.v1.PolicyService/FetchFrames"
+WATCH = "/heterorl.v1.PolicyService/WatchVersions"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+def sampler_channel(made: MadeRun, address: str) -> grpc.aio.Channel:
+    return dial(address, made.sampler, purpose=Purpose.BULK, now=time.time())
+
+
+async def startup_error(made: MadeRun, **changes: Any) -> str:
+    with pytest.RaisesGroup(pytest.RaisesExc(StartupError)) as raised:
+        async with serving(made, every_service, **changes):
+            pass
+    return str(raised.value.exceptions[0])
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "hub.example.org:0"])
+async def test_tls_cannot_be_off_where_other_machines_could_call(made: MadeRun, listen: str) -> None:
+    assert "TLS is off" in await startup_error(made, listen=listen, tls=False)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0"])
+async def test_tls_may_be_off_on_loopback(made: MadeRun, listen: str) -> None:
+    async with (
+        serving(made, every_service, listen=listen, tls=False) as hub,
+        dial(hub.address, made.sampler.peer, purpose=Purpose.BULK, now=0) as channel,
+    ):
+        assert await invoke(channel, MANIFEST) == [b""]
+
+
+def test_a_node_with_tls_off_does_not_dial_another_machine(made: MadeRun) -> None:
+    with pytest.raises(StartupError, match="TLS is off"):
+        dial("192.0.2.1:7400", made.sampler.peer, purpose=Purpose.BULK, now=0)
+
+
+async def test_with_tls_any_address_of_this_machine_may_be_listened_on(made: MadeRun) -> None:
+    async with serving(made, every_service, listen="0.0.0.0:0") as hub:
+        port = hub.address.rpartition(":")[2]
+        async with sampler_channel(made, f"127.0.0.1:{port}") as channel:
+            assert await invoke(channel, MANIFEST) == [b""]
+
+
+async def test_a_second_server_cannot_take_the_port_of_the_first(made: MadeRun) -> None:
+    async with serving(made, every_service) as hub:
+        assert f"cannot listen on {hub.address}" in await startup_error(made, listen=hub.address)
+        async with sampler_channel(made, hub.address) as channel:
+            assert await invoke(channel, MANIFEST) == [b""]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:70000", "127.0.0.1:http", ""])
+async def test_an_address_without_a_port_is_named_in_the_error(made: MadeRun, listen: str) -> None:
+    assert repr(listen) in await startup_error(made, listen=listen)
+
+
+async def test_draining_refuses_new_rpcs_cuts_endless_streams_and_lets_the_others_finish(
+    made: MadeRun,
+) -> None:
+    may_finish = asyncio.Event()
+
+    async def fetch(request: Any, context: Any) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
+        yield policy_pb2.FetchFramesResponse(data=b"first")
+        await may_finish.wait()
+        yield policy_pb2.FetchFramesResponse(data=b"last")
+
+    async def watch(request: Any, context: Any) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
+        yield policy_pb2.WatchVersionsResponse()
+        await asyncio.Event().wait()
+
+    servicers = (every_service, rpcs({FETCH: fetch, WATCH: watch}))
+    async with (
+        serving(made, *reversed(servicers), drain_grace_s=20) as hub,
+        sampler_channel(made, hub.address) as channel,
+    ):
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        fetching = stub.FetchFrames(policy_pb2.FetchFramesRequest(), timeout=20)
+        watching = stub.WatchVersions(policy_pb2.WatchVersionsRequest(), timeout=20)
+        await fetching.read()
+        await watching.read()
+
+        hub.stopping.set()
+        with pytest.raises(RefusedError, match="stopping") as cut, classified():
+            await watching.read()
+        assert cut.value.reason is Reason.DRAINING
+        with pytest.raises(RefusedError) as refused, classified():
+            await invoke(channel, MANIFEST)
+        assert refused.value.reason is Reason.DRAINING
+        assert not hub.running.done()
+
+        may_finish.set()
+        last = await fetching.read()
+        assert isinstance(last, policy_pb2.FetchFramesResponse)
+        assert last.data == b"last"
+        assert await fetching.read() is grpc.aio.EOF
+        await asyncio.wait_for(asyncio.shield(hub.running), 10)
+
+
+async def test_what_has_not_finished_when_the_grace_is_over_is_cut(
+    made: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fetch(request: Any, context: Any) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
+        yield policy_pb2.FetchFramesResponse()
+        await asyncio.Event().wait()
+
+    async with (
+        serving(made, rpcs({FETCH: fetch}), drain_grace_s=0.05) as hub,
+        sampler_channel(made, hub.address) as channel,
+    ):
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        fetching = stub.FetchFrames(policy_pb2.FetchFramesRequest(), timeout=20)
+        await fetching.read()
+        hub.stopping.set()
+        with pytest.raises(RefusedError) as cut, classified():
+            await fetching.read()
+        assert cut.value.reason is Reason.DRAINING
+        await asyncio.wait_for(asyncio.shield(hub.running), 10)
+    [late] = [record for record in caplog.records if record.message == "rpcs late to drain"]
+    assert late.__dict__["methods"] == [FETCH]
+
+
+async def test_a_stopped_server_is_a_lost_connection_and_a_new_one_on_its_port_is_found(
+    made: MadeRun,
+) -> None:
+    async with serving(made, every_service) as hub:
+        address = hub.address
+    async with sampler_channel(made, address) as channel:
+        with pytest.raises(ConnectionLost), classified():
+            await invoke(channel, MANIFEST)
+        async with serving(made, every_service, listen=address):
+            async with asyncio.timeout(20):
+                await channel.channel_ready()
+            assert await invoke(channel, MANIFEST) == [b""]
+
+
+async def test_a_caller_that_never_begins_its_handshake_is_dropped(made: MadeRun) -> None:
+    async with serving(made, every_service, handshake_s=0.2) as hub:
+        host, _, port = hub.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_every_channel_is_a_connection_of_its_own(made: MadeRun) -> None:
+    connections: list[str] = []
+
+    async def note(request: Any, context: Any) -> policy_pb2.GetManifestResponse:
+        connections.append(context.peer())
+        return policy_pb2.GetManifestResponse()
+
+    async with (
+        serving(made, rpcs({MANIFEST: note})) as hub,
+        sampler_channel(made, hub.address) as first,
+        sampler_channel(made, hub.address) as second,
+    ):
+        for channel in (first, second, first):
+            await invoke(channel, MANIFEST)
+    assert connections[0] != connections[1]
+    assert connections[0] == connections[2]

@@ -1,0 +1,109 @@
+"""Whatever a stranger sends, the answer is a refusal and never a surprise."""
+
+import base64
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.identity import NOW_S
+
+from node.errors import RefusedError
+from node.identity.authority import Authority, new_key, read_signing_request, signing_request
+from node.identity.peer import Peer, is_name
+from node.identity.signatures import SigningKey, verify
+from node.identity.tokens import Token, issue_token
+from node.run import Role
+
+AUTHORITY = Authority.create("run", now=NOW_S)
+TOKEN = issue_token(AUTHORITY, role=Role.SAMPLER, node_id=None, address="hub:1", now=NOW_S)
+REQUEST = signing_request(new_key())
+KEY = SigningKey.generate()
+
+names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+)
+
+
+@settings(deadline=None)
+@given(names, st.sampled_from(Role), names)
+def test_every_peer_is_read_back_from_its_name(run_id: str, role: Role, node_id: str) -> None:
+    peer = Peer(run_id, role, node_id)
+    assert Peer.from_spiffe_id(peer.spiffe_id) == peer
+
+
+@settings(deadline=None)
+@given(st.text() | st.text(alphabet="spife:/runmlc-\n", max_size=40).map(lambda text: f"spiffe://{text}"))
+def test_a_text_names_a_peer_exactly_or_nobody(text: str) -> None:
+    try:
+        peer = Peer.from_spiffe_id(text)
+    except RefusedError:
+        return
+    assert peer.spiffe_id == text
+    assert is_name(peer.run_id)
+    assert is_name(peer.node_id)
+
+
+@settings(deadline=None)
+@given(st.text() | st.from_regex(r"hrl1\.[A-Za-z0-9_-]{0,40}\.[A-Za-z0-9_-]{0,40}", fullmatch=True))
+def test_a_text_that_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError):
+        Token.parse(text)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.sampled_from([*Token.model_fields, "other"]), json_values),
+    st.booleans(),
+)
+def test_what_any_json_under_the_run_domain_says_is_refused(values: dict[str, object], has_ca: bool) -> None:
+    # An attacker can sign with an authority of its own; what it signs must still be a token.
+    if has_ca:
+        values["ca_certificate_pem"] = AUTHORITY.certificate_pem.decode()
+    payload = json.dumps(values).encode()
+    parts = (payload, AUTHORITY.sign(b"heterorl-token-v1\0" + payload))
+    text = ".".join(("hrl1", *(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)))
+    try:
+        token = Token.parse(text)
+    except RefusedError:
+        return
+    assert set(values) == set(Token.model_fields)
+    assert is_name(token.run_id)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_token_with_any_character_changed_is_refused(data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(TOKEN) - 1))
+    character = data.draw(st.characters(max_codepoint=0x7F, exclude_characters=TOKEN[position]))
+    changed = TOKEN[:position] + character + TOKEN[position + 1 :]
+    if changed.strip() == TOKEN:
+        return
+    with pytest.raises(RefusedError):
+        Token.parse(changed)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.integers(0, len(REQUEST) - 1), st.integers(1, 255))
+def test_a_damaged_signing_request_is_refused(noise: bytes, position: int, flip: int) -> None:
+    with pytest.raises(RefusedError):
+        read_signing_request(noise)
+    damaged = bytearray(REQUEST)
+    damaged[position] ^= flip
+    with pytest.raises(RefusedError):
+        read_signing_request(bytes(damaged))
+
+
+@settings(deadline=None)
+@given(st.binary(), st.binary(), st.binary(max_size=70))
+def test_no_signature_passes_for_another_message(message: bytes, other: bytes, noise: bytes) -> None:
+    domain = b"test-v1\0"
+    signature = KEY.sign(domain, message)
+    verify(KEY.public_key, domain, message, signature)
+    if other != message:
+        with pytest.raises(RefusedError):
+            verify(KEY.public_key, domain, other, signature)
+    with pytest.raises(RefusedError):
+        verify(KEY.public_key, domain, message, noise)

@@ -1,0 +1,159 @@
+"""Whatever samplers, learner, clock and crashes do, the ledger's account of slots stays true."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
+
+from node.coordinator import decisions
+from node.coordinator.accounts import Transaction
+from node.coordinator.admission import Bounds
+from node.coordinator.leases import MAX_ATTEMPTS, SETTLED, SlotState, parse_group_id
+from node.coordinator.ledger import Ledger
+from node.drain_book import Judgement
+from node.rollout import Verdict
+
+SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
+BOUNDS = Bounds(concurrency_groups=5, buffer_groups=6, batch_groups=2, max_staleness_versions=1)
+
+
+class Leases(RuleBasedStateMachine):
+    """Drives decisions against a real ledger file; ``trained`` is the learner's own memory."""
+
+    granted = Bundle("granted")
+    """(lease id, sampler) of every lease ever granted; used again and again, as repeats do."""
+    spooled = Bundle("spooled")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.path = Path(self.directory.name) / "ledger.sqlite"
+        self.ledger = Ledger.open(self.path, run_id="run")
+        self.ledger.record(Transaction(learner=LEARNER))
+        self.desk = Desk(bounds=BOUNDS)
+        self.ids: set[str] = set()
+        self.winners: Counter[int] = Counter()
+        self.trained: Counter[int] = Counter()
+        self.version = 0
+
+    def teardown(self) -> None:
+        self.ledger.close()
+        self.directory.cleanup()
+
+    def persist(self) -> None:
+        for transaction in self.desk.transactions:
+            self.ledger.record(transaction)
+        self.desk.transactions.clear()
+
+    @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
+    def lease(self, sampler: str, wanted: int) -> object:
+        lease_ids = self.desk.lease(sampler, wanted, held=self.version)
+        assert self.ids.isdisjoint(lease_ids), "an attempt id was granted twice"
+        self.ids.update(lease_ids)
+        return multiple(*((lease_id, sampler) for lease_id in lease_ids))
+
+    @rule(target=spooled, lease=granted)
+    def submit(self, lease: tuple[str, str]) -> object:
+        if self.desk.accounts.load().untrained_groups >= BOUNDS.buffer_groups:
+            return multiple()
+        submitted = self.desk.submit(*lease)
+        if submitted.verdict is not Verdict.SPOOLED:
+            assert submitted.verdict in (Verdict.DUPLICATE, Verdict.FOREIGN)
+            return multiple()
+        return lease[0]
+
+    @rule(lease=granted, thief=SAMPLERS)
+    def submit_for_another(self, lease: tuple[str, str], thief: str) -> None:
+        slots = dict(self.desk.accounts.book.open_slots)
+        if thief != lease[1]:
+            assert self.desk.submit(lease[0], thief).verdict in (Verdict.FOREIGN, Verdict.DUPLICATE)
+            assert dict(self.desk.accounts.book.open_slots) == slots
+
+    @rule(lease=granted)
+    def release(self, lease: tuple[str, str]) -> None:
+        self.desk.release(lease[1], lease[0])
+
+    @rule(lease=granted)
+    def renew(self, lease: tuple[str, str]) -> None:
+        self.desk.accounts.book.renew(lease[1], [lease[0]], now=self.desk.now)
+
+    @rule(after_s=st.floats(0, 2 * TTL_S))
+    def expire(self, after_s: float) -> None:
+        self.desk.expire(after_s)
+
+    @rule(
+        group_id=spooled,
+        verdict=st.sampled_from([Verdict.ACCEPTED, Verdict.STALE, Verdict.SUSPECT, Verdict.DUPLICATE]),
+    )
+    def judge(self, group_id: str, verdict: Verdict) -> None:
+        self.desk.settle(decisions.judgement(self.desk.accounts, Judgement(group_id, verdict)))
+
+    @rule(group_id=consumes(spooled), is_lost=st.booleans())
+    def train(self, group_id: str, is_lost: bool) -> None:
+        """A step on one group; where its acknowledgement is lost, the record comes twice."""
+        parsed = parse_group_id(group_id)
+        assert parsed is not None
+        outcome = self.desk.train(self.version + 1, group_id)
+        if outcome.doubled:
+            assert parsed[0] not in self.desk.accounts.book.open_slots
+            return
+        self.version += 1
+        self.trained[parsed[0]] += 1
+        if is_lost:
+            assert self.desk.train(self.version, group_id) == decisions.StepOutcome()
+
+    @rule()
+    def crash(self) -> None:
+        """Kill the coordinator after its last transaction and start it again."""
+        self.persist()
+        before = self.desk.accounts
+        self.ledger.close()
+        self.ledger = Ledger.open(self.path, run_id="run")
+        after = self.desk.accounts = make_accounts(self.ledger.balance(), now=self.desk.now)
+        assert dict(after.book.open_slots) == dict(before.book.open_slots)
+        assert after.book.counts() == before.book.counts()
+        assert after.load() == before.load()
+        assert after.verdicts() == before.verdicts()
+        assert after.spooled_at_s == before.spooled_at_s
+        assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
+
+    @invariant()
+    def no_slot_is_trained_on_twice(self) -> None:
+        assert all(times == 1 for times in self.trained.values())
+        assert self.desk.accounts.load().trained_groups == len(self.trained)
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        book = self.desk.accounts.book
+        counts = book.counts()
+        open_counts = Counter(slot.state for slot in book.open_slots.values())
+        assert all(open_counts[state] == n for state, n in counts.items() if state not in SETTLED)
+        assert sum(counts.values()) == len({parse_group_id(lease_id)[0] for lease_id in self.ids})  # type: ignore[index]
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        load = self.desk.accounts.load()
+        assert load.running_groups <= BOUNDS.concurrency_groups
+        assert load.untrained_groups <= BOUNDS.buffer_groups
+
+    @invariant()
+    def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:
+        for slot in self.desk.accounts.book.open_slots.values():
+            is_kept = slot.state in (SlotState.SPOOLED, SlotState.ACCEPTED)
+            assert (slot.winner > 0) == is_kept == (slot.number in self.desk.accounts.spooled_at_s)
+            assert len(slot.attempts) <= MAX_ATTEMPTS
+
+    @invariant()
+    def the_spool_holds_just_the_groups_that_are_kept(self) -> None:
+        self.persist()
+        for slot in self.desk.accounts.book.open_slots.values():
+            stored = self.ledger.group(slot.number)
+            assert (stored.attempt if stored else 0) == slot.winner
+
+
+Leases.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLeases = Leases.TestCase

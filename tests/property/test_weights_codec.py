@@ -1,0 +1,47 @@
+"""Whatever the words are, they come back bit for bit."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from node.weights.codec import Codec, decode_frame, encode_frame, payload_limit
+from node.weights.digests import Words
+
+WORDS = hnp.arrays(np.uint16, st.integers(1, 600))
+
+
+@st.composite
+def base_and_new(draw: st.DrawFn) -> tuple[Words, Words]:
+    """Draw words of any bits and a change of any density and size, at any alignment."""
+    start = draw(st.integers(0, 3))
+    base: Words = draw(WORDS)
+    random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    share = draw(st.sampled_from([0.0, 0.002, 0.01, 0.1, 0.5, 1.0]))
+    largest = draw(st.sampled_from([1, 2, 200, 0x8000]))
+    shifted = np.concatenate([np.zeros(start, np.uint16), base])[start:]
+    new = shifted.copy()
+    moved = np.flatnonzero(random.random(base.size) < share)
+    new[moved] += random.integers(-largest, largest, moved.size, endpoint=True).astype(np.uint16)
+    return shifted, new
+
+
+@settings(deadline=None, max_examples=300)
+@given(base_and_new())
+def test_a_frame_comes_back_bit_for_bit_and_never_costs_more_than_its_words(
+    pair: tuple[Words, Words],
+) -> None:
+    base, new = pair
+    for held in (base, None):
+        frame = encode_frame(new, base=held)
+        assert len(frame.payload) <= payload_limit(frame.codec, new.size)
+        out = np.full(new.size, 0xABCD, np.uint16)
+        decode_frame(frame.codec, frame.payload, base=held, out=out)
+        np.testing.assert_array_equal(out, new)
+
+
+@settings(deadline=None)
+@given(base_and_new())
+def test_equal_words_are_unchanged_and_others_are_not(pair: tuple[Words, Words]) -> None:
+    base, new = pair
+    assert (encode_frame(new, base=base).codec is Codec.UNCHANGED) == np.array_equal(base, new)

@@ -1,0 +1,101 @@
+"""A coordinator's pure insides, small enough to follow by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+from support.groups import SAMPLING, make_group
+
+from node.coordinator import decisions
+from node.coordinator.accounts import Accounts, Balance, Transaction
+from node.coordinator.admission import Bounds, Learner, Work
+from node.coordinator.decisions import Decision
+from node.coordinator.leases import parse_group_id
+from node.policy import PolicyVersion
+from node.rollout import RolloutGroup
+from node.run import StepRecord
+
+NOW_S = 1_800_000_000.0
+TTL_S = 60.0
+WORK = Work("run", "addition", 2, SAMPLING)
+BOUNDS = Bounds(concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2)
+LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0)
+
+
+def make_accounts(balance: Balance | None = None, *, prompts: int = 50, now: float = NOW_S) -> Accounts:
+    """Give the accounts of a run whose learner has joined."""
+    return Accounts(balance or Balance(learner=LEARNER), prompts=prompts, seed=1, lease_ttl_s=TTL_S, now=now)
+
+
+def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
+    """Give a good group for a lease."""
+    number, _ = parse_group_id(lease_id) or (0, 0)
+    return replace(
+        make_group(lease_id, prompt_index=accounts.book.open_slots[number].prompt_index), **changes
+    )
+
+
+class Desk:
+    """Takes decisions and applies them, as the spool does, without a disk; keeps the transactions."""
+
+    def __init__(self, accounts: Accounts | None = None, *, bounds: Bounds = BOUNDS) -> None:
+        self.accounts = accounts or make_accounts()
+        self.bounds = bounds
+        self.now = NOW_S
+        self.transactions: list[Transaction] = []
+        self.published = {0}
+
+    def settle(self, decision: Decision[Any]) -> Any:
+        self.transactions.append(decision.transaction)
+        self.accounts.apply(decision.transaction, now=self.now)
+        return decision.answer
+
+    def lease(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> list[str]:
+        grant = self.settle(
+            decisions.lease(
+                self.accounts,
+                WORK,
+                self.bounds,
+                sampler_id=sampler_id,
+                wanted=wanted,
+                held=PolicyVersion(held),
+                ttl_s=TTL_S,
+            )
+        )
+        return [lease.lease_id for lease in grant.leases]
+
+    def release(self, sampler_id: str, *lease_ids: str) -> int:
+        slots = self.accounts.book.release(sampler_id, lease_ids)
+        self.settle(Decision(None, Transaction(slots=slots)))
+        return len(slots)
+
+    def submit(
+        self, lease_id: str, sampler_id: str = "s1", *, group: RolloutGroup | None = None
+    ) -> decisions.Submitted:
+        if group is None:
+            number, _ = parse_group_id(lease_id) or (0, 0)
+            slot = self.accounts.book.open_slots.get(number)
+            group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
+        submitted: decisions.Submitted = self.settle(
+            decisions.submission(
+                self.accounts,
+                WORK,
+                sampler_id=sampler_id,
+                name=lease_id,
+                group=group,
+                data=b"group " + lease_id.encode(),
+                is_published=self.published.__contains__,
+                buffer_groups=self.bounds.buffer_groups,
+                now=self.now,
+            )
+        )
+        return submitted
+
+    def train(self, version: int, *group_ids: str, staleness: int = 0) -> decisions.StepOutcome:
+        record = StepRecord(version, group_ids, (staleness,) * len(group_ids))
+        outcome: decisions.StepOutcome = self.settle(decisions.step(self.accounts, record))
+        return outcome
+
+    def expire(self, after_s: float) -> int:
+        self.now += after_s
+        expired: int = self.settle(decisions.expiry(self.accounts, self.now))
+        return expired

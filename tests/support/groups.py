@@ -1,0 +1,39 @@
+"""Groups as an honest sampler would send them, with any one thing changed."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from node.rollout import Completion, RolloutGroup, SamplingParameters
+
+SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
+
+
+def make_completion(tokens: int = 3, *, version: int = 0, reward: float = 0.0, **changes: Any) -> Completion:
+    completion = Completion(
+        token_ids=np.arange(tokens, dtype=np.int32),
+        behaviour_logprob=np.full(tokens, -0.5, np.float32),
+        policy_version=np.full(tokens, version, np.int32),
+        reward=reward,
+        is_finished=True,
+    )
+    return replace(completion, **changes)
+
+
+def make_group(group_id: str = "0.1", *, size: int = 2, version: int = 0, **changes: Any) -> RolloutGroup:
+    group = RolloutGroup(
+        run_id="run",
+        group_id=group_id,
+        layout_digest=b"l" * 16,
+        tokenizer_digest=b"t" * 16,
+        task="addition",
+        prompt_index=7,
+        prompt_token_ids=np.array([1, 2, 3], np.int32),
+        completions=tuple(make_completion(3 + i, version=version, reward=float(i % 2)) for i in range(size)),
+        sampling=SAMPLING,
+        sampling_started_at_s=1.0,
+        sampling_finished_at_s=2.0,
+        graded_at_s=3.0,
+    )
+    return replace(group, **changes)

@@ -1,0 +1,260 @@
+"""A whole coordinator on free ports, with real TLS and a real ledger, and peers driven by hand."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+from support.clock import ManualClock
+from support.groups import SAMPLING, make_group
+from support.identity import MadeRun
+
+from heterorl.v1 import (
+    common_pb2,
+    membership_pb2,
+    membership_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    rollout_pb2,
+    rollout_pb2_grpc,
+)
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.hub import Hub
+from node.coordinator.role import build
+from node.identity.store import Identity
+from node.role import RoleContext
+from node.rollout import RolloutGroup, SamplingParameters
+from node.rpc.channel import Purpose, dial
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.wire import group_to_wire, role_to_wire
+
+TIMEOUT_S = 20.0
+LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
+LEASE_TTL_S = 60.0
+
+DrainCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.DrainRolloutsResponse]"
+)
+
+
+@dataclass(slots=True)
+class RunningHub:
+    """A coordinator that serves."""
+
+    made: MadeRun
+    hub: Hub
+    registry: CollectorRegistry
+    clock: ManualClock
+    stopping: asyncio.Event
+    running: "asyncio.Task[None]"
+
+    @property
+    def address(self) -> str:
+        return self.hub.address
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Give one number of the registry; 0 where it is not there."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @asynccontextmanager
+    async def peer(self, identity: Identity | None = None) -> "AsyncIterator[HandPeer]":
+        """Connect as somebody; None: the learner."""
+        caller = identity or self.made.learner
+        async with dial(self.address, caller, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+            yield HandPeer(caller, channel)
+
+
+@asynccontextmanager
+async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHub]:
+    """Run a coordinator until the body ends; the next one of the same ``made`` finds what it left."""
+    clock = ManualClock(time.time())
+    registry = CollectorRegistry()
+    values = {
+        "task": "addition",
+        "prompts": 100,
+        "group_size": 2,
+        "batch_groups": 2,
+        "max_staleness_versions": 2,
+        "max_new_tokens": SAMPLING.max_new_tokens,
+        "heartbeat_interval_s": 0.05,
+        "lease_ttl_s": LEASE_TTL_S,
+        "listen": "127.0.0.1:0",
+        "enrolment_listen": "127.0.0.1:0",
+    }
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory, drain_timeout_s=2.0),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate(values | settings),
+    )
+    context = RoleContext(
+        role=Role.COORDINATOR,
+        config=config,
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=["coordinator"], clock=clock),
+        clock=clock,
+        node_id="coordinator",
+        state_dir=made.directory / "coordinator",
+        identity=made.coordinator,
+        run=made.run,
+    )
+    (hub,) = build(context)
+    assert isinstance(hub, Hub)
+    ready, stopping = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(hub.run(ready=ready.set, stopping=stopping))
+        await ready.wait()
+        try:
+            yield RunningHub(made, hub, registry, clock, stopping, running)
+        finally:
+            stopping.set()
+
+
+@dataclass(slots=True)
+class HandPeer:
+    """A peer that does only what a test tells it to."""
+
+    identity: Identity
+    channel: grpc.aio.Channel
+    held: common_pb2.PolicyVersion = field(default_factory=common_pb2.PolicyVersion)
+
+    @property
+    def membership(self) -> "membership_pb2_grpc.MembershipServiceAsyncStub":
+        return membership_pb2_grpc.MembershipServiceStub(self.channel)
+
+    @property
+    def rollout(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
+        return rollout_pb2_grpc.RolloutServiceStub(self.channel)
+
+    async def join(self, **changes: Any) -> membership_pb2.JoinResponse:
+        is_learner = self.identity.role is Role.LEARNER
+        values: dict[str, Any] = {
+            "run_id": self.identity.run_id,
+            "role": role_to_wire(self.identity.role),
+            "layout_digest": LAYOUT,
+            "tokenizer_digest": TOKENIZER,
+            "learner_epoch": 1 if is_learner else 0,
+            "vocabulary_size": 100 if is_learner else 0,
+            "held": self.held,
+        }
+        return await self.membership.Join(membership_pb2.JoinRequest(**(values | changes)), timeout=TIMEOUT_S)
+
+    async def beat(self, *leases: str, **changes: Any) -> membership_pb2.HeartbeatResponse:
+        """Beat once, on a stream of its own that is then cut rather than ended."""
+        values: dict[str, Any] = {"sequence": 1, "held": self.held, "running_lease_ids": leases}
+        request = membership_pb2.HeartbeatRequest(**(values | changes))
+        stream = self.membership.Heartbeat(timeout=TIMEOUT_S)
+        await stream.write(request)
+        response = await stream.read()
+        stream.cancel()
+        assert isinstance(response, membership_pb2.HeartbeatResponse)
+        return response
+
+    async def lease(self, wanted: int = 1) -> rollout_pb2.LeasePromptsResponse:
+        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, held=self.held)
+        return await self.rollout.LeasePrompts(request, timeout=TIMEOUT_S)
+
+    async def submit(
+        self, lease: rollout_pb2.PromptLease, **changes: Any
+    ) -> rollout_pb2.SubmitRolloutsResponse:
+        group = answer_to(lease, run_id=self.identity.run_id, **changes)
+        request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
+        return await self.rollout.SubmitRollouts(request, timeout=TIMEOUT_S)
+
+    async def status(self) -> membership_pb2.GetStatusResponse:
+        return await self.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+
+    async def drain(self, *, credits: int = 0, **hello: Any) -> "HandDrain":
+        """Open a drain stream; the hello is of epoch 1 and version 0 unless told otherwise."""
+        drain = HandDrain(self.rollout.DrainRollouts(timeout=TIMEOUT_S))
+        await drain.say(hello=rollout_pb2.DrainHello(**({"learner_epoch": 1} | hello)))
+        if credits:
+            await drain.say(credit=rollout_pb2.DrainCredit(groups=credits))
+        return drain
+
+    async def publish(self, signed: bytes, payloads: Sequence[bytes]) -> None:
+        """Upload an artifact of one chunk per frame."""
+        stub: policy_pb2_grpc.PolicyServiceAsyncStub = policy_pb2_grpc.PolicyServiceStub(self.channel)
+        offer = await stub.OfferArtifact(
+            policy_pb2.OfferArtifactRequest(signed_manifest=signed), timeout=TIMEOUT_S
+        )
+        stream = stub.UploadFrames(timeout=TIMEOUT_S)
+        for frame in offer.missing_frames:
+            await stream.write(
+                policy_pb2.UploadFramesRequest(
+                    key=policy_pb2.ArtifactKey(version=1, base_version=-1), frame=frame, data=payloads[frame]
+                )
+            )
+        await stream.done_writing()
+        assert list((await stream).missing_frames) == []
+
+
+class HandDrain:
+    """The learner's side of one drain stream."""
+
+    def __init__(self, stream: DrainCall) -> None:
+        self.stream = stream
+
+    async def say(self, **message: Any) -> None:
+        await self.stream.write(rollout_pb2.DrainRolloutsRequest(**message))
+
+    async def judge(self, group_id: str, verdict: common_pb2.Verdict.ValueType) -> None:
+        await self.say(judgement=rollout_pb2.GroupJudgement(group_id=group_id, verdict=verdict))
+
+    async def step(self, version: int, *group_ids: str) -> None:
+        await self.say(step=step_record(version, *group_ids))
+
+    async def hear(self) -> rollout_pb2.DrainRolloutsResponse:
+        response = await self.stream.read()
+        assert isinstance(response, rollout_pb2.DrainRolloutsResponse), response
+        return response
+
+    async def group(self) -> str:
+        """Wait for a group and give its id."""
+        response = await self.hear()
+        assert response.WhichOneof("message") == "group", response
+        return response.group.group.group_id
+
+    async def acknowledgement(self) -> int:
+        """Wait for an acknowledgement and give its version."""
+        response = await self.hear()
+        assert response.WhichOneof("message") == "step_acknowledged", response
+        return response.step_acknowledged.version
+
+    async def hears_nothing(self, *, for_s: float = 0.3) -> bool:
+        """Say whether nothing comes for a while. The stream cannot be read again afterwards."""
+        reading = asyncio.ensure_future(self.stream.read())
+        done, _ = await asyncio.wait({reading}, timeout=for_s)
+        reading.cancel()
+        return not done
+
+
+def step_record(version: int, *group_ids: str) -> rollout_pb2.StepRecord:
+    """Give the record of a step that found its groups one version stale."""
+    return rollout_pb2.StepRecord(
+        version=version, group_ids=group_ids, staleness_versions=[1] * len(group_ids)
+    )
+
+
+def answer_to(lease: rollout_pb2.PromptLease, *, run_id: str, **changes: Any) -> RolloutGroup:
+    """Give a good group for a lease, with any one thing changed."""
+    sampling = SamplingParameters(
+        lease.sampling.temperature,
+        lease.sampling.top_p,
+        lease.sampling.top_k,
+        lease.sampling.max_new_tokens,
+    )
+    values: dict[str, Any] = {
+        "run_id": run_id,
+        "task": lease.task,
+        "prompt_index": lease.prompt_index,
+        "sampling": sampling,
+        "layout_digest": LAYOUT,
+        "tokenizer_digest": TOKENIZER,
+    }
+    return make_group(lease.lease_id, size=lease.group_size, **(values | changes))

@@ -1,0 +1,122 @@
+"""A real hub of policy versions over mutual TLS, and the peers that talk to it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+from support.identity import MadeRun
+from support.rpc import Serving, serving
+from support.weights import LAYOUT, Learner
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.identity.store import Identity
+from node.relay.policy_servicer import PolicyServicer
+from node.rpc.channel import Purpose, dial
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.fetch import Fetcher, FetchLimits
+from node.weights.layout import Layout
+from node.weights.store import ArtifactStore
+
+Answers = AsyncIterator[policy_pb2.FetchFramesResponse]
+
+
+class Registry:
+    """A registry with the transfer metrics on it, and what they count."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.metrics = TransferMetrics(self._registry)
+
+    def value(self, name: str, **labels: str) -> float:
+        return self._registry.get_sample_value(name, labels) or 0.0
+
+    def transferred(self, kind: str, direction: str) -> float:
+        return self.value("heterorl_node_transfer_bytes_total", kind=kind, direction=direction)
+
+
+class WatchedServicer(PolicyServicer):
+    """Remembers what was asked and sent, and lets a test spoil the answers."""
+
+    def __init__(self, store: ArtifactStore, **options: Any) -> None:
+        super().__init__(store, **options)
+        self.fetches: list[policy_pb2.FetchFramesRequest] = []
+        self.uploaded: list[int] = []
+        """Frame of every piece that came in."""
+        self.spoil: Callable[[int, Answers], Answers] = lambda number, answers: answers
+        """(number of the request, good answers) -> what is sent instead."""
+
+    async def FetchFrames(self, request: policy_pb2.FetchFramesRequest, context: Any) -> Answers:  # noqa: N802
+        self.fetches.append(request)
+        async for answer in self.spoil(len(self.fetches), super().FetchFrames(request, context)):
+            yield answer
+
+    async def UploadFrames(  # noqa: N802
+        self, request: AsyncIterator[policy_pb2.UploadFramesRequest], context: Any
+    ) -> policy_pb2.UploadFramesResponse:
+        async def watched() -> AsyncIterator[policy_pb2.UploadFramesRequest]:
+            async for message in request:
+                self.uploaded.append(message.frame)
+                yield message
+
+        return await super().UploadFrames(watched(), context)
+
+
+@dataclass(slots=True)
+class PolicyHub:
+    """A hub that runs, its store, its servicer, and the learner of its run."""
+
+    made: MadeRun
+    store: ArtifactStore
+    servicer: WatchedServicer
+    serving: Serving
+    learner: Learner
+    registry: Registry
+    _channels: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def dial(self, identity: Identity, *, purpose: Purpose = Purpose.BULK) -> grpc.aio.Channel:
+        """Give a channel that is closed with the hub."""
+        channel = dial(self.serving.address, identity, purpose=purpose, now=self.made.made_at_s)
+        return await self._channels.enter_async_context(channel)
+
+    async def fetcher(self, registry: Registry, *, channels: int = 1, **limits: Any) -> Fetcher:
+        """Give a sampler's fetcher; its backoff takes no time."""
+        return Fetcher(
+            [await self.dial(self.made.sampler) for _ in range(channels)],
+            public_key=self.made.run.learner_public_key,
+            run_id=self.made.run_id,
+            metrics=registry.metrics,
+            random=lambda: 0.0,
+            limits=FetchLimits(**limits),
+        )
+
+    async def close(self) -> None:
+        await self._channels.aclose()
+
+
+@asynccontextmanager
+async def policy_hub(
+    made: MadeRun,
+    directory: Path,
+    *,
+    layout: Layout = LAYOUT,
+    learner: Learner | None = None,
+    damage: Callable[[bytes], bytes] | None = None,
+    listen: str = "127.0.0.1:0",
+) -> AsyncIterator[PolicyHub]:
+    """Serve the store in ``directory`` until the body ends."""
+    learner = learner or Learner(layout=layout, run_id=made.run_id, key=made.signing_key)
+    store = learner.store(directory)
+    registry = Registry()
+    servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage)
+    add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
+    async with serving(made, add, listen=listen) as served:
+        hub = PolicyHub(made, store, servicer, served, learner, registry)
+        try:
+            yield hub
+        finally:
+            await hub.close()

@@ -1,0 +1,109 @@
+"""The drain side of a hub over real sockets, that remembers all it is told and can be cut."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.rollout import DeliveredGroup, Verdict
+from node.run import StepRecord
+from node.wire import delivered_group_to_wire, step_record_from_wire, verdict_from_wire
+
+
+class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
+    """Delivers what it was given, as credits allow, until a step record names it."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.groups: dict[str, DeliveredGroup] = {}
+        self.verdicts: list[tuple[str, Verdict]] = []
+        self.records: list[StepRecord] = []
+        self.hellos: list[rollout_pb2.DrainHello] = []
+        self.is_acknowledging = True
+        self._changed = asyncio.Condition()
+
+    async def give(self, *groups: DeliveredGroup) -> None:
+        self.groups |= {one.group.group_id: one for one in groups}
+        await self._notify()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(condition)
+
+    def verdicts_of(self, group_id: str) -> list[Verdict]:
+        return [verdict for name, verdict in self.verdicts if name == group_id]
+
+    @property
+    def trained_group_ids(self) -> list[str]:
+        return [name for record in self.records for name in record.group_ids]
+
+    async def DrainRollouts(  # noqa: N802 - named by the proto
+        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: object
+    ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
+        hello = (await anext(request_iterator)).hello
+        self.hellos.append(hello)
+        for step in hello.steps:
+            self._record(step_record_from_wire(step))
+        await self._notify()
+        sent = set(hello.held_group_ids)
+        credits = acknowledged = 0
+
+        async def listen() -> None:
+            nonlocal credits
+            async for request in request_iterator:
+                match request.WhichOneof("message"):
+                    case "credit":
+                        credits += request.credit.groups
+                    case "judgement":
+                        judgement = request.judgement
+                        self.verdicts.append((judgement.group_id, verdict_from_wire(judgement.verdict)))
+                        if self.verdicts[-1][1] is not Verdict.ACCEPTED:
+                            self.groups.pop(judgement.group_id, None)
+                    case "step":
+                        self._record(step_record_from_wire(request.step))
+                await self._notify()
+
+        listening = asyncio.create_task(listen())
+        try:
+            while True:
+                newest = max((record.version for record in self.records), default=0)
+                fresh = [one for name, one in self.groups.items() if name not in sent]
+                if self.is_acknowledging and newest > acknowledged:
+                    acknowledged = newest
+                    message = rollout_pb2.StepAcknowledged(version=newest)
+                    yield rollout_pb2.DrainRolloutsResponse(step_acknowledged=message)
+                elif fresh and credits:
+                    credits -= 1
+                    sent.add(fresh[0].group.group_id)
+                    yield rollout_pb2.DrainRolloutsResponse(group=delivered_group_to_wire(fresh[0]))
+                else:
+                    async with self._changed:
+                        await self._changed.wait()
+        finally:
+            listening.cancel()
+
+    def _record(self, record: StepRecord) -> None:
+        if record not in self.records:
+            self.records.append(record)
+        for group_id in record.group_ids:
+            self.groups.pop(group_id, None)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+@asynccontextmanager
+async def scripted_hub() -> AsyncIterator[ScriptedHub]:
+    """Serve a hub on a free port of this machine."""
+    hub = ScriptedHub()  # type: ignore[abstract]
+    server = grpc.aio.server()
+    rollout_pb2_grpc.add_RolloutServiceServicer_to_server(hub, server)
+    hub.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield hub
+    finally:
+        await server.stop(grace=None)

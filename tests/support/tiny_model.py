@@ -1,0 +1,44 @@
+"""A random Qwen3 of a few thousand parameters with a character vocabulary, made in a directory."""
+
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, END = "<pad>", "<end>"
+CHARACTERS = string.digits + "+-= " + string.ascii_lowercase
+
+
+def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2) -> Path:
+    """Save a tied-embedding bf16 model and its tokenizer to ``directory`` and give it back.
+
+    The weights are large enough (std 0.2) that the next-token distribution is far from uniform,
+    so that a wrong position, mask or stale cache shows in the logprobs.
+    """
+    tokens = [PAD, END, *CHARACTERS]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)  # type: ignore[no-untyped-call]
+    saved.save_pretrained(directory)
+    config = Qwen3Config(
+        vocab_size=len(tokens),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
+    return directory

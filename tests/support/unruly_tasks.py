@@ -1,0 +1,73 @@
+"""Tasks whose graders misbehave, one way each."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+class _Unruly:
+    prompts: int = 10
+
+    def prompt(self, index: int) -> str:
+        return f"{index}="
+
+
+class Hanging(_Unruly):
+    """Sleeps for ever on prompt 1; starts a child that outlives it on prompt 2."""
+
+    def grade(self, index: int, text: str) -> float:
+        if index == 1:
+            time.sleep(3600)
+        if index == 2:
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            Path(text).write_text(str(child.pid))
+            time.sleep(3600)
+        return 1.0
+
+
+class Spinning(_Unruly):
+    """Burns CPU for ever on prompt 1."""
+
+    def grade(self, index: int, text: str) -> float:
+        while index == 1:
+            pass
+        return 1.0
+
+
+class Hoarding(_Unruly):
+    """Takes four gigabytes on prompt 1."""
+
+    def grade(self, index: int, text: str) -> float:
+        return float(len(bytearray(4 << 30)) if index == 1 else 1)
+
+
+class Raising(_Unruly):
+    """Raises on prompt 1."""
+
+    def grade(self, index: int, text: str) -> float:
+        if index == 1:
+            raise RuntimeError("no such answer")
+        return 1.0
+
+
+class Printing(_Unruly):
+    """Prints to standard output while grading."""
+
+    def grade(self, index: int, text: str) -> float:
+        print("graded", text, flush=True)
+        return 0.5
+
+
+class NotFinite(_Unruly):
+    """Gives NaN on prompt 1."""
+
+    def grade(self, index: int, text: str) -> float:
+        return float("nan") if index == 1 else 1.0
+
+
+class Broken(_Unruly):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise ValueError("no data")

@@ -1,0 +1,11 @@
+"""Waiting for what has no event of its own."""
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    """Look again and again until ``is_so``; TimeoutError when it never is."""
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.005)

@@ -1,0 +1,120 @@
+"""Small models' weights, as words, and the artifacts an honest learner makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.weights.digests import Words
+from node.weights.encode import EncodedVersion, encode_version
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import sign
+from node.weights.store import ArtifactStore
+
+RUN_ID = "example"
+SPECS = (
+    TensorSpec("embed", (100, 30)),
+    TensorSpec("bias", (300,)),
+    TensorSpec("head", (600,)),
+    TensorSpec("z", ()),
+)
+LAYOUT = Layout.of(SPECS, frame_words=1024)
+"""Five frames: bias runs alone (embed is large), embed is cut in three, head and z run together."""
+
+
+def random_words(seed: int, *, layout: Layout = LAYOUT) -> Words:
+    """Give weights as a model has them: normal, standard deviation 0.02, cut to bf16."""
+    values = np.random.default_rng(seed).normal(0, 0.02, layout.words).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def drifted(words: Words, seed: int, *, share: float = 0.02) -> Words:
+    """Give the weights after a step: a share of the words moved by a unit or two."""
+    random = np.random.default_rng(seed)
+    moved = np.flatnonzero(random.random(words.size) < share)
+    new = words.copy()
+    new[moved] += random.choice([-2, -1, 1, 2], moved.size).astype(np.int16).astype(np.uint16)
+    return new
+
+
+@dataclass
+class Learner:
+    """Makes a policy version after the other and remembers them all."""
+
+    layout: Layout = LAYOUT
+    epoch: int = 1
+    run_id: str = RUN_ID
+    key: SigningKey = field(default_factory=SigningKey.generate)
+    versions: dict[int, HeldPolicy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.versions.setdefault(0, HeldPolicy.of(0, random_words(0, layout=self.layout), layout=self.layout))
+
+    def words(self, version: int) -> Words:
+        """Give version ``version``, which is always the same drift from the one before."""
+        for number in range(1, version + 1):
+            if number not in self.versions:
+                words = drifted(self.versions[number - 1].words, number)
+                self.versions[number] = HeldPolicy.of(number, words, layout=self.layout)
+        return self.versions[version].words
+
+    def encode(self, version: int, base: int | None) -> EncodedVersion:
+        """Give the artifact ``base`` -> ``version``; None: a keyframe."""
+        words = self.words(version)
+        return encode_version(
+            words,
+            version=version,
+            base=None if base is None else self.versions[base],
+            layout=self.layout,
+            run_id=self.run_id,
+            learner_epoch=self.epoch,
+            published_at_s=1000.0 + version,
+        )
+
+    def signed(self, version: int, base: int | None) -> tuple[bytes, tuple[bytes, ...]]:
+        """Give the signed manifest and the payloads of such an artifact."""
+        encoded = self.encode(version, base)
+        return sign(encoded.manifest, self.key), encoded.payloads
+
+    def put(self, store: ArtifactStore, *artifacts: tuple[int, int | None]) -> None:
+        """Store artifacts whole."""
+        for version, base in artifacts:
+            store.put_version(*self.signed(version, base))
+
+    def store(self, directory: Path, *, retained_keyframes: int = 2) -> ArtifactStore:
+        """Open a store that believes this learner."""
+        return ArtifactStore(
+            directory,
+            public_key=self.key.public_key,
+            run_id=self.run_id,
+            retained_keyframes=retained_keyframes,
+        )
+
+
+def keys(store: ArtifactStore) -> list[tuple[int, int]]:
+    """Give what a store announces, as (version, base version)."""
+    announcement = store.announcement()
+    return (
+        [] if announcement is None else [(a.key.version, a.key.base_version) for a in announcement.artifacts]
+    )
+
+
+def frames_file(directory: Path, key: ArtifactKey, *, room: str = "complete") -> Path:
+    """Give where a store keeps an artifact's payloads."""
+    return directory / room / f"{key.version}-{'key' if key.is_keyframe else key.base_version}" / "frames"
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    """Damage a file as a tired disk would."""
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 4
+    path.write_bytes(content)
+
+
+def offsets(payloads: Sequence[bytes]) -> list[int]:
+    """Give where each payload starts in the frames file."""
+    return [sum(map(len, payloads[:i])) for i in range(len(payloads))]

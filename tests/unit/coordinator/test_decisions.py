@@ -1,0 +1,266 @@
+"""What the coordinator answers, and what each answer leaves in the accounts."""
+
+from dataclasses import replace
+
+import pytest
+from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
+from support.groups import make_completion
+
+from node.coordinator import decisions
+from node.coordinator.accounts import Balance
+from node.coordinator.leases import SlotState
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> decisions.Grant:
+    version = None if held is None else PolicyVersion(held)
+    decision = decisions.lease(
+        desk.accounts, WORK, desk.bounds, sampler_id="s1", wanted=wanted, held=version, ttl_s=TTL_S
+    )
+    return decision.answer
+
+
+def judge(desk: Desk, group_id: str, verdict: Verdict) -> decisions.Judged | None:
+    judged: decisions.Judged | None = desk.settle(
+        decisions.judgement(desk.accounts, Judgement(group_id, verdict))
+    )
+    return judged
+
+
+def refusal(error: pytest.ExceptionInfo[RefusedError]) -> Reason:
+    return error.value.reason
+
+
+def test_nothing_is_leased_before_a_learner_has_joined() -> None:
+    desk = Desk(make_accounts(Balance()))
+    assert (grant(desk).leases, grant(desk).waits_for) == ((), "learner")
+
+
+def test_a_sampler_without_a_policy_gets_nothing(desk: Desk) -> None:
+    assert (grant(desk, held=None).leases, grant(desk, held=None).waits_for) == ((), "policy version")
+
+
+@pytest.mark.parametrize(("held", "waits_for"), [(7, "policy version"), (8, ""), (11, "")])
+def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_for: str) -> None:
+    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=10))))
+    assert grant(desk, held=held).waits_for == waits_for
+
+
+def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> None:
+    answer = grant(desk, 9)
+    assert (len(answer.leases), answer.waits_for) == (6, "staleness")  # (2 + 0 + 1) * 2
+    assert 0.2 <= answer.retry_after_s <= 2
+    assert grant(desk, 6) == replace(answer, retry_after_s=0.0, waits_for="")
+
+
+def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
+    (lease,) = grant(desk).leases
+    assert (lease.task, lease.group_size, lease.sampling) == ("addition", 2, WORK.sampling)
+    assert (lease.lease_id, lease.ttl_s) == ("0.1", TTL_S)
+
+
+def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing_but_its_count(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    before = dict(desk.accounts.book.open_slots)
+    assert desk.submit("0.1").verdict is Verdict.DUPLICATE
+    assert dict(desk.accounts.book.open_slots) == before
+    assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1, Verdict.DUPLICATE: 1}
+
+
+@pytest.mark.parametrize("lease_id", ["0.1", "0.9", "5.1"])
+def test_a_group_for_anothers_lease_is_foreign_and_leaves_the_lease_alone(desk: Desk, lease_id: str) -> None:
+    desk.lease("s1")
+    assert desk.submit(lease_id, "s2").verdict is Verdict.FOREIGN
+    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
+
+
+def test_a_group_of_another_run_is_foreign_and_leaves_the_lease_alone(desk: Desk) -> None:
+    desk.lease()
+    group = make_answer(desk.accounts, "0.1", run_id="other")
+    assert desk.submit("0.1", group=group).verdict is Verdict.FOREIGN
+    assert desk.submit("0.1").verdict is Verdict.SPOOLED
+
+
+def test_a_malformed_group_spends_its_lease_and_the_prompt_goes_to_another(desk: Desk) -> None:
+    desk.lease("s1")
+    group = make_answer(desk.accounts, "0.1", completions=(make_completion(reward=float("inf")),) * 2)
+    submitted = desk.submit("0.1", "s1", group=group)
+    assert submitted.verdict is Verdict.MALFORMED
+    assert "reward inf" in submitted.detail
+    assert desk.lease("s2") == ["0.2"]
+
+
+def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.expire(TTL_S)
+    desk.lease("s2")
+    group = make_answer(desk.accounts, "0.1", prompt_index=49)
+    assert desk.submit("0.1", "s1", group=group).verdict is Verdict.FOREIGN
+    assert desk.submit("0.2", "s2").verdict is Verdict.SPOOLED
+
+
+@pytest.mark.parametrize("published", [{0}, {0, 3}, {0, 4}])
+def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, published: set[int]) -> None:
+    desk.published = published
+    desk.lease()
+    completions = (make_completion(version=3), make_completion(version=4))
+    submitted = desk.submit("0.1", group=make_answer(desk.accounts, "0.1", completions=completions))
+    assert (submitted.verdict, "never published" in submitted.detail) == (Verdict.FOREIGN, True)
+
+
+def test_a_full_spool_asks_to_come_again_and_keeps_the_lease() -> None:
+    desk = Desk(bounds=replace(BOUNDS, buffer_groups=2))
+    desk.lease("s1", 2)
+    desk.expire(TTL_S)  # what has expired takes no room, but may still come
+    desk.submit("0.1")
+    desk.submit("1.1")
+    desk.bounds = replace(BOUNDS, buffer_groups=3)
+    desk.lease("s1")
+    desk.bounds = replace(BOUNDS, buffer_groups=2)
+    with pytest.raises(RefusedError) as error:
+        desk.submit("2.1")
+    assert refusal(error) is Reason.BUSY
+    desk.train(1, "0.1")
+    assert desk.submit("2.1").verdict is Verdict.SPOOLED
+
+
+def test_acceptance_is_counted_once_however_often_it_is_said(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    assert judge(desk, "0.1", Verdict.ACCEPTED) == decisions.Judged("s1", desk.now)
+    assert judge(desk, "0.1", Verdict.ACCEPTED) is None
+    assert desk.accounts.verdicts()[Verdict.ACCEPTED] == 1
+
+
+def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    judge(desk, "0.1", Verdict.ACCEPTED)
+    assert judge(desk, "0.1", Verdict.STALE) == decisions.Judged("s1", None)
+    assert desk.lease("s2") == ["0.2"]
+
+
+def test_a_learner_that_has_the_group_already_does_not_cause_another_attempt(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    judge(desk, "0.1", Verdict.DUPLICATE)
+    assert desk.accounts.book.open_slots[0].state is SlotState.ACCEPTED
+
+
+@pytest.mark.parametrize("verdict", [Verdict.SPOOLED, Verdict.TRAINED])
+def test_a_learner_cannot_judge_what_only_the_ledger_says(desk: Desk, verdict: Verdict) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    with pytest.raises(RefusedError) as error:
+        judge(desk, "0.1", verdict)
+    assert refusal(error) is Reason.MALFORMED
+
+
+def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    outcome = desk.train(3, "0.1", "1.1", staleness=2)
+    assert [(t.group_id, t.staleness_versions) for t in outcome.trained] == [("0.1", 2), ("1.1", 2)]
+    assert desk.accounts.load().trained_groups == 2
+    assert desk.accounts.load().version == 3
+    assert desk.accounts.staleness_mean("s1") == 2
+
+
+def test_a_step_said_again_changes_nothing(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    desk.train(1, "0.1")
+    assert desk.train(1, "0.1") == decisions.StepOutcome()
+    assert desk.accounts.verdicts()[Verdict.TRAINED] == 1
+
+
+@pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])
+def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
+    desk: Desk, groups: tuple[str, ...]
+) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    desk.train(1, "0.1")
+    assert desk.train(2, *groups).doubled == (groups[-1],)
+    assert desk.accounts.last_step == 1
+    assert desk.accounts.book.open_slots[1].state is SlotState.SPOOLED
+
+
+def test_groups_nobody_submitted_are_passed_over_and_named(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    assert desk.train(1, "0.1", "1.1", "9.1", "x").unknown == ("1.1", "9.1", "x")
+    assert desk.accounts.load().trained_groups == 1
+    assert desk.accounts.last_step == 1
+
+
+def join(desk: Desk, **changes: object) -> None:
+    joining = replace(LEARNER, **changes)  # type: ignore[arg-type]
+    desk.settle(decisions.learner_joins(desk.accounts, joining))
+
+
+def test_the_first_learners_model_becomes_the_runs() -> None:
+    desk = Desk(make_accounts(Balance()))
+    join(desk)
+    assert desk.accounts.learner == LEARNER
+
+
+def test_a_learner_that_comes_back_keeps_its_place(desk: Desk) -> None:
+    join(desk)
+    join(desk, epoch=2)
+    assert desk.accounts.learner == replace(LEARNER, epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"epoch": 1}, Reason.FENCED),
+        ({"epoch": 2, "node_id": "other"}, Reason.FENCED),
+        ({"epoch": 2, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
+        ({"epoch": 3, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
+        ({"epoch": 3, "tokenizer_digest": b"x" * 16}, Reason.TOKENIZER_MISMATCH),
+        ({"epoch": 0}, Reason.MALFORMED),
+        ({"epoch": 3, "vocabulary_size": 0}, Reason.MALFORMED),
+    ],
+)
+def test_a_second_learner_is_refused(desk: Desk, changes: dict[str, object], reason: Reason) -> None:
+    join(desk, epoch=2)
+    with pytest.raises(RefusedError) as error:
+        join(desk, **changes)
+    assert refusal(error) is reason
+    assert desk.accounts.learner == replace(LEARNER, epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "epoch", "version", "reason"),
+    [
+        ("learner", 1, 5, Reason.FENCED),
+        ("other", 2, 5, Reason.FENCED),
+        ("learner", 3, 5, Reason.NOT_JOINED),
+        ("learner", 2, 4, Reason.ROLLBACK),
+    ],
+)
+def test_only_the_runs_learner_drains_and_only_from_its_newest_checkpoint(
+    desk: Desk, node_id: str, epoch: int, version: int, reason: Reason
+) -> None:
+    join(desk, epoch=2)
+    desk.train(5)
+    with pytest.raises(RefusedError) as error:
+        decisions.drain_opens(desk.accounts, node_id=node_id, epoch=epoch, version=version)
+    assert refusal(error) is reason
+
+
+def test_a_checkpoint_ahead_of_its_records_moves_the_learners_version(desk: Desk) -> None:
+    desk.settle(decisions.drain_opens(desk.accounts, node_id="learner", epoch=1, version=4))
+    assert desk.accounts.load().version == 4

@@ -1,0 +1,158 @@
+"""The ledger on a real file: what it gives back, and how it fails."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.coordinator import LEARNER, Desk
+
+from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.ledger import Ledger
+from node.coordinator.versions import Announced
+from node.errors import Reason, RefusedError, StartupError
+from node.rollout import Verdict
+from node.run import StepRecord
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        yield ledger
+
+
+def spool_one(ledger: Ledger) -> StoredGroup:
+    desk = Desk()
+    desk.lease()
+    desk.submit("0.1")
+    for transaction in desk.transactions:
+        ledger.record(transaction)
+    stored = desk.transactions[-1].stored
+    assert stored is not None
+    return stored
+
+
+def startup_error(path: Path, run_id: str = "run") -> str:
+    with pytest.raises(StartupError) as error:
+        Ledger.open(path, run_id=run_id)
+    return str(error.value)
+
+
+def test_a_group_is_given_back_as_it_was_stored(ledger: Ledger) -> None:
+    stored = spool_one(ledger)
+    assert ledger.group(0) == stored
+    assert ledger.group(1) is None
+
+
+def test_the_bytes_of_a_trained_group_are_gone(ledger: Ledger) -> None:
+    desk = Desk()
+    desk.lease()
+    desk.submit("0.1")
+    desk.train(1, "0.1")
+    for transaction in desk.transactions:
+        ledger.record(transaction)
+    assert ledger.group(0) is None
+    assert ledger.steps() == (StepRecord(1, ("0.1",), (0,)),)
+
+
+def test_everything_is_there_after_the_file_is_opened_again(path: Path) -> None:
+    announced = (Announced(3, b"r" * 16, 5.0),)
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        stored = spool_one(ledger)
+        ledger.record(Transaction(learner=LEARNER, announced=announced, staleness=(("s1", 2), ("s1", 3))))
+        before = ledger.balance()
+    with closing(Ledger.open(path, run_id="run")) as again:
+        balance = again.balance()
+        assert balance == before
+        assert again.group(0) == stored
+    assert balance.learner == LEARNER
+    assert balance.announced == announced
+    assert balance.staleness == (("s1", 5),)
+    assert balance.verdicts == (("s1", Verdict.SPOOLED, 1),)
+    assert balance.spooled_at_s == {0: stored.spooled_at_s}
+
+
+def test_a_transaction_that_fails_leaves_nothing_behind(ledger: Ledger) -> None:
+    stored = spool_one(ledger)
+    before = ledger.balance()
+    again = Transaction(slots=before.slots, verdicts=(("s1", Verdict.SPOOLED),), stored=stored)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.record(replace(again, announced=(Announced(1, b"", 0.0),)))
+    assert ledger.balance() == before
+
+
+def test_a_full_disk_is_a_refusal_that_changes_nothing(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+        before = ledger.balance()
+        big = StoredGroup(0, 1, "s1", 0.0, bytes(1 << 20))
+        with pytest.raises(RefusedError, match="full") as error:
+            ledger.record(Transaction(stored=big, verdicts=(("s1", Verdict.SPOOLED),)))
+        assert error.value.reason is Reason.DISK
+        assert ledger.balance() == before
+        ledger._connection.execute("PRAGMA max_page_count = 1000000")
+        ledger.record(Transaction(stored=big))
+        assert ledger.group(0) == big
+
+
+def test_a_flipped_bit_in_a_stored_group_is_found(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        spool_one(ledger)
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("UPDATE groups SET data = CAST('G' || substr(data, 2) AS BLOB)")
+    with closing(Ledger.open(path, run_id="run")) as ledger, pytest.raises(RefusedError) as error:
+        ledger.group(0)
+    assert error.value.reason is Reason.DAMAGED
+
+
+def test_a_second_coordinator_cannot_open_the_ledger(path: Path, ledger: Ledger) -> None:
+    spool_one(ledger)
+    assert "in use by another process" in startup_error(path)
+
+
+def test_a_ledger_of_another_run_is_refused(path: Path) -> None:
+    Ledger.open(path, run_id="other").close()
+    assert "belongs to run 'other'" in startup_error(path)
+
+
+def test_a_ledger_of_newer_software_is_refused(path: Path) -> None:
+    Ledger.open(path, run_id="run").close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 99")
+    assert "schema 99" in startup_error(path)
+
+
+@pytest.mark.parametrize("damage", ["not a database", "a page"])
+def test_a_damaged_ledger_says_what_to_do(path: Path, damage: str) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        spool_one(ledger)
+    content = bytearray(path.read_bytes())
+    if damage == "a page":
+        content[4096 : 4096 * 3] = bytes(4096 * 2)
+    else:
+        content = bytearray(b"\x7fELF" * 2000)
+    path.write_bytes(content)
+    message = startup_error(path)
+    assert "cannot be read" in message
+    assert "backup" in message
+
+
+def test_a_directory_in_the_ledgers_place_is_named(path: Path) -> None:
+    path.mkdir(parents=True)
+    assert str(path) in startup_error(path)
+
+
+def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
+    """A process killed between making the file and its tables leaves an empty database."""
+    path.parent.mkdir()
+    path.touch()
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        assert ledger.balance().slots == ()

@@ -1,0 +1,83 @@
+"""Who is in the run, driven by the time given."""
+
+import pytest
+
+from node.coordinator import membership
+from node.coordinator.membership import GONE_AFTER_S, Membership, PeerState
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer
+from node.run import Role
+
+PEER = Peer("run", Role.SAMPLER, "s1")
+
+
+@pytest.fixture
+def members() -> Membership:
+    return Membership(silent_after_s=10)
+
+
+def state(members: Membership, peer: Peer = PEER) -> PeerState:
+    return next(member.state for member in members.members if member.peer == peer)
+
+
+def test_a_peer_is_live_from_its_first_beat(members: Membership) -> None:
+    members.join(PEER, 0)
+    assert state(members) is PeerState.JOINED
+    members.beat(PEER, 1)
+    assert state(members) is PeerState.LIVE
+
+
+def test_a_peer_that_never_joined_must_join(members: Membership) -> None:
+    with pytest.raises(RefusedError) as error:
+        members.beat(PEER, 0)
+    assert error.value.reason is Reason.NOT_JOINED
+
+
+def test_a_peer_falls_silent_after_its_time_and_not_before(members: Membership) -> None:
+    members.join(PEER, 0)
+    members.beat(PEER, 5)
+    assert members.expire(15) == ()
+    assert [member.state for member in members.expire(15.1)] == [PeerState.SILENT]
+    assert members.expire(16) == ()
+
+
+def test_a_silent_peer_goes_on_with_a_beat(members: Membership) -> None:
+    members.join(PEER, 0)
+    members.expire(100)
+    members.beat(PEER, 101)
+    assert state(members) is PeerState.LIVE
+
+
+@pytest.mark.parametrize("how", ["leave", "silence"])
+def test_a_peer_that_left_must_join_again(members: Membership, how: str) -> None:
+    members.join(PEER, 0)
+    if how == "leave":
+        members.leave(PEER)
+    else:
+        assert [member.state for member in members.expire(GONE_AFTER_S + 1)] == [PeerState.LEFT]
+    with pytest.raises(RefusedError):
+        members.beat(PEER, 1)
+    assert members.join(PEER, 2).joins == 2
+    members.beat(PEER, 3)
+
+
+def test_peers_of_one_name_and_two_roles_are_two_peers(members: Membership) -> None:
+    members.join(PEER, 0)
+    with pytest.raises(RefusedError):
+        members.beat(Peer("run", Role.LEARNER, "s1"), 0)
+
+
+def test_only_peers_that_left_are_forgotten_longest_gone_first(
+    members: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "PEERS_REMEMBERED", 2)
+    peers = [Peer("run", Role.SAMPLER, f"s{n}") for n in range(4)]
+    for at_s, peer in enumerate(peers):
+        members.join(peer, at_s)
+    members.leave(peers[1])
+    members.leave(peers[0])
+    members.expire(5)
+    assert [member.peer for member in members.members] == peers[2:]
+    members.join(peers[0], 6)
+    members.expire(7)
+    assert len(members.members) == 3

@@ -1,0 +1,120 @@
+"""What peers say and are told."""
+
+import pytest
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+
+from node.coordinator import roster as roster_module
+from node.coordinator.accounts import Balance
+from node.coordinator.membership import GONE_AFTER_S
+from node.coordinator.roster import Beat, Roster
+from node.coordinator.versions import Announced
+from node.drain_book import Judgement
+from node.errors import RefusedError
+from node.identity.peer import Peer
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+from node.run import Role
+from node.telemetry.fleet import FleetCollector
+from node.telemetry.metrics import MetricFamily, MetricSample
+
+SAMPLER = Peer("run", Role.SAMPLER, "s1")
+HEAD = PolicyVersion(3, b"r" * 16)
+METRICS = (MetricFamily("heterorl_sampler_x", "gauge", "", (MetricSample("heterorl_sampler_x", {}, 1.0),)),)
+
+
+@pytest.fixture
+def fleet() -> FleetCollector:
+    return FleetCollector()
+
+
+@pytest.fixture
+def roster(fleet: FleetCollector) -> Roster:
+    log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
+    accounts = make_accounts(Balance(learner=LEARNER, announced=log))
+    roster = Roster(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet)
+    roster.join(SAMPLER, None, now=NOW_S)
+    return roster
+
+
+def beat(held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = ()) -> Beat:
+    return Beat(held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("held", "must_repair"),
+    [
+        (None, False),
+        (HEAD, False),
+        (PolicyVersion(3, b"x" * 16), True),
+        (PolicyVersion(1, b"x" * 16), True),
+        (PolicyVersion(3), False),  # says the number only
+        (PolicyVersion(2, b"x" * 16), False),  # never announced: nothing to compare with
+    ],
+)
+def test_a_peer_whose_root_is_not_the_signed_one_must_repair(
+    roster: Roster, held: PolicyVersion | None, must_repair: bool
+) -> None:
+    assert roster.beat(SAMPLER, beat(held), now=NOW_S).must_repair is must_repair
+
+
+def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_beat_carries(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "VERDICTS_PER_BEAT", 2)
+    told = [Judgement(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
+    for judgement in told:
+        roster.tell("s1", judgement)
+    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[:2])
+    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[2:])
+    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == ()
+
+
+def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster) -> None:
+    learner = Peer("run", Role.LEARNER, "s1")
+    roster.join(learner, None, now=NOW_S)
+    roster.tell("s1", Judgement("0.1", Verdict.STALE))
+    assert roster.beat(learner, beat(), now=NOW_S).verdicts == ()
+
+
+def test_verdicts_for_a_sampler_that_does_not_beat_are_dropped_oldest_first_and_counted(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "OUTBOX_VERDICTS", 2)
+    for number in range(3):
+        roster.tell("s1", Judgement(f"{number}.1", Verdict.ACCEPTED))
+    assert roster.dropped_verdicts == 1
+    assert [v.group_id for v in roster.beat(SAMPLER, beat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
+
+
+def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(roster: Roster) -> None:
+    roster.beat(SAMPLER, beat(PolicyVersion(1)), now=NOW_S)
+    (row,) = roster.rows(NOW_S + 5)
+    assert (row.version_lag_versions, row.lag_s, row.last_seen_s) == (2, 25.0, 5.0)
+    assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
+
+
+def test_a_row_counts_the_samplers_groups_from_the_ledger(fleet: FleetCollector) -> None:
+    desk = Desk()
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    desk.train(1, "0.1", staleness=3)
+    roster = Roster(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet)
+    roster.join(SAMPLER, None, now=NOW_S)
+    (row,) = roster.rows(NOW_S)
+    assert row.verdicts == {"spooled": 2, "trained": 1}
+    assert row.staleness_mean_versions == 3.0
+
+
+def test_the_metrics_of_a_peer_that_left_for_good_disappear(roster: Roster, fleet: FleetCollector) -> None:
+    roster.beat(SAMPLER, beat(metrics=METRICS), now=NOW_S)
+    roster.beat(SAMPLER, beat(), now=NOW_S)  # unchanged
+    assert [metric.name for metric in fleet.collect()] == ["heterorl_sampler_x"]
+    roster.expire(NOW_S + GONE_AFTER_S + 1)
+    assert list(fleet.collect()) == []
+
+
+def test_metrics_of_a_peer_that_did_not_join_are_not_taken(roster: Roster, fleet: FleetCollector) -> None:
+    with pytest.raises(RefusedError):
+        roster.beat(Peer("run", Role.SAMPLER, "s2"), beat(metrics=METRICS), now=NOW_S)
+    assert list(fleet.collect()) == []

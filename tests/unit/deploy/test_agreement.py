@@ -1,0 +1,148 @@
+"""Unit, manifests, image and configurations agree with each other about ports, paths and patience."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from deploy.check import DEPLOY, ROLES
+from node.config import NodeConfig, load
+from node.config_sources import Reading
+from node.coordinator.config import CoordinatorConfig
+from node.identity.init_run import IDENTITY_DIRECTORY, init_run
+from node.identity.store import load_identity
+
+UNIT: Final = (DEPLOY / "systemd/heterorl-node@.service").read_text()
+IMAGE: Final = (DEPLOY / "Dockerfile").read_text()
+MANIFESTS: Final = {"coordinator": "hub.yaml", "learner": "learner.yaml", "sampler": "samplers.yaml"}
+
+
+def config(role: str, folder: str) -> NodeConfig:
+    file = DEPLOY / folder / f"{role}.toml"
+    return load(roles=[role], files=[file], environ={}, flags=Reading((), ())).config
+
+
+def documents(role: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "k8s/base" / MANIFESTS[role]).read_text()))
+
+
+def pod(role: str) -> dict[str, Any]:
+    (found,) = (document for document in documents(role) if document["kind"] == "StatefulSet")
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
+
+
+def port(address: str | None) -> int:
+    assert address is not None
+    return int(address.rpartition(":")[2])
+
+
+def unit_setting(key: str) -> str:
+    (value,) = re.findall(rf"^{key}=(.*)$", UNIT, re.MULTILINE)
+    return str(value)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_systemd_waits_longer_for_the_drain_than_the_daemon(role: str) -> None:
+    assert float(unit_setting("TimeoutStopSec")) > config(role, "config").node.drain_timeout_s
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_kubernetes_waits_longer_for_the_drain_than_the_daemon(role: str) -> None:
+    patience_s = pod(role)["terminationGracePeriodSeconds"]
+    assert patience_s > config(role, "k8s/base/config").node.drain_timeout_s
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_on_a_host_a_role_writes_only_where_its_unit_lets_it(role: str) -> None:
+    assert unit_setting("StateDirectory") == "heterorl-node/%i"
+    assert config(role, "config").node.state_dir == Path("/var/lib/heterorl-node")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
+    settings = config(role, "k8s/base/config")
+    (container,) = pod(role)["containers"]
+    mounted = {Path(mount["mountPath"]): mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    assert mounted[settings.node.state_dir] is False
+    assert mounted[settings.node.run_file.parent] is True
+    section = getattr(settings, role)
+    if role != "coordinator":
+        assert section.model_dir.parent in mounted
+    assert Path(container["args"][-1]).parent in mounted
+    assert container["args"][:2] == ["--role", role]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_in_a_pod_the_probes_ask_where_the_telemetry_listens(role: str) -> None:
+    telemetry = config(role, "k8s/base/config").telemetry
+    (container,) = pod(role)["containers"]
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert [probe["path"] for probe in probes] == ["/healthz", "/healthz", "/readyz"]
+    assert {ports[probe["port"]] for probe in probes} == {port(telemetry.http_listen)}
+
+
+def test_the_hub_is_reached_where_its_configuration_listens() -> None:
+    hub = config("coordinator", "k8s/base/config").section(CoordinatorConfig)
+    (container,) = pod("coordinator")["containers"]
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    services = [document for document in documents("coordinator") if document["kind"] == "Service"]
+    served = {
+        entry["targetPort"]: entry["port"] for service in services for entry in service["spec"]["ports"]
+    }
+    assert served == ports
+    assert (ports["node"], ports["enrolment"]) == (port(hub.listen), port(hub.enrolment_listen))
+    for role in ("learner", "sampler"):
+        assert config(role, "k8s/base/config").node.coordinator == f"heterorl-hub:{ports['node']}"
+
+
+def test_the_image_exposes_and_asks_the_ports_of_the_configuration() -> None:
+    settings = config("coordinator", "k8s/base/config")
+    hub, metrics = settings.section(CoordinatorConfig), port(settings.telemetry.http_listen)
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", IMAGE, re.MULTILINE)
+    assert exposed == f"{port(hub.listen)} {port(hub.enrolment_listen)} {metrics}"
+    assert re.findall(r"HTTP_LISTEN=\S*:(\d+)", IMAGE) == [str(metrics)]
+    assert re.findall(r"http://127\.0\.0\.1:(\d+)/healthz", IMAGE) == [str(metrics)]
+
+
+@pytest.mark.parametrize("folder", ["config", "k8s/base/config"])
+def test_prometheus_scrapes_where_the_coordinator_shows_its_metrics(folder: str) -> None:
+    server = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())
+    (target,) = server["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert port(target) == port(config("coordinator", folder).telemetry.http_listen)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "learner"])
+def test_a_pod_lays_out_what_init_made_once_and_as_secret_as_it_was(role: str, tmp_path: Path) -> None:
+    init_run(tmp_path / "run", run_id="seeds", hosts=[], now=0.0)
+    state, seed = tmp_path / "state", tmp_path / "state.tar"
+    state.mkdir()
+    subprocess.run(["tar", "-C", tmp_path / "run", "-cf", seed, role], check=True)
+    (container,) = pod(role)["initContainers"]
+    (script,) = container["args"]
+    script = script.replace("/var/lib/heterorl-node", str(state)).replace("/seed/state.tar", str(seed))
+    subprocess.run([*container["command"], script], check=True)
+    assert [path.name for path in state.iterdir()] == [role]
+    assert load_identity(state / role / IDENTITY_DIRECTORY) is not None
+    seed.unlink()
+    subprocess.run([*container["command"], script], check=True)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_container_is_sealed(role: str) -> None:
+    spec = pod(role)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    # Always (the default) opens private keys to the group, and the node refuses such keys.
+    assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]

@@ -1,0 +1,68 @@
+"""The example configurations: they load, name every key there is, and show the defaults there are."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.check import DEPLOY, ROLES
+from node.config import Resolved, load
+from node.config_sources import InvalidConfigError, Reading
+
+FILES = [
+    pytest.param(role, DEPLOY / folder / f"{role}.toml", id=f"{folder}/{role}")
+    for folder in ("config", "k8s/base/config")
+    for role in ROLES
+]
+EXAMPLES = [pytest.param(role, DEPLOY / "config" / f"{role}.toml", id=role) for role in ROLES]
+
+
+def resolved(role: str, file: Path) -> Resolved:
+    return load(roles=[role], files=[file], environ={}, flags=Reading((), ()))
+
+
+@pytest.mark.parametrize(("role", "file"), FILES)
+def test_an_example_starts_its_role(role: str, file: Path) -> None:
+    config = resolved(role, file).config
+    assert {name for name in ROLES if getattr(config, name) is not None} == {role}
+
+
+@pytest.mark.parametrize(("role", "file"), FILES)
+@pytest.mark.parametrize("section", ["node", "telemetry", "{role}"])
+def test_an_example_with_an_unknown_key_is_refused_by_name(
+    role: str, file: Path, section: str, tmp_path: Path
+) -> None:
+    header = f"[{section.format(role=role)}]"
+    text = file.read_text()
+    if header not in text:
+        text += f"\n{header}\n"
+    damaged = tmp_path / file.name
+    damaged.write_text(text.replace(header, f"{header}\nno_such_key = 1"))
+    with pytest.raises(InvalidConfigError, match="no_such_key"):
+        resolved(role, damaged)
+
+
+@pytest.mark.parametrize(("role", "file"), EXAMPLES)
+def test_an_example_names_every_key_and_shows_every_default(role: str, file: Path) -> None:
+    active = {
+        f"{section}.{key}" for section, table in tomllib.loads(file.read_text()).items() for key in table
+    }
+    shown = shown_defaults(file.read_text())
+    values = {value.name: value for value in resolved(role, file).values}
+    assert active | shown.keys() == values.keys()
+    assert shown == {name: value.value for name, value in values.items() if value.source == "default"}
+
+
+def shown_defaults(text: str) -> dict[str, Any]:
+    """Give the values of the keys behind ``#``; None where it says ``unset``."""
+    shown: dict[str, Any] = {}
+    section = ""
+    for line in text.splitlines():
+        if header := re.fullmatch(r"\[(\w+)\]", line):
+            section = header[1]
+        elif hidden := re.fullmatch(r"#(\w+) = (.*)", line):
+            value = None if hidden[2] == "unset" else tomllib.loads(f"value = {hidden[2]}")["value"]
+            shown[f"{section}.{hidden[1]}"] = value
+    return shown

@@ -1,0 +1,59 @@
+import pytest
+
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer, hub_name, is_name
+from node.run import Role
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_peer_is_read_back_from_its_name(role: Role) -> None:
+    peer = Peer("run-1", role, "node-7")
+    assert peer.spiffe_id == f"spiffe://run-1/{role}/node-7"
+    assert Peer.from_spiffe_id(peer.spiffe_id) == peer
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "spiffe://",
+        "spiffe://run/sampler",
+        "spiffe://run/sampler/",
+        "spiffe://run/sampler/a/b",
+        "spiffe://run/admin/a",
+        "spiffe://run/Sampler/a",
+        "spiffe:///sampler/a",
+        "spiffe://run/sampler/A",
+        "spiffe://run/sampler/a\n",
+        "spiffe://run/sampler/-a",
+        "spiffe://run/sampler/" + "a" * 64,
+        "https://run/sampler/a",
+        "run/sampler/a",
+        " spiffe://run/sampler/a",
+    ],
+)
+def test_anything_else_names_nobody(name: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        Peer.from_spiffe_id(name)
+    assert refused.value.reason is Reason.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", True),
+        ("a-b", True),
+        ("7" * 63, True),
+        ("7" * 64, False),
+        ("a-", False),
+        ("a\n", False),
+        ("", False),
+    ],
+)
+def test_a_name_is_a_dns_label(text: str, expected: bool) -> None:
+    assert is_name(text) is expected
+
+
+def test_the_hubs_of_two_runs_have_different_names() -> None:
+    assert hub_name("a") == "hub.a.heterorl"
+    assert hub_name("a") != hub_name("b")

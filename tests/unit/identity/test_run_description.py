@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.identity import NOW_S, make_run
+
+from node.errors import StartupError
+from node.identity.run_description import RunDescription
+
+
+def write(tmp_path: Path, **changes: Any) -> Path:
+    content = json.loads((make_run(tmp_path, now=NOW_S).directory / "run.json").read_text()) | changes
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return path
+
+
+def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
+    run = make_run(tmp_path, now=NOW_S).run
+    run.save(tmp_path / "copy.json")
+    assert RunDescription.load(tmp_path / "copy.json") == run
+    assert len(run.learner_public_key) == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"run_id": "Not A Name"}, "run_id"),
+        ({"run_id": "name\n"}, "run_id"),
+        ({"run_id": None}, "run_id"),
+        ({"learner_public_key": "00" * 31}, "learner_public_key"),
+        ({"learner_public_key": "zz" * 32}, "learner_public_key"),
+        ({"ca_certificate_pem": "nonsense"}, "ca_certificate_pem"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_wrong_description_is_refused_by_the_name_of_what_is_wrong(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(StartupError, match=f"is not a run description: {named}.*Copy run.json"):
+        RunDescription.load(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_not_json_is_not_a_run_description(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(StartupError, match="is not a run description"):
+        RunDescription.load(tmp_path / "run.json")
+
+
+def test_a_missing_description_says_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"cannot be read.*heterorl-node init"):
+        RunDescription.load(tmp_path / "run.json")

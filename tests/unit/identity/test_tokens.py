@@ -1,0 +1,109 @@
+import pytest
+from support.identity import NOW_S
+
+from node.errors import Reason, RefusedError
+from node.identity.authority import Authority
+from node.identity.tokens import Token, issue_token, redeem
+from node.limits import TOKEN_BYTES
+from node.run import Role
+
+AUTHORITY = Authority.create("run", now=NOW_S)
+
+
+def make_token(
+    authority: Authority = AUTHORITY, *, role: Role = Role.SAMPLER, node_id: str | None = None
+) -> str:
+    return issue_token(authority, role=role, node_id=node_id, address="hub.example.org:7401", now=NOW_S)
+
+
+def refusal(text: str, *, node_id: str = "s1", now: float = NOW_S) -> str:
+    with pytest.raises(RefusedError) as refused:
+        redeem(text, authority=AUTHORITY, node_id=node_id, now=now)
+    assert refused.value.reason is Reason.TOKEN_REFUSED
+    return str(refused.value)
+
+
+def test_a_token_is_one_short_line_and_says_all_its_holder_needs() -> None:
+    text = make_token(node_id="s1")
+    assert text.startswith("hrl1.")
+    assert text.isascii()
+    assert text.split() == [text]
+    assert len(text) <= TOKEN_BYTES // 2
+    token = Token.parse(text)
+    assert (token.run_id, token.role, token.node_id) == ("run", Role.SAMPLER, "s1")
+    assert token.address == "hub.example.org:7401"
+    assert token.expires_at_s == NOW_S + 3600
+    assert token.ca_certificate_pem.encode() == AUTHORITY.certificate_pem
+
+
+def test_a_token_survives_being_copied_with_white_space_around_it() -> None:
+    assert Token.parse(f"  {make_token()}\n").run_id == "run"
+
+
+def test_no_two_tokens_are_the_same() -> None:
+    assert Token.parse(make_token()).nonce != Token.parse(make_token()).nonce
+
+
+def test_a_token_admits_the_role_and_node_it_was_made_for() -> None:
+    assert redeem(make_token(), authority=AUTHORITY, node_id="any", now=NOW_S).role is Role.SAMPLER
+    assert redeem(make_token(node_id="s1"), authority=AUTHORITY, node_id="s1", now=NOW_S).node_id == "s1"
+    assert "for node s1, not s2" in refusal(make_token(node_id="s1"), node_id="s2")
+
+
+def test_a_token_lives_to_the_second_it_says() -> None:
+    text = make_token()
+    redeem(text, authority=AUTHORITY, node_id="s1", now=NOW_S + 3599)
+    assert "expired 0 s ago" in refusal(text, now=NOW_S + 3600)
+
+
+def test_a_token_of_another_authority_is_refused_also_for_a_run_of_the_same_name() -> None:
+    twin = Authority.create("run", now=NOW_S)
+    assert "another authority" in refusal(make_token(twin))
+
+
+def test_a_changed_token_is_no_token_wherever_the_change_is() -> None:
+    text = make_token()
+    for position in range(0, len(text), 7):
+        changed = text[:position] + ("A" if text[position] != "A" else "B") + text[position + 1 :]
+        assert "not a token" in refusal(changed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hrl1",
+        "hrl1..",
+        "hrl1.e30.e30",
+        "hrl2.e30.e30",
+        "hrl1.é.é",
+        "hrl1.=.=",
+        "a" * 5000,
+        "hrl1.bnVsbA.AA",
+    ],
+)
+def test_nonsense_is_no_token(text: str) -> None:
+    assert "not a token" in refusal(text)
+
+
+def test_a_huge_token_is_not_parsed() -> None:
+    assert "not a token" in refusal(make_token() + " " * TOKEN_BYTES)
+
+
+def test_the_token_of_one_run_does_not_carry_the_signature_of_another() -> None:
+    # The payload of a genuine token under the signature of another genuine token.
+    first, second = make_token().split("."), make_token().split(".")
+    assert "not a token" in refusal(".".join((first[0], first[1], second[2])))
+
+
+@pytest.mark.parametrize("lifetime_s", [0.0, -1.0, float("nan"), 8 * 86400.0])
+def test_a_token_that_is_dead_or_lives_for_long_cannot_be_made(lifetime_s: float) -> None:
+    with pytest.raises(ValueError, match="lives for at most"):
+        issue_token(
+            AUTHORITY, role=Role.SAMPLER, node_id=None, address="h:1", now=NOW_S, lifetime_s=lifetime_s
+        )
+
+
+def test_no_token_makes_a_coordinator() -> None:
+    with pytest.raises(ValueError, match="does not enrol"):
+        make_token(role=Role.COORDINATOR)

@@ -1,0 +1,148 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.groups import make_completion, make_group
+from support.tiny_model import make_tiny_model
+
+from learner.checkpoint import CheckpointStore, Progress
+from learner.epoch import raise_epoch
+from learner.model import Policy, load_policy
+from learner.step_log import StepLine, StepLog, TrainedGroup
+from learner.train_step import StepSettings, train_step
+from node.errors import StartupError
+from node.rollout import RolloutGroup
+from node.run import StepRecord, StepReport
+
+SETTINGS = StepSettings(
+    clip_epsilon=0.2,
+    kl_coefficient=0.0,
+    gradient_clip_norm=1.0,
+    staleness_half_life_versions=4.0,
+    micro_batch_tokens=64,
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+def learner(model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
+    policy = load_policy(model_dir, device="cpu")
+    return policy, torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+
+
+def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None:
+    completions = (make_completion(3 + version % 3, reward=1.0), make_completion(4))
+    groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
+    assert train_step(policy, optimizer, groups, version=version, settings=SETTINGS).is_applied
+
+
+def step_line(version: int) -> StepLine:
+    numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
+    report = StepReport(**{**numbers, "version": version, "staleness_max_versions": 1})  # type: ignore[arg-type]
+    return StepLine(at_s=1.5, report=report, tokens=9, groups=(TrainedGroup("4.1", "sampler-a", 1),))
+
+
+def parameters_of(policy: Policy) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()])
+
+
+def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    for version in range(3):
+        step(policy, optimizer, version)
+    progress = Progress(
+        version=3,
+        step=step_line(3),
+        unacknowledged=(StepRecord(2, ("3.1",), (0,)), StepRecord(3, ("4.1",), (1,))),
+        trained_group_ids=("3.1", "4.1"),
+    )
+    CheckpointStore(tmp_path / "checkpoints").save(policy, optimizer, progress)
+    restored, restored_optimizer = learner(model_dir)
+    assert CheckpointStore(tmp_path / "checkpoints").restore(restored, restored_optimizer) == progress
+    for version in (3, 4):
+        step(policy, optimizer, version)
+        step(restored, restored_optimizer, version)
+        assert torch.equal(parameters_of(policy), parameters_of(restored))
+
+
+def test_without_a_checkpoint_training_begins_at_version_zero(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    before = parameters_of(policy)
+    assert CheckpointStore(tmp_path).restore(policy, optimizer) == Progress(version=0)
+    assert torch.equal(parameters_of(policy), before)
+
+
+def test_the_newest_two_checkpoints_are_kept(model_dir: Path, tmp_path: Path) -> None:
+    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+    for version in (8, 9, 10, 11):
+        store.save(policy, optimizer, Progress(version=version))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000010", "000000000011"]
+    assert store.restore(policy, optimizer).version == 11
+
+
+def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    CheckpointStore(tmp_path).save(policy, optimizer, Progress(version=1))
+    (tmp_path / "staged-000000000002").mkdir()
+    (tmp_path / "staged-000000000002" / "model.safetensors").write_bytes(b"half")
+    store = CheckpointStore(tmp_path)
+    assert store.restore(policy, optimizer).version == 1
+    store.save(policy, optimizer, Progress(version=2))
+    assert store.restore(policy, optimizer).version == 2
+
+
+@pytest.mark.parametrize("file_name", ["model.safetensors", "optimizer.safetensors", "progress.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_not_taken_instead(
+    model_dir: Path, tmp_path: Path, file_name: str, damage: str
+) -> None:
+    policy, optimizer = learner(model_dir)
+    store = CheckpointStore(tmp_path)
+    for version in (1, 2):
+        step(policy, optimizer, version)
+        store.save(policy, optimizer, Progress(version=version))
+    path = tmp_path / "000000000002" / file_name
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    match damage:
+        case "flip":
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-1])
+        case _:
+            path.unlink()
+    with pytest.raises(StartupError, match="damaged"):
+        store.restore(policy, optimizer)
+
+
+def test_a_checkpoint_of_another_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(*learner(model_dir), Progress(version=1))
+    other = make_tiny_model(tmp_path / "other", hidden=32, layers=2)
+    with pytest.raises(StartupError, match="another model"):
+        store.restore(*learner(other))
+
+
+def test_the_epoch_is_higher_at_every_start(tmp_path: Path) -> None:
+    assert [raise_epoch(tmp_path / "epoch") for _ in range(3)] == [1, 2, 3]
+    (tmp_path / "epoch").write_text("")
+    with pytest.raises(StartupError, match="epoch"):
+        raise_epoch(tmp_path / "epoch")
+
+
+def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "steps.jsonl")
+    log.catch_up(None)
+    log.append(step_line(1))
+    log.catch_up(step_line(1))  # killed after the line
+    log.catch_up(step_line(2))  # killed between checkpoint and line
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write(step_line(3).to_json()[:20])  # killed within the line
+    log.catch_up(step_line(3))
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert lines == [replace(step_line(version), at_s=1.5).to_json() for version in (1, 2, 3)]

@@ -1,0 +1,29 @@
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from learner.config import LearnerConfig
+
+
+def test_only_what_has_no_safe_default_must_be_given() -> None:
+    config = LearnerConfig.model_validate({"model_dir": "m", "learning_rate": 1e-6})
+    assert config.clip_epsilon == 0.2
+    assert config.staleness_half_life_versions == math.inf
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"learning_rate": 0},
+        {"learning_rate": math.nan},
+        {"betas": [0.9, 1.0]},
+        {"clip_epsilon": 1.0},
+        {"device": "tpu"},
+        {"staleness_half_life_versions": 0},
+        {"a_key_nobody_knows": 1},
+    ],
+)
+def test_a_value_outside_its_bounds_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        LearnerConfig.model_validate({"model_dir": "m", "learning_rate": 1e-6, **broken})

@@ -1,0 +1,227 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli import COMMANDS, main
+from node.identity.init_run import init_run
+
+HEAVY = ("torch", "vllm", "grpc", "transformers", "numpy", "pydantic", "cryptography", "prometheus_client")
+
+_CALL = """
+import json, sys
+from node.cli import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as exit:
+    code = exit.code
+print(json.dumps([code, sorted(name for name in sys.modules if "." not in name)]), file=sys.stderr)
+"""
+
+_RUN_TINY_ROLE = """
+import sys
+from node.cli import main
+from node.role import ROLE_MODULES
+ROLE_MODULES["learner"] = "support.tiny_role"
+sys.exit(main())
+"""
+
+LEARNER = [
+    "--set",
+    "learner.model_dir=/m",
+    "--set",
+    "learner.learning_rate=1e-3",
+    "--coordinator",
+    "localhost:1",
+]
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {"PYTHONPATH": path, "PATH": os.environ["PATH"]}
+
+
+def call(*arguments: str) -> tuple[int, set[str], str, str]:
+    """Run the command line in a fresh interpreter; give exit code, modules, standard output and error."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CALL, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    *error, last = done.stderr.splitlines()
+    code, modules = json.loads(last)
+    return code, set(modules), done.stdout, "\n".join(error)
+
+
+def test_help_lists_roles_commands_and_exit_codes_and_loads_nothing_heavy() -> None:
+    code, modules, output, _ = call("--help")
+    assert code == 0
+    assert not modules & set(HEAVY)
+    assert {"coordinator", "learner", "sampler"} <= set(
+        output.replace(",", " ").replace("{", " ").replace("}", " ").split()
+    )
+    assert all(f"\n  {command}" in output for command in COMMANDS)
+    assert "\n  3  could not start" in output
+
+
+def test_help_answers_in_half_a_second() -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "node", "--help"], capture_output=True, env=environment(), check=True
+        )
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_a_wrong_value_is_answered_with_everything_to_mend_it_before_torch_and_grpc_load() -> None:
+    code, modules, _, error = call(
+        "--role", "learner", *LEARNER, "--set", "learner.clip_epsilon=7", "--set", "node.drain_timeout_s=5s"
+    )
+    assert code == 2
+    assert not modules & {"torch", "transformers", "vllm", "grpc"}
+    assert "learner.clip_epsilon = '7' (from flag --set): must be less than 1" in error
+    assert "the default is 0.2" in error
+    assert "node.drain_timeout_s = '5s'" in error
+    assert "node.state_dir (from nowhere): is required" in error
+
+
+def test_without_a_role_the_daemon_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "--role" in capsys.readouterr().err
+
+
+def test_the_configuration_command_shows_every_value_and_its_source(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[node]\nstate_dir = '/s'\n")
+    assert main(["config", "--config", str(file), "--set", "telemetry.log_level=debug", "--json"]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert values["node.state_dir"] == {"value": "/s", "source": f"{file} [node]"}
+    assert values["telemetry.log_level"] == {"value": "debug", "source": "flag --set"}
+    assert values["node.tls"] == {"value": True, "source": "default"}
+
+
+def test_a_dry_run_says_the_same_as_the_configuration_command(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--role", "learner", "--state-dir", "/nowhere", *LEARNER]
+    assert main(["config", *flags]) == 0
+    table = capsys.readouterr().out
+    assert "node.state_dir" in table
+    assert main([*flags, "--dry-run"]) == 0
+    assert capsys.readouterr().out == table
+    assert not Path("/nowhere").exists()
+
+
+def test_each_shorthand_sets_its_key_and_is_named_as_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--state-dir", "/s", "--node-id", "n", "--run-file", "/r", "--token-file", "/t"]
+    assert (
+        main(
+            [
+                "config",
+                *flags,
+                "--coordinator",
+                "h:1",
+                "--log-format",
+                "json",
+                "--log-level",
+                "error",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    values = json.loads(capsys.readouterr().out)
+    assert values["node.node_id"] == {"value": "n", "source": "flag --node-id"}
+    assert [
+        values[f"node.{key}"]["value"] for key in ("state_dir", "run_file", "token_file", "coordinator")
+    ] == [
+        "/s",
+        "/r",
+        "/t",
+        "h:1",
+    ]
+    assert [values[f"telemetry.{key}"]["value"] for key in ("log_format", "log_level")] == ["json", "error"]
+
+
+def test_a_command_has_its_own_arguments_and_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "run"), "--run-id", "Not A Name"]) == 2
+    assert "Not A Name" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "run")]) == 0
+    assert main(["init", str(tmp_path / "run")]) == 3
+    assert "could not start" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    code, modules, output, _ = call("--version")
+    assert code == 0
+    assert output.startswith("heterorl-node ")
+    assert not modules & set(HEAVY)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    init_run(tmp_path / "run", run_id="r", hosts=["localhost"], now=time.time())
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def daemon(run_dir: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [
+        sys.executable,
+        "-c",
+        _RUN_TINY_ROLE,
+        "--role",
+        "learner",
+        "--state-dir",
+        str(run_dir),
+        *LEARNER,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def events_until(process: "subprocess.Popen[str]", event: str) -> dict[str, dict[str, Any]]:
+    assert process.stderr is not None
+    events: dict[str, dict[str, Any]] = {}
+    while event not in events:
+        line = json.loads(process.stderr.readline())
+        events[line["event"]] = line
+    return events
+
+
+def test_a_daemon_tells_its_story_serves_its_telemetry_and_drains_on_sigterm(
+    daemon: "subprocess.Popen[str]", run_dir: Path
+) -> None:
+    events = events_until(daemon, "ready")
+    assert events["configuration"]["values"]["node.state_dir"] == f"{run_dir} (flag --state-dir)"
+    built = events["built"]
+    assert (built["role"], built["node"], built["run_id"]) == ("learner", "learner", "r")
+    assert (built["state_dir"], built["has_identity"]) == (str(run_dir / "learner"), True)
+    port = events["telemetry listens"]["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as response:
+        assert response.status == 200
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+        assert b'heterorl_node_info{roles="learner"' in response.read()
+    daemon.send_signal(signal.SIGTERM)
+    stopped = events_until(daemon, "stopped")
+    assert (stopped["drained"]["role"], stopped["drained"]["node"]) == ("learner", "learner")
+    assert daemon.wait(10) == 0

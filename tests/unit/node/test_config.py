@@ -1,0 +1,206 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.config import LearnerConfig
+from node.config import Resolved, load
+from node.config_sources import InvalidConfigError, read_flags
+from node.errors import ConfigError
+
+STATE = {"node.state_dir": "/state"}
+
+
+def resolve(
+    *,
+    roles: Sequence[str] = (),
+    files: Sequence[Path] = (),
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] = STATE,
+) -> Resolved:
+    assignments = [f"{key}={value}" for key, value in flags.items()]
+    return load(roles=roles, files=files, environ=environ or {}, flags=read_flags({}, assignments))
+
+
+def faults(**arguments: Any) -> dict[str, ConfigError]:
+    with pytest.raises(InvalidConfigError) as caught:
+        resolve(**arguments)
+    return {fault.key: fault for fault in caught.value.faults}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def value_and_source(resolved: Resolved, name: str) -> tuple[object, str]:
+    return next((value.value, value.source) for value in resolved.values if value.name == name)
+
+
+def test_flags_win_over_the_environment_over_later_files_over_earlier_files_over_defaults(
+    tmp_path: Path,
+) -> None:
+    first = write(tmp_path / "1.toml", "[node]\nstate_dir='/1'\nrun_file='/1'\ntoken_file='/1'\nnode_id='n1'")
+    second = write(tmp_path / "2.toml", "[node]\nstate_dir='/2'\nrun_file='/2'\ntoken_file='/2'")
+    resolved = resolve(
+        files=[first, second],
+        environ={"HETERORL_NODE__STATE_DIR": "/environment", "HETERORL_NODE__RUN_FILE": "/environment"},
+        flags={"node.state_dir": "/flag"},
+    )
+    assert value_and_source(resolved, "node.state_dir") == ("/flag", "flag --set")
+    assert value_and_source(resolved, "node.run_file") == (
+        "/environment",
+        "environment HETERORL_NODE__RUN_FILE",
+    )
+    assert value_and_source(resolved, "node.token_file") == ("/2", f"{second} [node]")
+    assert value_and_source(resolved, "node.node_id") == ("n1", f"{first} [node]")
+    assert value_and_source(resolved, "node.drain_timeout_s") == (30.0, "default")
+
+
+def test_the_run_file_lies_beside_the_state_unless_it_is_set() -> None:
+    assert resolve().config.node.run_file == Path("/state/run.json")
+    assert resolve(flags=STATE | {"node.run_file": "/elsewhere"}).config.node.run_file == Path("/elsewhere")
+
+
+def test_text_is_read_as_what_its_key_holds() -> None:
+    learner = {"learner.model_dir": "/m", "learner.learning_rate": "1e-3", "learner.betas": "[0.5, 0.75]"}
+    config = resolve(
+        flags=STATE | learner | {"node.tls": "false", "telemetry.http_listen": "[::1]:9000"},
+        environ={"HETERORL_LEARNER__THREADS": "3"},
+    ).config
+    section = config.section(LearnerConfig)
+    assert (section.model_dir, section.learning_rate, section.betas) == (Path("/m"), 1e-3, (0.5, 0.75))
+    assert (section.threads, config.node.tls, config.telemetry.http_listen) == (3, False, "[::1]:9000")
+
+
+def test_nothing_unsets_an_optional_key_and_is_an_error_for_any_other() -> None:
+    assert resolve(flags=STATE | {"telemetry.http_listen": ""}).config.telemetry.http_listen is None
+    assert faults(flags=STATE | {"node.drain_timeout_s": ""}).keys() == {"node.drain_timeout_s"}
+
+
+def test_every_fault_of_every_source_is_reported_at_once(tmp_path: Path) -> None:
+    not_toml = write(tmp_path / "bad.toml", "[node\n")
+    loose = write(tmp_path / "loose.toml", "state_dir = '/s'")
+    found = faults(
+        files=[not_toml, loose],
+        environ={"HETERORL_TELEMETRY__LOG_LEVEL": "loud"},
+        flags={"node.drain_timeout_s": "-1", "learner.learning_rate": "2"},
+    )
+    assert found.keys() == {
+        "--config",
+        "state_dir",
+        "node.state_dir",
+        "node.drain_timeout_s",
+        "telemetry.log_level",
+        "learner.model_dir",
+        "learner.learning_rate",
+    }
+
+
+def test_a_fault_has_key_value_source_rule_and_fix(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.toml", "[node]\nstate_dir='/s'\ndrain_timeout_s = -1")
+    fault = faults(files=[file], flags={})["node.drain_timeout_s"]
+    assert fault.value == -1
+    assert fault.source == f"{file} [node]"
+    assert fault.rule == "must be greater than 0"
+    assert "the default is 30.0" in fault.fix
+
+
+def test_a_missing_key_is_told_with_all_three_ways_to_set_it() -> None:
+    fix = faults(flags={})["node.state_dir"].fix
+    assert "[node]" in fix
+    assert "--set node.state_dir=" in fix
+    assert "HETERORL_NODE__STATE_DIR" in fix
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("node.drain_timeout", "5", "drain_timeout_s, which is in seconds"),
+        ("node.drain_timeout_ms", "5000", "Write drain_timeout_s = 5."),
+        ("node.drain_timeout_min", "2", "Write drain_timeout_s = 120."),
+        ("node.stat_dir", "/s", "Did you mean state_dir?"),
+        ("telemetry.colour", "red", "Known keys are http_listen, log_format, log_level."),
+        ("lerner.threads", "1", "Did you mean [learner]?"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_one_that_was_meant(key: str, value: str, meant: str) -> None:
+    assert meant in faults(flags=STATE | {key: value})[key].fix
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"), [("5s", "5"), ("500 ms", "0.5"), ("2min", "120"), ("1.5h", "5400")]
+)
+def test_a_number_with_its_unit_is_answered_with_the_plain_number(written: str, instead: str) -> None:
+    fault = faults(flags=STATE | {"node.drain_timeout_s": written})["node.drain_timeout_s"]
+    assert fault.rule == "must be a plain number of seconds"
+    assert f"Write {instead}." in fault.fix
+
+
+def test_a_number_without_sense_is_not_answered_with_a_guess() -> None:
+    assert (
+        "Write" not in faults(flags=STATE | {"node.drain_timeout_s": "5 apples"})["node.drain_timeout_s"].fix
+    )
+
+
+def test_one_underscore_too_few_is_a_fault_and_not_silence() -> None:
+    fault = faults(environ={"HETERORL_NODE_TLS": "false"})["node.tls"]
+    assert fault.fix == "Write HETERORL_NODE__TLS."
+
+
+def test_variables_that_kubernetes_makes_of_service_names_are_not_ours() -> None:
+    resolve(
+        environ={"HETERORL_COORDINATOR_PORT": "tcp://10.0.0.1:7700", "HETERORL_NODE_SERVICE_HOST": "10.0.0.1"}
+    )
+
+
+def test_a_section_is_checked_even_where_its_role_does_not_run() -> None:
+    flags = STATE | {"learner.model_dir": "/m", "learner.learning_rate": "1e-3", "learner.clip_epsilon": "7"}
+    assert faults(roles=["coordinator"], flags=flags).keys() >= {"learner.clip_epsilon"}
+
+
+def test_a_role_has_its_section_even_where_nothing_of_it_is_set() -> None:
+    assert faults(roles=["learner"]).keys() == {
+        "learner.model_dir",
+        "learner.learning_rate",
+        "node.coordinator",
+    }
+
+
+def test_a_rule_about_several_keys_names_what_was_set_and_where() -> None:
+    flags = STATE | {"learner.model_dir": "/m", "learner.learning_rate": "1e-3", "learner.betas": "[0.9, 2]"}
+    fault = faults(flags=flags)["learner"]
+    assert "2.0" in fault.rule
+    assert fault.source == "flag --set"
+
+
+def test_whoever_joins_needs_the_coordinators_address_and_the_coordinator_does_not() -> None:
+    assert "node.coordinator" in faults(roles=["learner"])
+    assert "node.coordinator" not in faults(roles=["coordinator"], flags={})
+
+
+def test_two_peers_in_one_process_cannot_share_a_name() -> None:
+    both = {"node.node_id": "here", "node.coordinator": "hub:1"}
+    assert "node.node_id" in faults(roles=["learner", "sampler"], flags=STATE | both)
+
+
+@pytest.mark.parametrize("address", ["hub", "hub:", ":1", "hub:99999", "::1:7400", "hub:7400/x", "a b:1"])
+def test_an_address_that_is_not_host_and_port_is_refused(address: str) -> None:
+    assert faults(flags=STATE | {"node.coordinator": address}).keys() == {"node.coordinator"}
+
+
+def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
+    fault = faults(files=[tmp_path / "none.toml"])["--config"]
+    assert "No such file" in fault.rule
+
+
+@pytest.mark.parametrize("assignment", ["node.tls", "tls=false", "=x", ".tls=x", "node.=x"])
+def test_an_assignment_that_is_not_section_key_value_is_a_fault(assignment: str) -> None:
+    (fault,) = read_flags({}, [assignment]).faults
+    assert fault.value == assignment
+
+
+def test_asking_for_the_section_of_a_role_that_is_not_there_fails() -> None:
+    with pytest.raises(LookupError, match="LearnerConfig"):
+        resolve().config.section(LearnerConfig)

@@ -1,0 +1,135 @@
+import asyncio
+import io
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+
+from node.telemetry.logging import OUR_PACKAGES, bind_peer, configure_logging, to_json
+
+_log = logging.getLogger("node.test")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def logged(
+    stream: io.StringIO, *, log_format: Literal["auto", "json", "human"] = "auto", level: str = "info"
+) -> Iterator[io.StringIO]:
+    handlers, root_level = logging.root.handlers[:], logging.root.level
+    try:
+        configure_logging(log_format=log_format, level=level, roles=["coordinator", "learner"], stream=stream)
+        yield stream
+    finally:
+        logging.captureWarnings(False)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(root_level)
+        for package in OUR_PACKAGES:
+            logging.getLogger(package).setLevel(logging.NOTSET)
+
+
+def test_off_a_terminal_every_record_is_one_json_object_with_its_fields() -> None:
+    with logged(io.StringIO()) as stream:
+        _log.info("step finished", extra={"version": 12, "nested": {"a": [1, b"\x01"]}, "lost": math.nan})
+    line = json.loads(stream.getvalue())
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "level": "info",
+        "event": "step finished",
+        "role": "coordinator+learner",
+        "node": "",
+        "logger": "node.test",
+        "version": 12,
+        "nested": {"a": [1, "01"]},
+        "lost": "nan",
+    }
+
+
+def test_a_field_never_replaces_what_every_record_has() -> None:
+    with logged(io.StringIO()) as stream:
+        _log.info("joined", extra={"role": "sampler", "level": "low"})
+    line = json.loads(stream.getvalue())
+    assert (line["role"], line["role_"]) == ("coordinator+learner", "sampler")
+    assert (line["level"], line["level_"]) == ("info", "low")
+
+
+def test_an_exception_stays_on_the_line() -> None:
+    with logged(io.StringIO()) as stream:
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            _log.exception("failed")
+    assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]
+
+
+def test_on_a_terminal_a_record_is_a_line_to_read() -> None:
+    with logged(Terminal()) as stream:
+        _log.info(
+            "step finished", extra={"version": 12, "loss": 0.12345649, "why": "two words", "by": {"a": 1}}
+        )
+    text = stream.getvalue()
+    assert text[12:] == (
+        " INFO    step finished"
+        '  version=12 loss=0.123456 why="two words" by={"a": 1}'
+        "  (coordinator+learner node.test)\n"
+    )
+
+
+def test_a_field_from_a_peer_cannot_forge_a_line() -> None:
+    with logged(Terminal()) as stream:
+        _log.info("refused", extra={"detail": "x\n12:00:00.000 ERROR   forged", "empty": ""})
+    assert stream.getvalue().count("\n") == 1
+    assert 'empty=""' in stream.getvalue()
+
+
+def test_the_format_can_be_forced() -> None:
+    with logged(Terminal(), log_format="json") as stream:
+        _log.info("x")
+    json.loads(stream.getvalue())
+    with logged(io.StringIO(), log_format="human") as stream:
+        _log.info("x")
+    assert stream.getvalue().endswith("(coordinator+learner node.test)\n")
+
+
+def test_others_are_heard_only_with_a_warning_and_we_at_our_level() -> None:
+    with logged(io.StringIO(), level="debug") as stream:
+        logging.getLogger("elsewhere").info("noise")
+        logging.getLogger("elsewhere").warning("heard")
+        _log.debug("ours")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["heard", "ours"]
+
+
+def test_a_python_warning_becomes_a_record() -> None:
+    with logged(io.StringIO()) as stream, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", stacklevel=1)
+    assert json.loads(stream.getvalue())["logger"] == "py.warnings"
+
+
+async def test_a_record_names_the_peer_of_its_task_and_threads() -> None:
+    async def peer(role: str) -> None:
+        bind_peer(role=role, node_id=f"{role}-1")
+        await asyncio.to_thread(_log.info, role)
+
+    with logged(io.StringIO()) as stream:
+        await asyncio.gather(peer("learner"), peer("sampler"))
+        _log.info("process")
+    lines = {line["event"]: line for line in map(json.loads, stream.getvalue().splitlines())}
+    assert {event: (line["role"], line["node"]) for event, line in lines.items()} == {
+        "learner": ("learner", "learner-1"),
+        "sampler": ("sampler", "sampler-1"),
+        "process": ("coordinator+learner", ""),
+    }
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_json_is_strict_where_floats_are_not(value: float) -> None:
+    assert json.loads(to_json({"x": [value]})) == {"x": [str(value)]}

@@ -1,0 +1,260 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
+from node import membership_client
+from node.clock import SystemClock
+from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.identity.peer import Peer
+from node.membership_client import GroupVerdict, Member, MembershipClient, Notices, PeerState
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.run import Role
+from node.telemetry.metrics import MetricFamily, MetricSample
+
+HEAD = PolicyVersion(4, b"h" * 16)
+HELD = PolicyVersion(3, b"r" * 16)
+FAMILY = MetricFamily(
+    "heterorl_sampler_tokens", "counter", "Tokens.", (MetricSample("heterorl_sampler_tokens_total", {}, 7.0),)
+)
+
+
+class Hub(membership_pb2_grpc.MembershipServiceServicer):
+    """A hub of its own few lines: remembers what it was sent, answers what the test sets."""
+
+    def __init__(self) -> None:
+        self.joins: asyncio.Queue[membership_pb2.JoinRequest] = asyncio.Queue()
+        self.beats: asyncio.Queue[membership_pb2.HeartbeatRequest] = asyncio.Queue()
+        self.farewells = asyncio.Event()
+        self.refuse_join: Reason | None = None
+        self.refuse_beat: Reason | None = None
+        self.answers = True
+        self.clock_ahead_s = 0.0
+        self.answer = membership_pb2.HeartbeatResponse()
+
+    async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
+        await self.joins.put(request)
+        if self.refuse_join is not None:
+            await refuse(context, self.refuse_join)
+        return membership_pb2.JoinResponse(
+            task="addition",
+            group_size=4,
+            batch_groups=8,
+            max_staleness_versions=2,
+            heartbeat_interval_s=0.02,
+            sampling=common_pb2.SamplingParameters(temperature=1, top_p=1, max_new_tokens=8),
+        )
+
+    async def Heartbeat(  # noqa: N802
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
+        async for request in requests:
+            received_at_s = time.time() + self.clock_ahead_s
+            await self.beats.put(request)
+            if self.refuse_beat is not None:
+                reason, self.refuse_beat = self.refuse_beat, None
+                await refuse(context, reason)
+            if self.answers:
+                answer = membership_pb2.HeartbeatResponse(
+                    sequence=request.sequence,
+                    received_at_s=received_at_s,
+                    sent_at_s=time.time() + self.clock_ahead_s,
+                )
+                answer.MergeFrom(self.answer)
+                self.answer = membership_pb2.HeartbeatResponse()
+                yield answer
+        self.farewells.set()
+
+    async def GetStatus(self, request: Any, context: Any) -> membership_pb2.GetStatusResponse:  # noqa: N802
+        raise NotImplementedError
+
+
+async def refuse(context: Any, reason: Reason) -> None:
+    await context.abort(grpc.StatusCode[STATUS_OF_REASON[reason]], "no", ((REASON_KEY, reason.value),))
+
+
+@asynccontextmanager
+async def serving(hub: Hub, port: int = 0) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    membership_pb2_grpc.add_MembershipServiceServicer_to_server(hub, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+class Peering:
+    """A client and what the test needs to see of it."""
+
+    def __init__(self, port: int, **notices: Callable[..., None]) -> None:
+        self.readies = 0
+        self.stopping = asyncio.Event()
+        self.channel = dial(
+            f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
+        )
+        self.client = MembershipClient(
+            self.channel,
+            Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
+            state=PeerState(
+                held=lambda: HELD,
+                waits_for=lambda: "prompt lease",
+                metrics=lambda: (FAMILY,),
+                running_leases=lambda: ("5.1",),
+            ),
+            notices=Notices(**notices),
+            clock=SystemClock(),
+            backoff=Backoff(lambda: 0.1),
+        )
+
+    def ready(self) -> None:
+        self.readies += 1
+
+    async def run(self) -> None:
+        try:
+            await self.client.run(ready=self.ready, stopping=self.stopping)
+        finally:
+            await self.channel.close()
+
+
+@asynccontextmanager
+async def peering(port: int, **notices: Callable[..., None]) -> AsyncIterator[Peering]:
+    """Run a client beside the body; where it fails, the body ends with it."""
+    peer = Peering(port, **notices)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(peer.run())
+        yield peer
+        peer.stopping.set()
+
+
+async def test_it_joins_says_ready_and_hands_out_the_settings() -> None:
+    hub = Hub()
+    async with serving(hub) as port, peering(port) as peer:
+        settings = await peer.client.settings()
+        assert (settings.task, settings.group_size, settings.batch_groups) == ("addition", 4, 8)
+        request = await hub.joins.get()
+        assert (request.run_id, request.layout_digest, request.held.number) == ("run", b"l" * 16, 3)
+        assert peer.readies == 1
+
+
+async def test_a_beat_says_what_the_peer_holds_works_on_and_waits_for() -> None:
+    hub = Hub()
+    async with serving(hub) as port, peering(port):
+        beat = await hub.beats.get()
+        assert (beat.held.number, beat.held.root) == (HELD.number, HELD.root)
+        assert list(beat.running_lease_ids) == ["5.1"]
+        assert beat.waits_for == "prompt lease"
+        assert beat.metrics[0].samples[0].value == 7.0
+        assert not beat.HasField("step")
+        assert [beat.sequence, (await hub.beats.get()).sequence] == [1, 2]
+
+
+async def test_verdicts_lost_leases_repairs_and_the_head_are_passed_on() -> None:
+    hub = Hub()
+    verdicts: asyncio.Queue[GroupVerdict] = asyncio.Queue()
+    lost: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
+    repair = asyncio.Event()
+    hub.answer = membership_pb2.HeartbeatResponse(
+        head=common_pb2.PolicyVersion(number=HEAD.number, root=HEAD.root),
+        lost_lease_ids=["5.1"],
+        verdicts=[
+            membership_pb2.GroupVerdict(group_id="4.1", verdict=common_pb2.VERDICT_STALE, detail="late")
+        ],
+        must_repair=True,
+    )
+    notices: dict[str, Callable[..., None]] = {
+        "verdict": verdicts.put_nowait,
+        "lost_leases": lost.put_nowait,
+        "must_repair": repair.set,
+    }
+    async with serving(hub) as port, peering(port, **notices) as peer:
+        assert await verdicts.get() == GroupVerdict("4.1", Verdict.STALE, "late")
+        assert await lost.get() == ("5.1",)
+        await repair.wait()
+        assert peer.client.head == HEAD
+
+
+async def test_it_joins_again_as_the_same_peer_when_the_hub_comes_back() -> None:
+    first, second = Hub(), Hub()
+    async with AsyncExitStack() as stack:
+        async with serving(first) as port:
+            peer = await stack.enter_async_context(peering(port))
+            await first.beats.get()
+        await stack.enter_async_context(serving(second, port))
+        assert await second.joins.get() == await first.joins.get()
+        assert (await second.beats.get()).sequence == 1
+        assert (peer.client.joins, peer.readies) == (2, 1)
+
+
+async def test_a_hub_that_does_not_know_the_peer_is_joined_again() -> None:
+    hub = Hub()
+    hub.refuse_beat = Reason.NOT_JOINED
+    async with serving(hub) as port, peering(port):
+        await hub.joins.get()
+        await hub.joins.get()
+        await hub.beats.get()
+        assert (await hub.beats.get()).sequence == 1
+
+
+@pytest.mark.parametrize("reason", sorted(membership_client.FINAL))
+async def test_a_final_refusal_ends_it(reason: Reason) -> None:
+    hub = Hub()
+    hub.refuse_join = reason
+    async with serving(hub) as port:
+        peer = Peering(port)
+        with pytest.raises(RefusedError) as caught:
+            await peer.run()
+        assert caught.value.reason is reason
+        assert peer.readies == 0
+
+
+async def test_a_refusal_that_may_pass_is_tried_again() -> None:
+    hub = Hub()
+    hub.refuse_join = Reason.BUSY
+    async with serving(hub) as port, peering(port) as peer:
+        await hub.joins.get()
+        await hub.joins.get()
+        hub.refuse_join = None
+        await peer.client.settings()
+
+
+async def test_a_hub_that_stops_answering_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_client, "ANSWER_TIMEOUT_S", 0.1)
+    hub = Hub()
+    hub.answers = False
+    async with serving(hub) as port, peering(port):
+        await hub.joins.get()
+        await hub.joins.get()
+
+
+async def test_the_hubs_clock_is_estimated_from_the_beats() -> None:
+    hub = Hub()
+    hub.clock_ahead_s = 100.0
+    async with serving(hub) as port, peering(port) as peer:
+        while (await hub.beats.get()).sequence < 3:
+            pass
+        assert peer.client.clock_offset_s == pytest.approx(100.0, abs=0.5)
+
+
+async def test_stopping_says_farewell() -> None:
+    hub = Hub()
+    async with serving(hub) as port, peering(port) as peer:
+        await hub.beats.get()
+        peer.stopping.set()
+        await asyncio.wait_for(hub.farewells.wait(), timeout=5)
+
+
+async def test_stopping_does_not_wait_for_a_hub_that_is_away() -> None:
+    async with serving(Hub()) as port:
+        pass
+    async with asyncio.timeout(5), peering(port) as peer:
+        peer.stopping.set()
+    assert peer.readies == 0

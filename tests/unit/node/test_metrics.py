@@ -1,0 +1,161 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
+from prometheus_client.registry import Collector
+from support.clock import ManualClock
+
+from node import limits
+from node.errors import Reason
+from node.telemetry.metrics import (
+    MetricFamily,
+    MetricSample,
+    NodeMetrics,
+    create_registry,
+    exposition,
+    snapshot,
+)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return create_registry()
+
+
+def families(registry: CollectorRegistry) -> dict[str, MetricFamily]:
+    return {family.name: family for family in snapshot(registry)}
+
+
+def test_a_snapshot_has_our_counters_gauges_and_histograms_as_prometheus_writes_them(
+    registry: CollectorRegistry,
+) -> None:
+    Counter("heterorl_x_groups", "Groups.", ["verdict"], registry=registry).labels("stale").inc(3)
+    Gauge("heterorl_x_versions", "Versions.", registry=registry).set(7)
+    Histogram("heterorl_x_seconds", "Seconds.", buckets=[1.0], registry=registry).observe(0.5)
+    assert snapshot(registry) == (
+        MetricFamily(
+            "heterorl_x_groups",
+            "counter",
+            "Groups.",
+            (MetricSample("heterorl_x_groups_total", {"verdict": "stale"}, 3.0),),
+        ),
+        MetricFamily(
+            "heterorl_x_versions", "gauge", "Versions.", (MetricSample("heterorl_x_versions", {}, 7.0),)
+        ),
+        MetricFamily(
+            "heterorl_x_seconds",
+            "histogram",
+            "Seconds.",
+            (
+                MetricSample("heterorl_x_seconds_bucket", {"le": "1.0"}, 1.0),
+                MetricSample("heterorl_x_seconds_bucket", {"le": "+Inf"}, 1.0),
+                MetricSample("heterorl_x_seconds_count", {}, 1.0),
+                MetricSample("heterorl_x_seconds_sum", {}, 0.5),
+            ),
+        ),
+    )
+
+
+def test_what_others_sent_us_and_what_is_not_ours_is_never_sent_on(registry: CollectorRegistry) -> None:
+    Gauge("heterorl_x_versions", "Another peer's.", ["node", "role"], registry=registry).labels("n", "r").set(
+        1
+    )
+    Gauge("elsewhere_x", "Not ours.", registry=registry).set(1)
+    Summary("heterorl_x_summary", "Of a type that does not travel.", registry=registry).observe(1)
+    assert snapshot(registry) == ()
+
+
+def test_a_snapshot_never_has_more_families_than_a_heartbeat_carries(
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(limits.METRIC_FAMILIES_PER_BEAT + 2):
+        Gauge(f"heterorl_x_{number}", "One of many.", registry=registry).set(number)
+    assert len(snapshot(registry)) == limits.METRIC_FAMILIES_PER_BEAT
+    (record,) = caplog.records
+    assert vars(record)["left_out_families"] == 2
+
+
+def test_a_family_past_the_limit_of_samples_is_left_out_whole(registry: CollectorRegistry) -> None:
+    many = Gauge("heterorl_x_many", "One label value too many.", ["of"], registry=registry)
+    for number in range(limits.METRIC_SAMPLES_PER_BEAT + 1):
+        many.labels(str(number)).set(1)
+    Gauge("heterorl_x_one", "Still fits.", registry=registry).set(1)
+    assert families(registry).keys() == {"heterorl_x_one"}
+
+
+def test_own_and_re_exported_samples_of_one_name_are_one_family(registry: CollectorRegistry) -> None:
+    class Fleet(Collector):
+        def collect(self) -> Iterator[Metric]:
+            metric = Metric("heterorl_x_versions", "A peer's.", "gauge")
+            metric.add_sample("heterorl_x_versions", {"node": "n"}, 2.0)
+            yield metric
+
+    Gauge("heterorl_x_versions", "Our own.", registry=registry).set(1)
+    registry.register(Fleet())
+    lines = [line for line in exposition(registry).decode().splitlines() if "heterorl_x_versions" in line]
+    assert lines == [
+        "# HELP heterorl_x_versions Our own.",
+        "# TYPE heterorl_x_versions gauge",
+        "heterorl_x_versions 1.0",
+        'heterorl_x_versions{node="n"} 2.0',
+    ]
+
+
+def test_a_process_says_what_it_runs_and_how_much_memory_it_takes(registry: CollectorRegistry) -> None:
+    NodeMetrics(registry, roles=["coordinator", "learner"], clock=ManualClock())
+    (sample,) = families(registry)["heterorl_node_info"].samples
+    assert sample.labels["roles"] == "coordinator+learner"
+    assert sample.labels["version"]
+    assert b"process_resident_memory_bytes" in exposition(registry)
+
+
+def test_refusals_are_counted_by_service_and_reason(registry: CollectorRegistry) -> None:
+    metrics = NodeMetrics(registry, roles=["coordinator"], clock=ManualClock())
+    for _ in range(2):
+        metrics.count_refusal(service="RolloutService", reason=Reason.STALE)
+    (sample,) = families(registry)["heterorl_node_refusals"].samples
+    assert sample == MetricSample(
+        "heterorl_node_refusals_total", {"service": "RolloutService", "reason": "stale"}, 2.0
+    )
+
+
+def test_a_wait_is_visible_while_it_lasts_and_counted_when_it_ends(registry: CollectorRegistry) -> None:
+    clock = ManualClock()
+    metrics = NodeMetrics(registry, roles=["sampler"], clock=clock)
+    assert metrics.waits_for == ""
+    with metrics.waiting("prompt lease"):
+        with metrics.waiting("policy version"):
+            clock.advance(2)
+            assert metrics.waits_for == "prompt lease"
+        clock.advance(3)
+        labels = {"for": "prompt lease"}
+        assert registry.get_sample_value("heterorl_node_waiting_tasks", labels) == 1
+    assert metrics.waits_for == ""
+    assert registry.get_sample_value("heterorl_node_waiting_tasks", labels) == 0
+    assert registry.get_sample_value("heterorl_node_wait_seconds_total", labels) == 5
+
+
+def test_a_wait_that_fails_has_ended(registry: CollectorRegistry) -> None:
+    metrics = NodeMetrics(registry, roles=["sampler"], clock=ManualClock())
+    with pytest.raises(RuntimeError), metrics.waiting("prompt lease"):
+        raise RuntimeError
+    assert metrics.waits_for == ""
+
+
+def test_waits_of_other_threads_count_too(registry: CollectorRegistry) -> None:
+    metrics = NodeMetrics(registry, roles=["learner"], clock=ManualClock())
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with metrics.waiting("rollout group"):
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert entered.wait(10)
+    assert metrics.waits_for == "rollout group"
+    leave.set()
+    thread.join()
+    assert metrics.waits_for == ""

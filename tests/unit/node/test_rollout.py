@@ -1,0 +1,61 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from support.groups import make_completion, make_group
+
+from node.errors import Reason, RefusedError
+from node.rollout import check_group
+
+
+def test_an_honest_group_passes() -> None:
+    check_group(make_group(size=4), vocabulary_size=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"behaviour_logprob": np.array([-1, np.nan, -1], np.float32)}, Reason.NON_FINITE),
+        ({"behaviour_logprob": np.array([-1, -np.inf, -1], np.float32)}, Reason.NON_FINITE),
+        ({"behaviour_logprob": np.array([-1, 0.25, -1], np.float32)}, Reason.MALFORMED),
+        ({"behaviour_logprob": np.array([-1, -1], np.float32)}, Reason.MALFORMED),
+        ({"policy_version": np.array([1, 1], np.int32)}, Reason.MALFORMED),
+        ({"policy_version": np.array([1, -1, 1], np.int32)}, Reason.MALFORMED),
+        ({"policy_version": np.array([2, 2, 1], np.int32)}, Reason.MALFORMED),
+        ({"token_ids": np.array([1, 2, 50], np.int32)}, Reason.MALFORMED),
+        ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
+        ({"reward": float("nan")}, Reason.NON_FINITE),
+        ({"reward": float("inf")}, Reason.NON_FINITE),
+    ],
+)
+def test_one_bad_completion_refuses_the_group_and_is_named(changes: dict[str, Any], reason: Reason) -> None:
+    group = make_group(completions=(make_completion(3), make_completion(3, **changes)))
+    with pytest.raises(RefusedError, match="completion 1") as refused:
+        check_group(group, vocabulary_size=50)
+    assert refused.value.reason is reason
+
+
+def test_negative_zero_and_denormal_logprobs_are_fine() -> None:
+    logprob = np.array([-0.0, -1e-45, 0.0], np.float32)
+    check_group(make_group(completions=(make_completion(3, behaviour_logprob=logprob),)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"completions": ()},
+        {"prompt_token_ids": np.array([], np.int32)},
+        {"prompt_token_ids": np.array([60], np.int32)},
+        {"graded_at_s": float("nan")},
+        {"completions": (make_completion(0),)},
+    ],
+)
+def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError):
+        check_group(make_group(**changes), vocabulary_size=50)
+
+
+def test_staleness_is_counted_from_the_oldest_token() -> None:
+    late = make_completion(3, policy_version=np.array([4, 5, 6], np.int32))
+    group = make_group(completions=(make_completion(3, version=5), late))
+    assert (group.oldest_version, group.newest_version) == (4, 6)

@@ -1,0 +1,56 @@
+import pytest
+
+from node.rpc.address import is_loopback, join_address, split_address
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("127.0.0.1:7400", "127.0.0.1", 7400),
+        ("hub.example.org:0", "hub.example.org", 0),
+        ("[::1]:65535", "::1", 65535),
+        ("0.0.0.0:1", "0.0.0.0", 1),
+    ],
+)
+def test_an_address_is_split_and_joined_again(address: str, host: str, port: int) -> None:
+    assert split_address(address) == (host, port)
+    assert join_address(host, port) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        ":1",
+        "hub",
+        "hub:",
+        "hub:65536",
+        "::1:80",
+        "hub:http",
+        "a b:1",
+        "hub:1/x",
+        "dns:///hub:1",
+        "hub:1\n",
+    ],
+)
+def test_anything_else_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="is not host:port"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("127.0.0.1.example.org", False),
+    ],
+)
+def test_only_this_machine_is_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sampler.engines.distribution import sampling_logprob
+
+
+def logprob_of(
+    probabilities: list[float], *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
+    return sampling_logprob(
+        torch.tensor([probabilities]).log(),
+        temperature=torch.tensor([temperature]),
+        top_k=torch.tensor([top_k]),
+        top_p=torch.tensor([top_p]),
+    )[0]
+
+
+def test_without_truncation_it_is_the_softmax() -> None:
+    assert logprob_of([0.5, 0.3, 0.2]).exp().tolist() == pytest.approx([0.5, 0.3, 0.2])
+
+
+def test_a_temperature_of_one_half_squares_the_probabilities() -> None:
+    # 0.25, 0.09, 0.04 over 0.38
+    expected = [0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38]
+    assert logprob_of([0.5, 0.3, 0.2], temperature=0.5).exp().tolist() == pytest.approx(expected)
+
+
+def test_top_k_keeps_the_k_likeliest_and_renormalises() -> None:
+    assert logprob_of([0.2, 0.5, 0.3], top_k=2).exp().tolist() == pytest.approx([0, 0.625, 0.375])
+
+
+def test_top_p_keeps_the_token_that_crosses_the_mass() -> None:
+    # 0.5 alone does not reach 0.6; 0.5 + 0.3 does.
+    assert logprob_of([0.2, 0.5, 0.3], top_p=0.6).exp().tolist() == pytest.approx([0, 0.625, 0.375])
+
+
+def test_top_p_counts_the_mass_that_top_k_left() -> None:
+    # After top-k 2: 0.625, 0.375. The first alone reaches 0.6.
+    assert logprob_of([0.2, 0.5, 0.3], top_k=2, top_p=0.6).exp().tolist() == pytest.approx([0, 1, 0])
+
+
+def test_a_tiny_nucleus_keeps_the_likeliest_token() -> None:
+    assert logprob_of([0.2, 0.5, 0.3], top_p=1e-9).tolist() == [-math.inf, 0.0, -math.inf]
+
+
+def test_top_k_of_one_among_equals_keeps_the_smallest_id() -> None:
+    assert logprob_of([0.25, 0.25, 0.25, 0.25], top_k=1).exp().tolist() == [1, 0, 0, 0]
+
+
+def test_rows_are_truncated_each_by_their_own_parameters() -> None:
+    logprob = sampling_logprob(
+        torch.tensor([[0.5, 0.3, 0.2]] * 2).log(),
+        temperature=torch.tensor([1.0, 1.0]),
+        top_k=torch.tensor([0, 1]),
+        top_p=torch.tensor([1.0, 1.0]),
+    )
+    assert logprob[0].exp().tolist() == pytest.approx([0.5, 0.3, 0.2])
+    assert logprob[1].exp().tolist() == [1, 0, 0]
+
+
+@settings(deadline=None)
+@given(
+    logits=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
+    temperature=st.floats(0.1, 5),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.01, 1),
+)
+def test_the_distribution_is_normalised_and_never_empty(
+    logits: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    logprob = sampling_logprob(
+        torch.tensor([logits]),
+        temperature=torch.tensor([temperature]),
+        top_k=torch.tensor([top_k]),
+        top_p=torch.tensor([top_p]),
+    )
+    assert logprob.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert logprob.max().item() > -math.inf
+    if top_k:
+        assert int((logprob > -math.inf).sum()) <= top_k

@@ -1,0 +1,132 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from support.tiny_model import make_tiny_model
+
+from node.errors import Reason, RefusedError
+from node.rollout import SamplingParameters
+from node.weights.held import HeldPolicy
+from sampler.engines.base import FinishedRequest, GenerationRequest
+from sampler.engines.torch_engine import TorchEngine
+from sampler.generation import Generation
+from sampler.metrics import SamplerMetrics
+
+LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
+SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, layers=1)
+
+
+class Generating:
+    def __init__(self, model_dir: Path) -> None:
+        self.engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=3)
+        self.registry = CollectorRegistry()
+        self.generation = Generation(self.engine, metrics=SamplerMetrics(self.registry))
+        self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
+        self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
+
+    def policy(self, number: int) -> HeldPolicy:
+        return HeldPolicy.of(number, self.engine.words0(), layout=self.engine.layout)
+
+    def add(
+        self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
+    ) -> None:
+        ids = self.engine.encode(prompt)
+        self.generation.add(GenerationRequest(name, ids, completions, sampling))
+
+    def refuse(self, request_id: str, error: RefusedError) -> None:
+        self.refused.put_nowait((request_id, error))
+
+    def value(self, name: str) -> float | None:
+        return self.registry.get_sample_value(f"heterorl_sampler_{name}")
+
+
+@asynccontextmanager
+async def generating(model_dir: Path) -> AsyncIterator[Generating]:
+    made = Generating(model_dir)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            made.generation.run(finished=made.finished.put_nowait, refused=made.refuse)
+        )
+        yield made
+        running.cancel()
+
+
+async def test_nothing_is_served_before_the_first_version_is_handed_over(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        assert made.generation.served is None
+        assert made.value("held_version") == -1
+        waiting = asyncio.create_task(made.generation.wait_until_serving())
+        await made.generation.hand_over(made.policy(0))
+        assert await waiting == made.policy(0).version
+        assert made.value("held_version") == 0
+
+
+async def test_requests_are_finished_whole(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        made.add("a", SHORT)
+        made.add("b", SHORT)
+        finished = {(await made.finished.get()).request_id for _ in range(2)}
+        assert finished == {"a", "b"}
+
+
+async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.generation.hand_over(made.policy(0))
+        made.add("a", LONG, completions=64)
+        made.add("first", SHORT)
+        await made.finished.get()
+        await made.generation.hand_over(made.policy(6))
+        assert made.generation.served == made.policy(6).version
+        group = await made.finished.get()
+        versions = {int(v) for completion in group.completions for v in completion.policy_version}
+        assert versions == {0, 6}
+        assert made.value("swap_seconds_count") == 2
+
+
+async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        for number in (1, 2, 3):
+            await asyncio.wait_for(made.generation.hand_over(made.policy(number)), timeout=5)
+        assert made.generation.served == made.policy(3).version
+
+
+async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.generation.hand_over(made.policy(1))
+        made.generation.withdraw()
+        assert made.generation.served is None
+        waiting = asyncio.create_task(made.generation.wait_until_serving())
+        await asyncio.wait({waiting}, timeout=0.02)
+        assert not waiting.done()
+        await made.generation.hand_over(made.policy(1))
+        assert (await waiting).number == 1
+
+
+async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        assert (await made.finished.get()).request_id == "first"
+        made.generation.cancel(["long"])
+        made.add("last", SHORT)
+        assert (await made.finished.get()).request_id == "last"
+        assert made.engine.running == 0
+        assert made.finished.empty()
+
+
+async def test_a_prompt_the_engine_will_not_take_is_refused_alone(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        made.add("too long", SHORT, prompt="1" * 300)
+        made.add("fine", SHORT)
+        name, error = await made.refused.get()
+        assert (name, error.reason) == ("too long", Reason.OVER_LIMIT)
+        assert (await made.finished.get()).request_id == "fine"

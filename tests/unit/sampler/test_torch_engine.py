@@ -1,0 +1,255 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from node.errors import Reason, RefusedError, StartupError
+from node.rollout import SamplingParameters
+from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.distribution import sampling_logprob
+from sampler.engines.torch_engine import TorchEngine, canonical_tensors
+
+PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def engine(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=7)
+
+
+def other_words(tmp_path: Path, seed: int) -> NDArray[np.uint16]:
+    other = make_tiny_model(tmp_path / str(seed), seed=seed)
+    return TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0).words0()
+
+
+def request(
+    engine: TorchEngine,
+    prompt: str,
+    *,
+    name: str = "",
+    completions: int = 3,
+    sampling: SamplingParameters = PLAIN,
+) -> GenerationRequest:
+    return GenerationRequest(name or prompt, engine.encode(prompt), completions, sampling)
+
+
+def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:
+    finished: dict[str, FinishedRequest] = {}
+    while engine.running:
+        finished |= {f.request_id: f for f in engine.step()}
+    return finished
+
+
+def naive_logprob(
+    model_dir: Path,
+    words: dict[int, NDArray[np.uint16]],
+    prompt: NDArray[np.int32],
+    completion: SampledCompletion,
+    sampling: SamplingParameters = PLAIN,
+) -> NDArray[np.float32]:
+    """Score every token by a whole forward pass of its own: no cache, no batch, no padding."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    scores: list[float] = []
+    with torch.no_grad():
+        for position, (token, version) in enumerate(
+            zip(completion.token_ids, completion.policy_version, strict=True)
+        ):
+            start = 0
+            for tensor in canonical_tensors(model.state_dict()).values():
+                part = torch.from_numpy(words[int(version)][start : start + tensor.numel()].copy())
+                tensor.copy_(part.view(torch.bfloat16).view(tensor.shape))
+                start += tensor.numel()
+            ids = np.concatenate([prompt, completion.token_ids[:position]])
+            logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
+            distribution = sampling_logprob(
+                logits,
+                temperature=torch.tensor([sampling.temperature]),
+                top_k=torch.tensor([sampling.top_k]),
+                top_p=torch.tensor([sampling.top_p]),
+            )
+            scores.append(float(distribution[0, int(token)]))
+    return np.array(scores, np.float32)
+
+
+def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_length(
+    engine: TorchEngine, model_dir: Path
+) -> None:
+    prompts = ["7", "3+4=", "abc def ghi 12345"]
+    for prompt in prompts:
+        engine.add(request(engine, prompt))
+    finished = run_out(engine)
+    for prompt in prompts:
+        for completion in finished[prompt].completions:
+            naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_a_prompt_of_one_token_alone_is_scored_exactly(engine: TorchEngine, model_dir: Path) -> None:
+    engine.add(request(engine, "7"))
+    for completion in run_out(engine)["7"].completions:
+        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("7"), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_names(
+    engine: TorchEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    words = {0: engine.words0(), 5: other_words(tmp_path, 5)}
+    prompts = ["9", "12+34=", "hello"]
+    for prompt in prompts:
+        engine.add(request(engine, prompt, completions=6))
+    for _ in range(4):
+        assert not engine.step()
+    engine.load(words[5], 5)
+    finished = run_out(engine)
+    mixed = 0
+    for prompt in prompts:
+        for completion in finished[prompt].completions:
+            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+            assert completion.policy_version[:4].tolist() == [0] * len(completion.policy_version[:4])
+            assert (completion.policy_version[4:] == 5).all()
+            mixed += len(completion.token_ids) > 4
+    assert mixed > 0
+
+
+def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_others_exact(
+    engine: TorchEngine, model_dir: Path
+) -> None:
+    engine.add(request(engine, "1+1="))
+    for _ in range(3):
+        engine.step()
+    engine.add(request(engine, "a rather long prompt 1"))
+    engine.add(request(engine, "2"))
+    finished = run_out(engine)
+    assert set(finished) == {"1+1=", "a rather long prompt 1", "2"}
+    for prompt, group in finished.items():
+        for completion in group.completions:
+            naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParameters(temperature=0.7, top_p=1.0, top_k=3, max_new_tokens=8),
+        SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
+    ],
+)
+def test_truncated_sampling_records_the_renormalised_logprob(
+    engine: TorchEngine, model_dir: Path, sampling: SamplingParameters
+) -> None:
+    engine.add(request(engine, "5-2=", sampling=sampling, completions=4))
+    engine.add(request(engine, "5", completions=4))
+    for completion in run_out(engine)["5-2="].completions:
+        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("5-2="), completion, sampling)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_tokens_are_drawn_as_often_as_their_logprob_says(engine: TorchEngine) -> None:
+    n = 4000
+    engine.add(
+        request(engine, "6+6=", completions=n, sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=1))
+    )
+    drawn = run_out(engine)["6+6="].completions
+    counts: dict[int, int] = {}
+    probability: dict[int, float] = {}
+    for completion in drawn:
+        token = int(completion.token_ids[0])
+        counts[token] = counts.get(token, 0) + 1
+        probability[token] = float(np.exp(completion.behaviour_logprob[0]))
+    assert sum(probability.values()) > 0.98
+    for token, p in probability.items():
+        assert abs(counts[token] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1
+
+
+def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(engine: TorchEngine) -> None:
+    end = 1
+    engine.add(request(engine, "4", completions=200))
+    completions = run_out(engine)["4"].completions
+    assert {c.is_finished for c in completions} == {True, False}
+    for completion in completions:
+        assert completion.is_finished == (completion.token_ids[-1] == end)
+        assert end not in completion.token_ids[:-1]
+        assert completion.is_finished or len(completion.token_ids) == PLAIN.max_new_tokens
+
+
+def test_the_text_of_a_completion_has_no_special_tokens(engine: TorchEngine) -> None:
+    assert engine.decode(np.array([*engine.encode("3+4"), 1], np.int32)) == "3+4"
+
+
+def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(
+    engine: TorchEngine, model_dir: Path
+) -> None:
+    for prompt in ("1+2=", "a long one to be dropped"):
+        engine.add(request(engine, prompt))
+    for _ in range(2):
+        engine.step()
+    engine.add(request(engine, "pending"))
+    engine.cancel(["a long one to be dropped", "pending", "unknown"])
+    assert engine.running == 1
+    finished = run_out(engine)
+    assert set(finished) == {"1+2="}
+    for completion in finished["1+2="].completions:
+        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("1+2="), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_words_cover_tied_weights_once_under_the_smallest_name(engine: TorchEngine) -> None:
+    names = [spec.name for spec in engine.layout.tensors]
+    assert names == sorted(names, key=str.encode)
+    assert "lm_head.weight" in names
+    assert "model.embed_tokens.weight" not in names
+
+
+def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp_path: Path) -> None:
+    words = other_words(tmp_path, 3)
+    words.flags.writeable = False
+    engine.load(words, 1)
+    engine.add(request(engine, "8-1="))
+    for completion in run_out(engine)["8-1="].completions:
+        naive = naive_logprob(model_dir, {1: words}, engine.encode("8-1="), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_a_base_model_saved_in_float32_is_served_rounded_to_its_words(tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.001)
+    model.save_pretrained(tmp_path)
+    engine = TorchEngine(tmp_path, device="cpu", compute_dtype=torch.float32, threads=1, seed=7)
+    engine.add(request(engine, "3+3="))
+    for completion in run_out(engine)["3+3="].completions:
+        naive = naive_logprob(tmp_path, {0: engine.words0()}, engine.encode("3+3="), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_an_older_version_or_too_few_words_are_refused(engine: TorchEngine) -> None:
+    engine.load(engine.words0(), 3)
+    with pytest.raises(ValueError, match="older"):
+        engine.load(engine.words0(), 2)
+    with pytest.raises(ValueError, match="layout has"):
+        engine.load(engine.words0()[:-1], 4)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(engine: TorchEngine) -> None:
+    with pytest.raises(RefusedError) as caught:
+        engine.add(request(engine, "1" * 250))
+    assert caught.value.reason is Reason.OVER_LIMIT
+    assert engine.running == 0
+
+
+def test_a_directory_without_a_model_is_a_startup_error(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json"):
+        TorchEngine(tmp_path, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)

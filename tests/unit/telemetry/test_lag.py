@@ -1,0 +1,35 @@
+"""Clock offsets and lag by stage, worked by hand."""
+
+import pytest
+from support.groups import make_group
+
+from node.telemetry.lag import ClockSample, best_sample, clock_sample, submission_lags
+
+
+def test_the_offset_is_exact_where_both_ways_take_equally_long() -> None:
+    # Their clock is 100 s ahead; 2 s out, 1 s of work, 2 s back.
+    sample = clock_sample(sent_at_s=10, received_at_s=112, replied_at_s=113, returned_at_s=15)
+    assert sample == ClockSample(offset_s=100, round_trip_s=4)
+
+
+@pytest.mark.parametrize(("out_s", "back_s"), [(0, 4), (1, 3), (4, 0)])
+def test_the_offset_is_wrong_by_at_most_half_the_round_trip(out_s: float, back_s: float) -> None:
+    sample = clock_sample(
+        sent_at_s=0, received_at_s=out_s - 7, replied_at_s=out_s - 7, returned_at_s=out_s + back_s
+    )
+    assert abs(sample.offset_s - -7) <= sample.round_trip_s / 2 == 2
+
+
+def test_the_best_sample_is_the_fastest_that_is_possible() -> None:
+    samples = [ClockSample(1, 0.5), ClockSample(2, 0.1), ClockSample(3, -0.2)]
+    assert best_sample(samples) == ClockSample(2, 0.1)
+    assert best_sample(samples[2:]) is None
+
+
+def test_each_stage_is_the_time_between_two_stamps() -> None:
+    group = make_group(sampling_started_at_s=10.0, sampling_finished_at_s=14.0, graded_at_s=15.0)
+    assert submission_lags(group, spooled_at_s=18.0) == {"sampled": 4.0, "graded": 1.0, "uploaded": 3.0}
+
+
+def test_a_stage_that_seems_to_end_before_it_began_took_no_time() -> None:
+    assert submission_lags(make_group(graded_at_s=3.0), spooled_at_s=2.5)["uploaded"] == 0.0

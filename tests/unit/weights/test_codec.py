@@ -1,0 +1,217 @@
+"""Payloads by hand, and the ones no encoder makes."""
+
+import struct
+
+import numpy as np
+import pytest
+import zstandard
+from support.weights import drifted, random_words
+
+from node.errors import Reason, RefusedError
+from node.weights.codec import Codec, EncodedFrame, decode_frame, encode_frame, payload_limit
+from node.weights.digests import Words
+
+
+def words_of(*values: int) -> Words:
+    return np.array(values, np.uint16)
+
+
+def decoded(frame: EncodedFrame, *, base: Words | None, words: int) -> Words:
+    out = np.zeros(words, np.uint16)
+    decode_frame(frame.codec, frame.payload, base=base, out=out)
+    return out
+
+
+def gap_payload(
+    gaps: bytes, steps: bytes, large: tuple[int, ...] = (), *, header: tuple[int, int] | None = None
+) -> bytes:
+    plain = struct.pack("<II", *(header or (len(gaps), len(large)))) + gaps + steps
+    return zstandard.compress(plain + struct.pack(f"<{len(large)}H", *large), 1)
+
+
+def refusal(codec: Codec, payload: bytes, *, base: Words | None = None, words: int = 4096) -> RefusedError:
+    base = np.zeros(words, np.uint16) if base is None and codec.needs_base else base
+    with pytest.raises(RefusedError) as refused:
+        decode_frame(codec, payload, base=base, out=np.zeros(words, np.uint16))
+    assert refused.value.reason is Reason.MALFORMED
+    return refused.value
+
+
+def test_equal_words_cost_nothing() -> None:
+    words = random_words(1)
+    assert encode_frame(words, base=words.copy()) == EncodedFrame(Codec.UNCHANGED, b"")
+
+
+def test_a_step_of_training_is_coded_as_gaps() -> None:
+    base = random_words(1)
+    new = drifted(base, 2)
+    frame = encode_frame(new, base=base)
+    assert frame.codec is Codec.GAP
+    assert len(frame.payload) < 0.1 * new.nbytes
+    np.testing.assert_array_equal(decoded(frame, base=base, words=new.size), new)
+
+
+def test_words_that_all_changed_are_coded_as_a_keyframe() -> None:
+    frame = encode_frame(random_words(2), base=random_words(1))
+    assert frame.codec is Codec.KEYFRAME
+    np.testing.assert_array_equal(decoded(frame, base=None, words=random_words(2).size), random_words(2))
+
+
+def test_noise_is_sent_raw() -> None:
+    noise = np.random.default_rng(0).integers(0, 1 << 16, 5000).astype(np.uint16)
+    assert encode_frame(noise, base=None) == EncodedFrame(Codec.RAW, noise.tobytes())
+
+
+def test_the_gap_payload_is_as_documented() -> None:
+    base = np.zeros(1000, np.uint16)
+    new = base.copy()
+    # Steps +1, -1, +300, -2^15 are zigzag 2, 1, 600, 65535; gaps 3, 0, 254, 255 + 255 + 41.
+    new[[3, 4, 259, 811]] = [1, 0xFFFF, 300, 0x8000]
+    payload = encode_frame(new, base=base).payload
+    plain = zstandard.decompress(payload)
+    assert plain == (
+        struct.pack("<II", 6, 2)
+        + bytes([3, 0, 254, 255, 255, 41])
+        + bytes([1, 0, 255, 255])
+        + struct.pack("<HH", 599, 65534)
+    )
+    np.testing.assert_array_equal(decoded(EncodedFrame(Codec.GAP, payload), base=base, words=1000), new)
+
+
+def test_the_keyframe_payload_is_as_documented() -> None:
+    # 1.0 = 0x3F80: sign 0, exponent 127, mantissa 0. -2.5 = 0xC020: sign 1, exponent 128, mantissa 32.
+    words = np.tile(words_of(0x3F80, 0xC020), 100)
+    frame = encode_frame(words, base=None)
+    assert frame.codec is Codec.KEYFRAME
+    assert frame.payload[:200] == bytes([0x00, 0xA0]) * 100
+    assert zstandard.decompress(frame.payload[200:]) == bytes([127, 128]) * 100
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1001])
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_a_change_is_found_wherever_it_is(size: int, start: int) -> None:
+    everything = np.zeros(start + size, np.uint16)
+    base = everything[start:]
+    for position in {0, size // 2, size - 1}:
+        new = base.copy()
+        new[position] = 7
+        np.testing.assert_array_equal(decoded(encode_frame(new, base=base), base=base, words=size), new)
+
+
+def test_the_base_is_not_written_to() -> None:
+    base = random_words(1)
+    before = base.copy()
+    new = drifted(base, 2)
+    decoded(encode_frame(new, base=base), base=base, words=base.size)
+    np.testing.assert_array_equal(base, before)
+
+
+def test_a_frame_without_its_base_is_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="needs a base"):
+        decode_frame(Codec.UNCHANGED, b"", base=None, out=np.zeros(3, np.uint16))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        gap_payload(b"\x05", b"\x00", header=(2, 0)),
+        gap_payload(b"\x05", b"\x00", header=(1, 1)),
+        gap_payload(b"\x05", b"\x00", header=(0xFFFFFFFF, 0xFFFFFFFF)),
+        gap_payload(b"", b""),
+        gap_payload(b"\xff", b""),
+        gap_payload(b"\x05\xff", b"\x00"),
+        gap_payload(b"\x05", b""),
+        gap_payload(b"\x05", b"\x00\x00"),
+        gap_payload(b"\x05", b"\xff"),
+        gap_payload(b"\x05", b"\x00", (300,)),
+        gap_payload(b"\x05", b"\xff", (300, 300)),
+        gap_payload(b"\x05", b"\xff", (254,)),
+        gap_payload(b"\x05", b"\xff", (65535,)),
+        gap_payload(b"\xff" * 16 + b"\x10", b"\x00"),
+        zstandard.compress(b"short"),
+    ],
+    ids=[
+        "too few gaps",
+        "too few large steps",
+        "header beyond the end",
+        "no change",
+        "only a skip",
+        "ends with a skip",
+        "too few steps",
+        "too many steps",
+        "a large step missing",
+        "a large step too many",
+        "two large steps for one",
+        "a small step as a large one",
+        "a step of zero",
+        "a change past the last word",
+        "no header",
+    ],
+)
+def test_a_gap_payload_that_contradicts_itself_is_refused(payload: bytes) -> None:
+    refusal(Codec.GAP, payload)
+
+
+def test_the_last_word_can_change_and_the_one_after_it_cannot() -> None:
+    payload = gap_payload(b"\xff" * 16 + b"\x0f", b"\x01")
+    assert decoded(EncodedFrame(Codec.GAP, payload), base=np.zeros(4096, np.uint16), words=4096)[4095] == 1
+    refusal(Codec.GAP, payload, words=4095)
+
+
+@pytest.mark.parametrize("size", [0, 8190, 8194])
+def test_a_raw_payload_has_two_bytes_a_word(size: int) -> None:
+    refusal(Codec.RAW, bytes(size))
+
+
+@pytest.mark.parametrize("exponents", [4095, 4097])
+def test_a_keyframe_payload_has_an_exponent_a_word(exponents: int) -> None:
+    refusal(Codec.KEYFRAME, bytes(4096) + zstandard.compress(bytes(exponents)))
+
+
+def test_a_keyframe_payload_of_too_few_bytes_is_refused() -> None:
+    refusal(Codec.KEYFRAME, bytes(4095))
+
+
+def test_an_unchanged_frame_has_no_payload() -> None:
+    refusal(Codec.UNCHANGED, b"\0")
+
+
+def bombs() -> dict[str, bytes]:
+    plain = struct.pack("<II", 1, 0) + b"\x05\x00"
+    good = zstandard.compress(plain)
+    no_size = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
+    # Frame header: magic, descriptor (8-byte content size, single segment), content size.
+    declares_2_gib = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2 << 30) + good[6:]
+    # Descriptor: 4-byte content size, window descriptor byte for 2 GiB.
+    huge_window = b"\x28\xb5\x2f\xfd\x80" + bytes([21 << 3]) + struct.pack("<I", len(plain)) + good[6:]
+    dictionary = zstandard.ZstdCompressionDict(
+        bytes(range(256)) * 8, dict_type=zstandard.DICT_TYPE_RAWCONTENT
+    )
+    return {
+        "64 MiB of zeros": zstandard.compress(bytes(64 << 20)),
+        "no content size": no_size,
+        "declares 2 GiB": declares_2_gib,
+        "a huge window": huge_window,
+        "two frames": good + good,
+        "trailing bytes": good + b"\0",
+        "truncated": good[:-1],
+        "a skippable frame": b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"aaaa" + good,
+        "a dictionary": b"\x28\xb5\x2f\xfd\x21\x07" + bytes([len(plain)]) + good[6:],
+        "nothing": b"",
+        "no zstd at all": b"\0" * 20,
+        "compressed with another dictionary": zstandard.ZstdCompressor(dict_data=dictionary).compress(
+            bytes(range(200))
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", bombs())
+def test_a_zstd_frame_that_is_not_ours_is_refused(name: str) -> None:
+    refusal(Codec.GAP, bombs()[name])
+    refusal(Codec.KEYFRAME, bytes(4096) + bombs()[name])
+
+
+def test_a_payload_larger_than_the_words_is_refused_unread() -> None:
+    assert payload_limit(Codec.GAP, 10) == 20
+    for codec in (Codec.RAW, Codec.GAP, Codec.KEYFRAME):
+        assert "21 bytes for 10 words" in str(refusal(codec, bytes(21), words=10))

@@ -1,0 +1,71 @@
+"""What is published, and what never is."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.weights import LAYOUT, RUN_ID, Learner, random_words
+
+from node.errors import Reason, RefusedError
+from node.weights.codec import Codec
+from node.weights.encode import encode_version
+from node.weights.held import HeldPolicy
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81])
+def test_a_value_that_is_not_finite_is_never_published_and_its_tensor_is_named(bits: int) -> None:
+    words = random_words(1)
+    head = next(tensor for tensor in LAYOUT.tensors if tensor.name == "head")
+    words[head.start_word + 5] = bits
+    with pytest.raises(RefusedError, match="'head' has a NaN or an infinity at element 5") as refused:
+        encode_version(
+            words,
+            version=1,
+            base=HeldPolicy.of(0, random_words(1), layout=LAYOUT),
+            layout=LAYOUT,
+            run_id=RUN_ID,
+            learner_epoch=1,
+            published_at_s=0.0,
+        )
+    assert refused.value.reason is Reason.NON_FINITE
+
+
+def test_the_largest_finite_values_zeros_and_denormals_are_published() -> None:
+    learner = Learner()
+    words = learner.words(1).copy()
+    words[:6] = [0x7F7F, 0xFF7F, 0x8000, 0x0000, 0x0001, 0x8001]
+    learner.versions[1] = HeldPolicy.of(1, words, layout=LAYOUT)
+    assert learner.encode(1, 0).manifest.root == learner.versions[1].version.root
+
+
+def test_a_frame_that_did_not_change_costs_nothing() -> None:
+    learner = Learner()
+    words = learner.words(0).copy()
+    words[LAYOUT.frames[2].start_word] ^= 1
+    learner.versions[1] = HeldPolicy.of(1, words, layout=LAYOUT)
+    encoded = learner.encode(1, 0)
+    assert [len(payload) > 0 for payload in encoded.payloads] == [False, False, True, False, False]
+    assert encoded.manifest.frames[0].codec is Codec.UNCHANGED
+
+
+def test_words_of_another_model_are_our_own_mistake() -> None:
+    good = random_words(1)
+    unfit: list[Any] = [good[:-1], good.astype(np.int32), np.repeat(good, 2)[::2], good.reshape(1, -1)]
+    for words in unfit:
+        with pytest.raises(ValueError, match="the layout has"):
+            HeldPolicy.of(0, words, layout=LAYOUT)
+
+
+def test_a_version_starts_from_an_older_one() -> None:
+    learner = Learner()
+    learner.words(2)
+    with pytest.raises(ValueError, match="cannot start"):
+        encode_version(
+            learner.words(1),
+            version=1,
+            base=learner.versions[2],
+            layout=LAYOUT,
+            run_id=RUN_ID,
+            learner_epoch=1,
+            published_at_s=0.0,
+        )

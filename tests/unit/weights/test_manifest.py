@@ -1,0 +1,181 @@
+"""Who signed what, for which run and which model."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+from support.weights import LAYOUT, RUN_ID, SPECS, Learner
+
+from node import limits
+from node.errors import Reason, RefusedError
+from node.identity.signatures import SigningKey
+from node.policy import NO_BASE, ArtifactKey
+from node.weights.codec import Codec
+from node.weights.layout import Layout
+from node.weights.manifest import DOMAIN, FrameRecord, Manifest, parse, sign, verify_signed
+
+LEARNER = Learner()
+DELTA = LEARNER.encode(2, 1).manifest
+KEYFRAME = LEARNER.encode(2, None).manifest
+
+
+def with_frame(manifest: Manifest, **changes: object) -> Manifest:
+    """Change the first frame."""
+    first = replace(manifest.frames[0], **changes)  # type: ignore[arg-type]
+    return replace(manifest, frames=(first, *manifest.frames[1:]))
+
+
+def refusal(manifest: Manifest) -> RefusedError:
+    with pytest.raises(RefusedError) as refused:
+        parse(manifest.to_bytes())
+    return refused.value
+
+
+@pytest.mark.parametrize("manifest", [DELTA, KEYFRAME], ids=["delta", "keyframe"])
+def test_a_manifest_is_what_it_was_after_it_travelled(manifest: Manifest) -> None:
+    assert parse(manifest.to_bytes()) == manifest
+    assert (
+        verify_signed(sign(manifest, LEARNER.key), public_key=LEARNER.key.public_key, run_id=RUN_ID)
+        == manifest
+    )
+
+
+def test_a_manifest_knows_its_name_and_its_price() -> None:
+    assert DELTA.key == ArtifactKey(2, 1)
+    assert KEYFRAME.key == ArtifactKey(2, NO_BASE)
+    assert DELTA.artifact.size_bytes == sum(len(payload) for payload in LEARNER.encode(2, 1).payloads)
+
+
+def test_the_root_is_that_of_the_words_whatever_the_coding() -> None:
+    assert DELTA.root == KEYFRAME.root == LEARNER.versions[2].version.root
+    assert DELTA.base_root == LEARNER.encode(1, 0).manifest.root
+
+
+def test_a_frame_costs_37_bytes() -> None:
+    more = replace(DELTA, frames=(*DELTA.frames, DELTA.frames[0]))
+    assert len(more.to_bytes()) - len(DELTA.to_bytes()) == 37
+    assert 37 * limits.FRAMES_PER_ARTIFACT < limits.MANIFEST_BYTES - 1000
+
+
+def test_a_manifest_signed_by_anyone_else_is_refused() -> None:
+    signed = sign(DELTA, SigningKey.generate())
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+def test_a_signature_made_for_something_else_is_worthless() -> None:
+    message = DELTA.to_bytes()
+    signed = message + LEARNER.key.sign(b"heterorl-other-v1\0", message)
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+def test_a_manifest_of_another_run_is_refused_though_the_key_is_the_same() -> None:
+    signed = sign(replace(DELTA, run_id="other"), LEARNER.key)
+    with pytest.raises(RefusedError, match="'other', not 'example'") as refused:
+        verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.FOREIGN_RUN
+
+
+def test_a_manifest_over_its_limit_is_refused_before_its_signature_is_looked_at() -> None:
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(bytes(limits.MANIFEST_BYTES + 1), public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.OVER_LIMIT
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
+def test_bytes_too_few_for_a_signature_are_no_manifest(size: int) -> None:
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(bytes(size), public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+def test_signed_garbage_is_malformed_and_nothing_worse() -> None:
+    message = b"signed by mistake"
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(
+            message + LEARNER.key.sign(DOMAIN, message), public_key=LEARNER.key.public_key, run_id=RUN_ID
+        )
+    assert refused.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        replace(DELTA, version=1),
+        replace(DELTA, base_version=5),
+        replace(DELTA, base_version=-2),
+        replace(DELTA, version=-1, base_version=NO_BASE),
+        replace(DELTA, learner_epoch=-1),
+        replace(DELTA, run_id="Not A Name"),
+        replace(DELTA, run_id="name\n"),
+        replace(DELTA, run_id=""),
+        replace(DELTA, published_at_s=float("nan")),
+        replace(DELTA, published_at_s=float("inf")),
+        replace(DELTA, published_at_s=-1.0),
+        replace(DELTA, root=bytes(16)),
+        replace(DELTA, base_root=bytes(16)),
+        replace(DELTA, base_version=NO_BASE),
+        replace(KEYFRAME, base_root=b"r" * 16),
+        replace(KEYFRAME, base_version=1),
+        with_frame(DELTA, new_digest=1),
+        with_frame(DELTA, base_digest=1),
+        with_frame(KEYFRAME, base_digest=1),
+        with_frame(KEYFRAME, codec=Codec.GAP),
+        with_frame(DELTA, codec=Codec.UNCHANGED),
+        with_frame(DELTA, payload_bytes=0),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(manifest: Manifest) -> None:
+    assert refusal(manifest).reason is Reason.MALFORMED
+
+
+def test_an_unchanged_frame_makes_what_it_starts_from() -> None:
+    frame = DELTA.frames[0]
+    changed = with_frame(DELTA, codec=Codec.UNCHANGED, payload_bytes=0)
+    assert "its digests differ" in str(refusal(changed))
+    assert frame.base_digest != frame.new_digest
+
+
+def test_limits_are_checked() -> None:
+    too_large = with_frame(DELTA, payload_bytes=2 * limits.FRAME_WORDS + 1)
+    assert refusal(too_large).reason is Reason.OVER_LIMIT
+    assert refusal(replace(DELTA, frames=())).reason is Reason.OVER_LIMIT
+
+
+def test_a_frame_count_beyond_the_limit_is_refused_unread() -> None:
+    content = bytearray(DELTA.to_bytes())
+    count_at = 8 + 3 * 8 + 8 + 3 * 16
+    assert struct.unpack_from("<I", content, count_at) == (len(LAYOUT.frames),)
+    struct.pack_into("<I", content, count_at, 0xFFFFFFFF)
+    with pytest.raises(RefusedError) as refused:
+        parse(bytes(content))
+    assert refused.value.reason is Reason.OVER_LIMIT
+
+
+def test_the_number_kept_for_a_later_codec_is_refused_today() -> None:
+    content = bytearray(DELTA.to_bytes())
+    content[-37 * len(DELTA.frames)] = 3
+    with pytest.raises(RefusedError, match="codec 3"):
+        parse(bytes(content))
+
+
+def test_a_manifest_of_another_model_is_refused() -> None:
+    DELTA.check_layout(LAYOUT)
+    for other in (Layout.of(SPECS, frame_words=512), Layout.of(SPECS[1:], frame_words=1024)):
+        with pytest.raises(RefusedError) as refused:
+            DELTA.check_layout(other)
+        assert refused.value.reason is Reason.LAYOUT_MISMATCH
+
+
+def test_a_payload_too_large_for_its_frame_is_refused_once_the_layout_is_known() -> None:
+    frames = tuple(
+        FrameRecord(Codec.RAW, 2 * span.words + (index == 3), 0, frame.new_digest, frame.payload_digest)
+        for index, (frame, span) in enumerate(zip(KEYFRAME.frames, LAYOUT.frames, strict=True))
+    )
+    manifest = parse(replace(KEYFRAME, frames=frames).to_bytes())
+    with pytest.raises(RefusedError, match="frame 3") as refused:
+        manifest.check_layout(LAYOUT)
+    assert refused.value.reason is Reason.OVER_LIMIT

@@ -1,0 +1,377 @@
+"""Artifacts on disk: nothing half-made is seen, nothing damaged is served, nothing goes back."""
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
+
+from node.errors import Reason, RefusedError, StartupError
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.weights.held import HeldPolicy
+from node.weights.store import INCOMING_ARTIFACTS, ArtifactStore
+
+
+@pytest.fixture
+def learner() -> Learner:
+    return Learner()
+
+
+@pytest.fixture
+def store(learner: Learner, tmp_path: Path) -> ArtifactStore:
+    return learner.store(tmp_path)
+
+
+def refused(reason: Reason) -> AbstractContextManager[object]:
+    return pytest.raises(RefusedError, check=lambda error: error.reason is reason)
+
+
+def test_an_artifact_is_invisible_until_its_last_frame(store: ArtifactStore, learner: Learner) -> None:
+    signed, payloads = learner.signed(1, 0)
+    manifest, missing = store.offer(signed)
+    assert missing == (0, 1, 2, 3, 4)
+    for frame in missing:
+        assert store.announcement() is None
+        store.write_frame(manifest.key, frame, payloads[frame])
+    announcement = store.announcement()
+    assert announcement is not None
+    assert announcement.head == learner.versions[1].version
+    assert (announcement.learner_epoch, announcement.published_at_s) == (1, 1001.0)
+    assert announcement.artifacts == (manifest.artifact,)
+    assert [store.read_payload(manifest.key, frame) for frame in missing] == list(payloads)
+
+
+def test_frames_may_come_in_any_order_and_again(store: ArtifactStore, learner: Learner) -> None:
+    signed, payloads = learner.signed(1, 0)
+    key = store.offer(signed)[0].key
+    for frame in (4, 2, 4, 0, 3, 1, 0):
+        store.write_frame(key, frame, payloads[frame])
+    assert keys(store) == [(1, 0)]
+    assert store.offer(signed)[1] == ()
+
+
+def test_an_artifact_in_which_nothing_changed_is_whole_at_once(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    learner.versions[1] = HeldPolicy.of(1, learner.words(0).copy(), layout=LAYOUT)
+    assert store.offer(learner.signed(1, 0)[0])[1] == ()
+    assert keys(store) == [(1, 0)]
+
+
+def test_a_frame_that_came_damaged_is_refused_and_still_missing(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    signed, payloads = learner.signed(1, 0)
+    key = store.offer(signed)[0].key
+    with refused(Reason.DAMAGED):
+        store.write_frame(key, 1, payloads[1][:-1] + b"\0")
+    with refused(Reason.DAMAGED):
+        store.write_frame(key, 1, payloads[1][:-1])
+    assert store.missing(key) == (0, 1, 2, 3, 4)
+
+
+def test_what_was_not_offered_is_unknown(store: ArtifactStore) -> None:
+    key = ArtifactKey(3, 2)
+    for use in (
+        lambda: store.write_frame(key, 0, b""),
+        lambda: store.read_payload(key, 0),
+        lambda: store.manifest(key),
+        lambda: store.missing(key),
+        lambda: store.lease(key).__enter__(),
+    ):
+        with refused(Reason.UNKNOWN_VERSION):
+            use()
+
+
+def test_a_stranger_can_offer_nothing(store: ArtifactStore) -> None:
+    with refused(Reason.BAD_SIGNATURE):
+        store.offer(Learner(key=SigningKey.generate()).signed(1, 0)[0])
+
+
+def test_another_run_of_the_same_learner_can_offer_nothing(store: ArtifactStore, learner: Learner) -> None:
+    with refused(Reason.FOREIGN_RUN):
+        store.offer(Learner(key=learner.key, run_id="other").signed(1, 0)[0])
+
+
+def test_the_head_is_the_newest_version_a_fresh_peer_can_reach(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    learner.put(store, (1, 0), (3, 2))
+    announcement = store.announcement()
+    assert announcement is not None
+    assert announcement.head.number == 1
+    learner.put(store, (2, 1))
+    announcement = store.announcement()
+    assert announcement is not None
+    assert announcement.head == learner.versions[3].version
+    assert announcement.published_at_s == 1003.0
+
+
+def test_every_change_is_told_once_to_who_listens(store: ArtifactStore, learner: Learner) -> None:
+    told: list[list[tuple[int, int]]] = []
+    with store.listening(lambda: told.append(keys(store))):
+        learner.put(store, (1, 0), (2, 1))
+        store.offer(learner.signed(3, 2)[0])
+        learner.put(store, (1, 0))
+    learner.put(store, (3, 2))
+    assert told == [[(1, 0)], [(1, 0), (2, 1)]]
+
+
+def test_everything_is_there_after_a_restart(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:
+    learner.put(store, (1, 0), (2, 1), (2, None))
+    before = store.announcement()
+    assert learner.store(tmp_path).announcement() == before
+
+
+def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learner, tmp_path: Path) -> None:
+    signed, payloads = learner.signed(1, 0)
+    child = os.fork()
+    if child == 0:
+        store = learner.store(tmp_path)
+        key = store.offer(signed)[0].key
+        for frame in (0, 3):
+            store.write_frame(key, frame, payloads[frame])
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    store = learner.store(tmp_path)
+    manifest, missing = store.offer(signed)
+    assert missing == (1, 2, 4)
+    for frame in missing:
+        store.write_frame(manifest.key, frame, payloads[frame])
+    assert [store.read_payload(manifest.key, frame) for frame in range(5)] == list(payloads)
+
+
+def test_a_kill_before_the_rename_loses_nothing(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0))
+    (tmp_path / "complete" / "1-0").rename(tmp_path / "incoming" / "1-0")
+    assert keys(learner.store(tmp_path)) == [(1, 0)]
+
+
+def test_a_half_written_frame_is_missing_after_a_restart(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    signed, payloads = learner.signed(1, 0)
+    key = store.offer(signed)[0].key
+    store.write_frame(key, 0, payloads[0])
+    store.write_frame(key, 1, payloads[1])
+    os.truncate(frames_file(tmp_path, key, room="incoming"), len(payloads[0]) + 3)
+    assert learner.store(tmp_path).missing(key) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda directory: (directory / "manifest").write_bytes(b""),
+        lambda directory: flip_bit(directory / "manifest", 40),
+        lambda directory: (directory / "manifest").unlink(),
+        lambda directory: (directory / "frames").unlink(),
+        lambda directory: directory.rename(directory.with_name("7-6")),
+    ],
+    ids=["empty manifest", "flipped bit in the manifest", "no manifest", "no frames", "another name"],
+)
+def test_an_unusable_directory_is_dropped_and_the_rest_serves(
+    store: ArtifactStore, learner: Learner, tmp_path: Path, damage: object
+) -> None:
+    learner.put(store, (1, 0), (2, 1))
+    assert callable(damage)
+    damage(tmp_path / "complete" / "2-1")
+    reopened = learner.store(tmp_path)
+    assert keys(reopened) == [(1, 0)]
+    learner.put(reopened, (2, 1))
+    assert keys(reopened) == [(1, 0), (2, 1)]
+
+
+def test_the_head_does_not_go_back_when_its_artifact_is_lost(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0), (2, 1))
+    flip_bit(tmp_path / "complete" / "2-1" / "manifest", 40)
+    reopened = learner.store(tmp_path)
+    announcement = reopened.announcement()
+    assert announcement is not None
+    assert announcement.head == learner.versions[2].version
+    assert keys(reopened) == [(1, 0)]
+
+
+def test_a_lost_mark_is_made_again_from_what_is_retained(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.epoch = 5
+    learner.put(store, (1, 0), (2, 1))
+    before = store.announcement()
+    (tmp_path / "head.json").write_bytes(b"")
+    reopened = learner.store(tmp_path)
+    assert reopened.announcement() == before
+    learner.epoch = 4
+    with refused(Reason.FENCED):
+        learner.put(reopened, (3, 2))
+
+
+def test_a_new_epoch_fences_the_old_learner_across_a_restart(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0))
+    learner.epoch = 2
+    store.offer(learner.signed(2, 1)[0])
+    learner.epoch = 1
+    for each in (store, learner.store(tmp_path)):
+        with refused(Reason.FENCED):
+            each.offer(learner.signed(3, 1)[0])
+
+
+def test_a_version_behind_the_head_is_refused(store: ArtifactStore, learner: Learner) -> None:
+    learner.put(store, (5, None))
+    with refused(Reason.ROLLBACK):
+        store.offer(learner.signed(3, None)[0])
+
+
+def test_a_replayed_artifact_that_was_dropped_is_refused(store: ArtifactStore, learner: Learner) -> None:
+    replayed = learner.signed(1, 0)[0]
+    learner.put(store, (1, 0), (2, None), (3, None))
+    assert keys(store) == [(2, -1), (3, -1)]
+    with refused(Reason.ROLLBACK):
+        store.offer(replayed)
+
+
+def test_a_forked_learner_is_refused(store: ArtifactStore, learner: Learner) -> None:
+    learner.put(store, (1, 0), (2, 1))
+    fork = Learner(key=learner.key, epoch=2)
+    fork.versions[2] = HeldPolicy.of(2, learner.words(3).copy(), layout=LAYOUT)
+    fork.words(1)
+    with refused(Reason.ROLLBACK):
+        store.offer(fork.signed(2, 1)[0])
+    assert keys(store) == [(1, 0), (2, 1)]
+
+
+def test_a_damaged_frame_is_never_served_and_is_asked_for_alone(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0), (2, 1))
+    signed, payloads = learner.signed(2, 1)
+    key = ArtifactKey(2, 1)
+    flip_bit(frames_file(tmp_path, key), offsets(payloads)[3] + 2)
+    assert store.read_payload(key, 2) == payloads[2]
+    for _ in range(2):
+        with refused(Reason.DAMAGED):
+            store.read_payload(key, 3)
+    assert keys(store) == [(1, 0)]
+    assert store.read_payload(key, 2) == payloads[2]
+    assert store.offer(signed)[1] == (3,)
+    store.write_frame(key, 3, payloads[3])
+    assert keys(store) == [(1, 0), (2, 1)]
+    assert store.read_payload(key, 3) == payloads[3]
+
+
+def test_payloads_that_vanished_are_asked_for_again(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0))
+    key = ArtifactKey(1, 0)
+    frames_file(tmp_path, key).unlink()
+    for frame in range(5):
+        with refused(Reason.DAMAGED):
+            store.read_payload(key, frame)
+    learner.put(store, (1, 0))
+    assert keys(store) == [(1, 0)]
+
+
+def test_old_artifacts_go_when_there_are_enough_keyframes(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0), (2, 1), (2, None), (3, 2), (4, 3), (4, None), (5, 4))
+    assert keys(store) == [(2, -1), (3, 2), (4, -1), (4, 3), (5, 4)]
+    assert sorted(path.name for path in (tmp_path / "complete").iterdir()) == [
+        "2-key",
+        "3-2",
+        "4-3",
+        "4-key",
+        "5-4",
+    ]
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_leased_artifact_is_never_removed(store: ArtifactStore, learner: Learner) -> None:
+    learner.put(store, (1, 0))
+    payloads = learner.signed(1, 0)[1]
+    key = ArtifactKey(1, 0)
+    with store.lease(key), store.lease(key):
+        learner.put(store, (2, None), (3, None))
+        assert [store.read_payload(key, frame) for frame in range(5)] == list(payloads)
+    assert (1, 0) in keys(store)
+    learner.put(store, (4, None))
+    assert keys(store) == [(3, -1), (4, -1)]
+
+
+def test_unfinished_offers_are_bounded(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:
+    for version in range(1, INCOMING_ARTIFACTS + 4):
+        store.offer(learner.signed(version, None)[0])
+    assert len(list((tmp_path / "incoming").iterdir())) == INCOMING_ARTIFACTS
+    with refused(Reason.UNKNOWN_VERSION):
+        store.missing(ArtifactKey(3))
+    assert store.missing(ArtifactKey(4)) == (0, 1, 2, 3, 4)
+
+
+def test_the_same_version_coded_again_replaces_only_what_was_unfinished(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    first = learner.signed(1, 0)
+    store.offer(first[0])
+    learner.epoch = 2
+    second = learner.signed(1, 0)
+    key = store.offer(second[0])[0].key
+    assert store.manifest(key)[1] == second[0]
+    learner.put(store, (1, 0))
+    learner.epoch = 3
+    assert store.offer(learner.signed(1, 0)[0])[1] == ()
+    assert store.manifest(key)[1] == second[0]
+
+
+@contextmanager
+def disk_full_after(size_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size: to a writer this is what a full disk looks like."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_refuses_the_frame_and_serves_on(learner: Learner, tmp_path: Path) -> None:
+    store = learner.store(tmp_path)
+    learner.put(store, (1, 0))
+    signed, payloads = learner.signed(2, None)
+    key = store.offer(signed)[0].key
+    with disk_full_after(2000):
+        store.write_frame(key, 0, payloads[0])
+        with refused(Reason.DISK):
+            store.write_frame(key, 2, payloads[2])
+        assert 2 in store.missing(key)
+        assert store.read_payload(ArtifactKey(1, 0), 0) == learner.signed(1, 0)[1][0]
+    for frame in store.missing(key):
+        store.write_frame(key, frame, payloads[frame])
+    assert keys(store) == [(1, 0), (2, -1)]
+
+
+def test_a_disk_too_full_for_a_manifest_refuses_the_offer_and_takes_it_later(
+    learner: Learner, tmp_path: Path
+) -> None:
+    store = learner.store(tmp_path)
+    signed = learner.signed(1, 0)[0]
+    with disk_full_after(len(signed) - 1), refused(Reason.DISK):
+        store.offer(signed)
+    learner.put(store, (1, 0))
+    assert keys(store) == [(1, 0)]
+
+
+def test_a_directory_that_cannot_be_used_ends_the_start(learner: Learner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StartupError, match="cannot be used"):
+        learner.store(tmp_path / "file")

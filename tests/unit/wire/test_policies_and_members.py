@@ -1,0 +1,80 @@
+import pytest
+from node.telemetry.metrics import MetricFamily, MetricSample
+from support.groups import SAMPLING
+
+from heterorl.v1 import membership_pb2
+from node.errors import RefusedError
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.wire import (
+    announcement_from_wire,
+    announcement_to_wire,
+    artifact_key_from_wire,
+    artifact_key_to_wire,
+    metric_families_from_wire,
+    metric_families_to_wire,
+    policy_version_from_wire,
+    policy_version_to_wire,
+    role_from_wire,
+    run_status_from_wire,
+    run_status_to_wire,
+    settings_from_wire,
+    settings_to_wire,
+)
+
+VERSION = PolicyVersion(3, b"r" * 16)
+STEP = StepReport(3, 0.5, 1.5, 4, 0.01, 0.9, 0.1, 1.2, 0.3, 2.2)
+
+
+def test_an_announcement_survives_the_wire() -> None:
+    announcement = Announcement(
+        head=VERSION,
+        learner_epoch=2,
+        published_at_s=12.5,
+        artifacts=(Artifact(ArtifactKey(3, 1), 10), Artifact(ArtifactKey(3), 100)),
+    )
+    assert announcement_from_wire(announcement_to_wire(announcement)) == announcement
+
+
+@pytest.mark.parametrize("key", [ArtifactKey(-1), ArtifactKey(3, 3), ArtifactKey(3, 4), ArtifactKey(3, -2)])
+def test_an_artifact_that_goes_nowhere_is_refused(key: ArtifactKey) -> None:
+    with pytest.raises(RefusedError, match="no artifact makes version"):
+        artifact_key_from_wire(artifact_key_to_wire(key))
+
+
+@pytest.mark.parametrize("version", [PolicyVersion(-1), PolicyVersion(1, b"short")])
+def test_a_version_that_cannot_exist_is_refused(version: PolicyVersion) -> None:
+    with pytest.raises(RefusedError):
+        policy_version_from_wire(policy_version_to_wire(version))
+
+
+@pytest.mark.parametrize("head", [None, VERSION])
+def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
+    settings = RunSettings("addition", 8, 4, 16, 2.0, head, SAMPLING)
+    assert settings_from_wire(settings_to_wire(settings)) == settings
+
+
+@pytest.mark.parametrize("step", [None, STEP])
+def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
+    peer = PeerStatus("s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1)
+    newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1)
+    status = RunStatus(
+        "run", VERSION, 1, (peer, newcomer), {"leased": 2}, {"trained": 4}, step, 12, "staleness", 99.5
+    )
+    assert run_status_from_wire(run_status_to_wire(status)) == status
+
+
+def test_metrics_survive_the_wire() -> None:
+    sample = MetricSample("heterorl_sampler_tokens_total", {"kind": "a"}, 2.0)
+    family = MetricFamily("heterorl_sampler_tokens", "counter", "Tokens.", (sample,))
+    assert metric_families_from_wire(metric_families_to_wire([family])) == (family,)
+
+
+def test_a_beat_with_too_many_metrics_is_refused() -> None:
+    with pytest.raises(RefusedError, match="1001 metric families"):
+        metric_families_from_wire([membership_pb2.MetricFamily()] * 1001)
+
+
+def test_a_role_of_a_later_version_is_refused() -> None:
+    with pytest.raises(RefusedError, match="role 77"):
+        role_from_wire(membership_pb2.JoinRequest.FromString(b"\x10\x4d").role)

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.groups import make_completion, make_group
+
+from heterorl.v1 import rollout_pb2
+from node.errors import Reason, RefusedError
+from node.rollout import RolloutGroup, Verdict
+from node.wire import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
+
+
+def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
+    assert (left.run_id, left.group_id, left.task, left.prompt_index) == (
+        right.run_id,
+        right.group_id,
+        right.task,
+        right.prompt_index,
+    )
+    assert left.sampling == right.sampling
+    np.testing.assert_array_equal(left.prompt_token_ids, right.prompt_token_ids)
+    for a, b in zip(left.completions, right.completions, strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+        np.testing.assert_array_equal(a.behaviour_logprob, b.behaviour_logprob)
+        np.testing.assert_array_equal(a.policy_version, b.policy_version)
+        assert (a.reward, a.is_finished) == (b.reward, b.is_finished)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 2**31 - 1))
+def test_a_group_survives_the_wire_bit_for_bit(lengths: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    completions = tuple(
+        make_completion(
+            n,
+            token_ids=rng.integers(0, 2**31 - 1, n, dtype=np.int32),
+            behaviour_logprob=-rng.random(n, dtype=np.float32) * 100,
+            policy_version=np.sort(rng.integers(0, 2**31 - 1, n, dtype=np.int32)),
+            reward=float(np.float32(rng.normal())),
+            is_finished=bool(rng.integers(2)),
+        )
+        for n in lengths
+    )
+    group = make_group(completions=completions)
+    message = rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString())
+    assert_same_group(group_from_wire(message), group)
+
+
+def test_columns_are_little_endian_whatever_the_machine() -> None:
+    message = group_to_wire(make_group(prompt_token_ids=np.array([1, 258], np.int32)))
+    assert message.prompt_token_ids == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    data = group_to_wire(make_group()).SerializeToString()
+    later = data + b"\xfa\x3f\x03new"  # field 1023, length-delimited
+    assert_same_group(group_from_wire(rollout_pb2.RolloutGroup.FromString(later)), make_group())
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("token_ids", b"\0" * 4),
+        ("token_ids", b"\0" * 27),
+        ("behaviour_logprobs", b""),
+        ("policy_versions", b"\0" * 32),
+        ("rewards", b"\0" * 4),
+        ("finished", b"\0"),
+        ("completion_lengths", b""),
+        ("completion_lengths", np.array([7, 0], np.int32).tobytes()),
+        ("completion_lengths", np.array([8, -1], np.int32).tobytes()),
+        ("completion_lengths", b"\0" * 3),
+        ("prompt_token_ids", b"\0" * 5),
+    ],
+)
+def test_columns_that_disagree_are_refused_by_name(column: str, value: bytes) -> None:
+    message = group_to_wire(make_group())
+    setattr(message, column, value)
+    with pytest.raises(RefusedError) as refused:
+        group_from_wire(message)
+    assert refused.value.reason is Reason.MALFORMED
+
+
+def test_lengths_that_claim_gigabytes_are_refused_before_memory_is_spent() -> None:
+    message = group_to_wire(make_group())
+    message.completion_lengths = np.full(1024, 2**31 - 1, np.int32).tobytes()
+    with pytest.raises(RefusedError) as refused:
+        group_from_wire(message)
+    assert refused.value.reason is Reason.OVER_LIMIT
+
+
+def test_too_many_completions_are_refused() -> None:
+    message = group_to_wire(make_group())
+    message.completion_lengths = np.ones(1025, np.int32).tobytes()
+    with pytest.raises(RefusedError, match="1025 completions"):
+        group_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("max_new_tokens", 0),
+    ],
+)
+def test_sampling_parameters_out_of_range_are_refused(field: str, value: float) -> None:
+    message = group_to_wire(make_group())
+    setattr(message.sampling, field, value)
+    with pytest.raises(RefusedError, match=field):
+        group_from_wire(message)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_has_a_number_on_the_wire(verdict: Verdict) -> None:
+    assert verdict_from_wire(verdict_to_wire(verdict)) is verdict
+
+
+def test_a_verdict_of_a_later_version_is_refused() -> None:
+    message = rollout_pb2.GroupJudgement.FromString(b"\x10\x63")
+    with pytest.raises(RefusedError, match="verdict 99"):
+        verdict_from_wire(message.verdict)
