@@ -24,7 +24,6 @@ from learner.metrics import LearnerMetrics
 from learner.model import load_policy
 from learner.publisher import Publisher, Signer
 from learner.step_log import StepLog
-from learner.stop_order import StopsAfter
 from learner.train_step import StepSettings
 from learner.trainee import Trainee
 from learner.training_loop import GroupIdentity, LoopSettings, TrainingLoop
@@ -39,6 +38,7 @@ from node.rollout_drain import RolloutDrain
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.service import Service
+from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest

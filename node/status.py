@@ -79,9 +79,9 @@ def render(status: RunStatus) -> RenderableType:
     """Give the run's state for a terminal: a few lines on the run, a row for each peer."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("node", "role", "state"):
-        table.add_column(heading)
-    for heading in ("version", "behind", "lag s", "seen s", "staleness"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("version", "behind", "lag s", "seen s", "stale"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("groups")
     table.add_column("waits for")
     for peer in status.peers:

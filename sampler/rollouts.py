@@ -156,7 +156,7 @@ class Rollouts:
             self._metrics.dropped_groups.labels("refused").inc()
             self._leasing.give_back([lease.lease_id])
             return False
-        self._workload.take(lease, now=self._hub_time())
+        self._workload.take(lease, now=self._clock.now())
         prompt = self._engine.encode(work.task.prompt(lease.prompt_index))
         self._generation.add(GenerationRequest(lease.lease_id, prompt, lease.group_size, lease.sampling))
         return True
@@ -166,7 +166,7 @@ class Rollouts:
         self._abandon(lease_id, "refused")
 
     async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
-        finished_at_s = self._hub_time()
+        finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.started_at_s)
         texts = [self._engine.decode(completion.token_ids) for completion in finished.completions]
         try:
@@ -176,6 +176,8 @@ class Rollouts:
             logger.warning("group not graded", extra={"group_id": job.lease.lease_id, "detail": str(error)})
             self._abandon(job.lease.lease_id, "ungraded")
             return
+        # One offset for all three stamps: their differences are this clock's alone.
+        offset_s = self._membership.clock_offset_s
         group = RolloutGroup(
             run_id=self._run_id,
             group_id=job.lease.lease_id,
@@ -186,9 +188,9 @@ class Rollouts:
             prompt_token_ids=self._engine.encode(work.task.prompt(job.lease.prompt_index)),
             completions=_completions(finished, rewards),
             sampling=job.lease.sampling,
-            sampling_started_at_s=job.started_at_s,
-            sampling_finished_at_s=finished_at_s,
-            graded_at_s=self._hub_time(),
+            sampling_started_at_s=job.started_at_s + offset_s,
+            sampling_finished_at_s=finished_at_s + offset_s,
+            graded_at_s=self._clock.now() + offset_s,
         )
         self._metrics.tokens.inc(group.tokens)
         self._metrics.reward_mean.set(_reward_mean(group))
@@ -231,9 +233,6 @@ class Rollouts:
         self._generation.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
         self._leasing.notice_change()
-
-    def _hub_time(self) -> float:
-        return self._clock.now() + self._membership.clock_offset_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Job:
 
     lease: PromptLease
     started_at_s: float
-    """Unix seconds, hub's clock."""
+    """Unix seconds, this sampler's clock."""
     stage: Stage = Stage.GENERATING
 
 

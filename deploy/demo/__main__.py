@@ -22,7 +22,7 @@ from deploy.demo import checks, summary
 from deploy.demo.chaos import Chaos, evaluate
 from deploy.demo.live_view import View
 from deploy.demo.observation import Observation, Observer
-from deploy.demo.plan import Plan, RunDirectory
+from deploy.demo.plan import LEARNER, Plan, RunDirectory
 from deploy.demo.plot import plot
 from deploy.demo.processes import ChildError, Fleet
 from deploy.demo.records import StepTail, read_ledger
@@ -31,7 +31,7 @@ from node.identity.init_run import IDENTITY_DIRECTORY
 from node.identity.store import Identity, load_identity
 from node.run import Role
 
-VERSIONS: Final = 110
+VERSIONS: Final = 100
 POLL_S: Final = 0.7
 STALL_S: Final = 60.0
 """Without a step for this long the demo has failed; the chaos costs a tenth of it."""
@@ -46,10 +46,6 @@ _ENVIRON: Final = {
 }
 
 
-class StalledError(Exception):
-    """The run does not get any further."""
-
-
 def main() -> int:
     """Run the demo and give the exit code."""
     arguments = _arguments()
@@ -61,7 +57,7 @@ def main() -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; every process has ended")
         return _INTERRUPTED
-    except (ChildError, StalledError) as error:
+    except ChildError as error:
         console.print(f"the demo failed: {error}\nits files: {directory.root}", markup=False)
         return 1
     _save(outcome, directory)
@@ -99,7 +95,7 @@ async def _demo(
         incarnations=fleet.starts,
         began_s=began_s,
     )
-    seen = await _watch(session, observer, view, chaos)
+    seen = await _watch(session, fleet, observer, view, chaos)
     view.say("the learner has made its last version")
     exit_codes = await session.drain()
     ledger = read_ledger(directory.ledger, run_id=directory.run_id)
@@ -118,11 +114,13 @@ async def _demo(
     )
 
 
-async def _watch(session: Session, observer: Observer, view: View, chaos: Chaos | None) -> Observation:
+async def _watch(
+    session: Session, fleet: Fleet, observer: Observer, view: View, chaos: Chaos | None
+) -> Observation:
     """Show the run, and break what is due, until the learner has ended; give the last that was seen.
 
     Raises:
-        StalledError: no step was made for STALL_S.
+        ChildError: no step was made for STALL_S.
     """
     version, moved_at_s = 0, time.monotonic()
     async with asyncio.TaskGroup() as strikes:
@@ -132,7 +130,7 @@ async def _watch(session: Session, observer: Observer, view: View, chaos: Chaos 
             if seen.version > version:
                 version, moved_at_s = seen.version, time.monotonic()
             elif time.monotonic() - moved_at_s > STALL_S:
-                raise StalledError(f"version {version} is {STALL_S:.0f} s old and no step follows")
+                raise fleet.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
             if chaos is not None and (fault := chaos.due(seen.version)):
                 view.say(f"killing {fault.name} at version {seen.version}")
                 strikes.create_task(chaos.strike(fault, version=seen.version))

@@ -8,6 +8,7 @@ a later share                --> the coordinator is killed, and started again
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 from deploy.demo.checks import LAST_BATCHES, Check
@@ -40,6 +41,10 @@ SCHEDULE: Final = (
 
 class Victims(Protocol):
     """Whoever can kill a process and start it again."""
+
+    async def wait_until_busy(self, name: str) -> None:
+        """Wait for a moment at which a sampler holds leases."""
+        ...
 
     async def kill(self, name: str) -> None:
         """End it without warning."""
@@ -78,7 +83,9 @@ class Chaos:
         return self._left.pop(0) if is_due else None
 
     async def strike(self, strike: Strike, *, version: int) -> None:
-        """Kill a process and start it again; returns when it serves."""
+        """Kill a process, a sampler in the middle of its work, and start it again; returns when it serves."""
+        if strike.name in SAMPLERS:
+            await self._victims.wait_until_busy(strike.name)
         at_s, began_s = time.time(), time.monotonic()
         await self._victims.kill(strike.name)
         await self._victims.start(strike.name, environ=strike.environ)
@@ -101,14 +108,14 @@ def evaluate(faults: Sequence[Fault], seen: Observation) -> tuple[Check, ...]:
 def _sampler_was_replaced(fault: Fault, seen: Observation) -> Check:
     expired = seen.scrapes.total(COORDINATOR, "heterorl_coordinator_lease_expiries_total")
     again = sum(group.attempt > 1 for step in seen.steps for group in step.groups)
-    lately = sum(
-        group.sampler_id == fault.name for step in seen.steps[-LAST_BATCHES:] for group in step.groups
-    )
+    newest = [group for step in seen.steps[-LAST_BATCHES:] for group in step.groups]
+    lately = sum(group.sampler_id == fault.name for group in newest)
     return Check(
         f"{fault.name} killed at version {fault.version}",
         expired > 0 and again > 0 and lately > 0,
-        f"noticed: {expired:.0f} of its leases expired. Repaired: {again} groups trained on from prompts leased "
-        f"again; back after {fault.away_s:.1f} s, {lately} of its groups in the last {LAST_BATCHES} batches",
+        f"noticed: {expired:.0f} of its leases expired. Repaired: {again} groups trained on from prompts "
+        f"leased again; serving after {fault.away_s:.1f} s, {lately} of its groups in the last "
+        f"{LAST_BATCHES} batches",
     )
 
 
@@ -118,9 +125,9 @@ def _peers_came_back(fault: Fault, seen: Observation) -> Check:
     return Check(
         f"coordinator killed at version {fault.version}",
         len(joined) > len(SAMPLERS) and after > 0,
-        f"noticed: by {', '.join(joined) or 'nobody'}, who joined the new one by themselves. Repaired: serving "
-        f"after {fault.away_s:.1f} s, longest pause between steps {_longest_pause_s(fault, seen.steps):.1f} s, "
-        f"{after} versions made since",
+        f"noticed: by {', '.join(joined) or 'nobody'}, who joined the new one by themselves. Repaired: "
+        f"serving after {fault.away_s:.1f} s, longest pause between steps "
+        f"{_longest_pause_s(fault, seen.steps):.1f} s, {after} versions made since",
     )
 
 
@@ -143,9 +150,5 @@ def _joined(status: RunStatus | None) -> list[str]:
 
 def _longest_pause_s(fault: Fault, steps: Sequence[Step]) -> float:
     """Give the longest time between two steps of which the second came after the fault."""
-    pauses = (
-        after.at_s - before.at_s
-        for before, after in zip(steps, steps[1:], strict=False)
-        if after.at_s > fault.at_s
-    )
+    pauses = (after.at_s - before.at_s for before, after in pairwise(steps) if after.at_s > fault.at_s)
     return max(pauses, default=0.0)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Final, Self
 
@@ -94,7 +95,7 @@ def curve(values: Sequence[float]) -> str:
     """Draw values from 0 to 1 as bars, each the mean of its share of them."""
     width = min(_CURVE_WIDTH, len(values))
     bounds = [place * len(values) // width for place in range(width + 1)] if width else []
-    means = (sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False))
+    means = (sum(values[a:b]) / (b - a) for a, b in pairwise(bounds))
     return "".join(_BARS[min(len(_BARS) - 1, max(0, int(mean * len(_BARS))))] for mean in means)
 
 

@@ -114,11 +114,17 @@ class Observer:
 
     async def _scrape(self, name: str) -> None:
         incarnation = self._incarnations.get(name, 0)
-        try:
-            text = await asyncio.to_thread(_get, f"http://127.0.0.1:{self._ports[name]}/metrics")
-        except OSError:
-            return
-        self._scrapes.put(name, incarnation, Metrics(text))
+        metrics = await scrape(self._ports[name])
+        if metrics is not None:
+            self._scrapes.put(name, incarnation, metrics)
+
+
+async def scrape(port: int) -> Metrics | None:
+    """Ask a process for its metrics; None: it does not answer."""
+    try:
+        return Metrics(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"))
+    except OSError:
+        return None
 
 
 async def is_ready(port: int) -> bool:

@@ -28,8 +28,12 @@ LEARNING_RATE: Final = 1e-3
 
 MAX_STALENESS_VERSIONS: Final = 32
 
-LINK_FLAGS: Final = ("--delay-ms", "200", "--jitter-ms", "50", "--rate-mbit", "8")
-"""One way. A version reaches the far sampler after three round trips: announced, described, fetched."""
+KEYFRAME_EVERY_VERSIONS: Final = 10
+"""The far sampler walks a chain of deltas at two round trips each, slower than they are made, and jumps
+to the head where a keyframe is nearer than the rest of the chain."""
+
+LINK_FLAGS: Final = ("--delay-ms", "100", "--jitter-ms", "20", "--rate-mbit", "8")
+"""One way."""
 
 Section = Mapping[str, object]
 
@@ -127,7 +131,7 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
                 **model,
                 "learning_rate": LEARNING_RATE,
                 "buffer_groups": 2 * BATCH_GROUPS,
-                "keyframe_every_versions": 25,
+                "keyframe_every_versions": KEYFRAME_EVERY_VERSIONS,
                 "max_versions": plan.versions,
             },
         ),

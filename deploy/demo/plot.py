@@ -42,7 +42,7 @@ def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple
         staleness.scatter(*zip(*points, strict=True) if points else ([], []), s=6, alpha=0.4, label=name)
     staleness.set(ylabel="staleness, versions")
     divergence.plot(versions, [step.kl_nats for step in steps])
-    divergence.set(ylabel="KL(behaviour || learner),\nnats per token", yscale="log")
+    divergence.set(ylabel="KL(behaviour || learner),\nnats per token", yscale="log", ylim=(1e-5, None))
     sample_size.plot(versions, [step.ess_ratio for step in steps])
     sample_size.set(ylabel="ESS / batch", ylim=(0, 1), xlabel="policy version")
     for axis in axes:

@@ -102,7 +102,7 @@ class Fleet:
             return await task
         finally:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
 
     def failure(self, name: str, what: str) -> ChildError:
         """Give the error that says what is wrong with a child and how its log ends; ``guard`` raises it."""

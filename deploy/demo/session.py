@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
-from deploy.demo.observation import is_ready
+from deploy.demo.observation import is_ready, scrape
 from deploy.demo.plan import (
     BASE_ACCURACY,
     COORDINATOR,
@@ -32,6 +32,11 @@ READY_TIMEOUT_S: Final = 60.0
 """Three processes that import torch on one core take a third of it."""
 
 _READY_POLL_S: Final = 0.1
+
+_BUSY_LEASES: Final = 4
+"""More than a sampler hands in between being asked and being killed."""
+_BUSY_POLL_S: Final = 0.02
+_BUSY_POLLS: Final = 500
 
 
 def free_ports() -> Ports:
@@ -88,6 +93,14 @@ class Session:
             if time.monotonic() > deadline_s:
                 raise self._fleet.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
             await self._fleet.wait_for_end(name, timeout_s=_READY_POLL_S)
+
+    async def wait_until_busy(self, name: str) -> None:
+        """Wait, within bounds, for a moment at which a sampler holds leases."""
+        for _ in range(_BUSY_POLLS):
+            metrics = await scrape(self.ports.telemetry[name])
+            if metrics is not None and metrics.total("heterorl_sampler_running_leases") >= _BUSY_LEASES:
+                return
+            await self._fleet.wait_for_end(name, timeout_s=_BUSY_POLL_S)
 
     async def kill(self, name: str) -> None:
         """End a daemon as a power cut would."""

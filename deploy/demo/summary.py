@@ -75,13 +75,6 @@ def to_document(outcome: Outcome) -> dict[str, object]:
 
 def render(outcome: Outcome) -> RenderableType:
     """Give the summary for a person."""
-    checks = Table(box=None, pad_edge=False, show_header=False)
-    checks.add_column()
-    checks.add_column(style="bold")
-    checks.add_column(overflow="fold")
-    for check in outcome.checks:
-        mark = Text("kept", style="green") if check.is_kept else Text("BROKEN", style="bold red")
-        checks.add_row(mark, check.promise, check.figures)
     samplers = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("sampler", "groups trained on", "staleness mean", "max", "weights received"):
         samplers.add_column(heading, justify="left" if heading == "sampler" else "right")
@@ -94,7 +87,15 @@ def render(outcome: Outcome) -> RenderableType:
             str(figures.staleness_max_versions),
             f"{sum(figures.received_bytes.values()) / 1e6:.1f} MB",
         )
-    return Group(samplers, Text(), checks)
+    checks = (
+        Text.assemble(
+            ("kept    ", "green") if check.is_kept else ("BROKEN  ", "bold red"),
+            (check.promise, "bold"),
+            f": {check.figures}",
+        )
+        for check in outcome.checks
+    )
+    return Group(samplers, Text(), *checks)
 
 
 def _figures_of(name: str, outcome: Outcome) -> SamplerFigures:

@@ -96,7 +96,11 @@ class Hub:
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
-        self._roster.expire(now)
+        for member in self._roster.expire(now):
+            logger.warning(
+                "peer not heard of",
+                extra={"role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
+            )
         head = self._roster.head
         self._spool.show_load()
         self._metrics.show_peers(self._roster.rows(now), head=0 if head is None else head.number)

@@ -1,6 +1,7 @@
 """MembershipService at the coordinator: the edge between the wire and roster and spool."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -27,6 +28,10 @@ from node.wire import (
     step_report_from_wire,
     verdict_to_wire,
 )
+
+logger = logging.getLogger(__name__)
+
+_VERSION_CHARACTERS: Final = 50
 
 CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
@@ -64,7 +69,16 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             await self._spool.admit_learner(_learner(peer, request))
         elif peer.role is Role.SAMPLER and learner is not None:
             check_model(request.layout_digest, request.tokenizer_digest, learner)
-        self._roster.join(peer, _held(request), now=self._clock.now())
+        member = self._roster.join(peer, _held(request), now=self._clock.now())
+        logger.info(
+            "peer joined",
+            extra={
+                "role": peer.role,
+                "node_id": peer.node_id,
+                "joins": member.joins,
+                "software_version": request.software_version[:_VERSION_CHARACTERS],
+            },
+        )
         response = membership_pb2.JoinResponse()
         response.CopyFrom(self._settings)
         if (head := self._roster.head) is not None:
@@ -85,10 +99,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
-            if self._streams[peer] is stream:
+            if self._streams.get(peer) is stream:
                 self._roster.leave(peer)
+                logger.info("peer left", extra={"role": peer.role, "node_id": peer.node_id})
         finally:
-            if self._streams[peer] is stream:
+            if self._streams.get(peer) is stream:
                 del self._streams[peer]
 
     async def GetStatus(  # noqa: N802 - the rpc's name

@@ -1,9 +1,13 @@
 """What the coordinator measures: verdicts, slots, lag, peers, the ledger."""
 
-from collections.abc import Iterable, Mapping
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from node.coordinator.leases import SlotState
 from node.coordinator.membership import PeerState
@@ -33,13 +37,8 @@ class CoordinatorMetrics:
         self._groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
-        self._peers = gauge("peers", "Peers known, by role and state.", "role", "state")
-        self._version_lag = gauge(
-            "peer_version_lag_versions", "Head minus the version a peer holds.", "node", "role"
-        )
-        self._lag = gauge(
-            "peer_lag_seconds", "Time since a version newer than a peer's was announced.", "node", "role"
-        )
+        self._peers = _PeerCollector()
+        registry.register(self._peers)
         self._head = gauge("head_version", "The newest announced policy version.")
         self._learner_version = gauge(
             "learner_version", "The newest version the learner is known to have made."
@@ -59,6 +58,9 @@ class CoordinatorMetrics:
         )
         self.unknown_trainings = counter(
             "unknown_trainings", "Groups a step named that were never submitted."
+        )
+        self.dropped_verdicts = counter(
+            "dropped_verdicts", "Verdicts their samplers were not told: they had stopped to beat."
         )
         self.damaged_groups = counter(
             "damaged_groups", "Groups whose bytes in the spool were not those stored."
@@ -89,17 +91,40 @@ class CoordinatorMetrics:
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(learner_version)
 
-    def show_peers(self, rows: Iterable[PeerStatus], *, head: int) -> None:
+    def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:
         """Show the lag table; peers that are not in it any more disappear."""
         self._head.set(head)
-        self._peers.clear()
-        self._version_lag.clear()
-        self._lag.clear()
-        for role in (Role.LEARNER, Role.SAMPLER):
-            for state in PeerState:
-                self._peers.labels(role, state)
+        self._peers.rows = rows
+
+
+class _PeerCollector(Collector):
+    """The lag table as metrics: the scraper's thread sees one table whole, never half of the next."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[PeerStatus, ...] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        rows = self.rows
+        peers = GaugeMetricFamily(
+            "heterorl_coordinator_peers", "Peers known, by role and state.", labels=["role", "state"]
+        )
+        counted = collections.Counter((row.role, row.state) for row in rows)
+        for role, state in itertools.product((Role.LEARNER, Role.SAMPLER, Role.RELAY), PeerState):
+            peers.add_metric([role, state], counted[role, state])
+        yield peers
+        version_lag = GaugeMetricFamily(
+            "heterorl_coordinator_peer_version_lag_versions",
+            "Head minus the version a peer holds.",
+            labels=["node", "role"],
+        )
+        lag = GaugeMetricFamily(
+            "heterorl_coordinator_peer_lag_seconds",
+            "Time since a version newer than a peer's was announced.",
+            labels=["node", "role"],
+        )
         for row in rows:
-            self._peers.labels(row.role, row.state).inc()
             if row.state != PeerState.LEFT:
-                self._version_lag.labels(row.node_id, row.role).set(row.version_lag_versions)
-                self._lag.labels(row.node_id, row.role).set(row.lag_s)
+                version_lag.add_metric([row.node_id, row.role], row.version_lag_versions)
+                lag.add_metric([row.node_id, row.role], row.lag_s)
+        yield version_lag
+        yield lag

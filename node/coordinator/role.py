@@ -66,7 +66,9 @@ def build(context: RoleContext) -> list[Service]:
         now=clock.now(),
     )
     published = Published(store, accounts.versions)
-    roster = Roster(accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet)
+    roster = Roster(
+        accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
+    )
     spool = Spool(
         ledger,
         accounts,

@@ -12,6 +12,7 @@ from typing import Final
 from node.coordinator.accounts import Accounts
 from node.coordinator.lag_table import LagTable
 from node.coordinator.membership import Member, Membership, PeerState
+from node.coordinator.metrics import CoordinatorMetrics
 from node.drain_book import Judgement
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_BEAT
@@ -63,6 +64,7 @@ class Roster:
         silent_after_s: float,
         head: Callable[[], PolicyVersion | None],
         fleet: FleetCollector,
+        metrics: CoordinatorMetrics,
     ) -> None:
         """Begin empty; ``head`` gives the newest announced version at any time."""
         self._accounts = accounts
@@ -70,10 +72,9 @@ class Roster:
         self._lag_table = LagTable(accounts.versions)
         self._head = head
         self._fleet = fleet
+        self._metrics = metrics
         self._said: dict[Peer, _Said] = {}
         self._outbox: dict[str, deque[Judgement]] = {}
-        self.dropped_verdicts = 0
-        """Verdicts their samplers will not be told."""
         self.step: StepReport | None = None
         """The newest gradient step."""
 
@@ -82,11 +83,11 @@ class Roster:
         """The newest announced version; None before the first."""
         return self._head()
 
-    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float) -> None:
+    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float) -> Member:
         """Let a peer in, or in again."""
-        self._membership.join(peer, now)
         self._lag_table.holds(peer, held)
         self._said[peer] = _Said()
+        return self._membership.join(peer, now)
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined.
@@ -118,12 +119,14 @@ class Roster:
     def tell(self, sampler_id: str, judgement: Judgement) -> None:
         """Keep a verdict for the sampler's next beat."""
         outbox = self._outbox.setdefault(sampler_id, deque(maxlen=OUTBOX_VERDICTS))
-        self.dropped_verdicts += len(outbox) == OUTBOX_VERDICTS
+        if len(outbox) == OUTBOX_VERDICTS:
+            self._metrics.dropped_verdicts.inc()
         outbox.append(judgement)
 
-    def expire(self, now: float) -> None:
-        """Note who has gone silent, and forget what was kept for those that left."""
-        for member in self._membership.expire(now):
+    def expire(self, now: float) -> tuple[Member, ...]:
+        """Note who has gone silent, forget what was kept for those that left; give who changed."""
+        changed = self._membership.expire(now)
+        for member in changed:
             if member.state is PeerState.LEFT:
                 self._fleet.drop(member.peer)
         known = {member.peer for member in self._membership.members}
@@ -132,7 +135,8 @@ class Roster:
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
         for sampler_id in self._outbox.keys() - samplers:
-            self.dropped_verdicts += len(self._outbox.pop(sampler_id))
+            self._metrics.dropped_verdicts.inc(len(self._outbox.pop(sampler_id)))
+        return changed
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
         """Give the lag table, in the order of first joining."""

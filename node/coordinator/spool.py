@@ -287,6 +287,7 @@ class Spool:
                     "first": outcome.unknown[0],
                 },
             )
+        logger.info("step recorded", extra={"version": record.version, "groups": len(outcome.trained)})
         now = self._clock.now()
         for trained in outcome.trained:
             self._metrics.count_verdict(Verdict.TRAINED)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from node.identity.peer import Peer
@@ -18,6 +19,7 @@ from node.telemetry.metrics import MetricFamily
 
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_RULES: Final = ("name", "shape", "samples", "peers")
 _RESERVED_LABELS: Final = frozenset({"node", "role"})
 _SUFFIXES: Final = {
     "counter": frozenset({"_total"}),
@@ -37,7 +39,7 @@ class FleetCollector(Collector):
     def __init__(self) -> None:
         self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
         self.refused = Counter[str]()
-        """Families passed over, by rule: name, shape, samples, peers."""
+        """Families passed over, by rule."""
 
     def update(self, peer: Peer, families: Iterable[MetricFamily]) -> None:
         """Take a peer's metrics in place of its earlier ones; what breaks a rule is passed over."""
@@ -64,6 +66,14 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Give one metric per name, with the samples of every peer that has it."""
+        refused = CounterMetricFamily(
+            "heterorl_coordinator_fleet_families_refused",
+            "Metrics of peers that were passed over, by the rule they break.",
+            labels=["rule"],
+        )
+        for rule in _RULES:
+            refused.add_metric([rule], self.refused[rule])
+        yield refused
         metrics: dict[str, Metric] = {}
         # A copy: the scraper runs in another thread than ``update``.
         for peer, families in tuple(self._families.items()):

@@ -1,5 +1,7 @@
 """What moving policy versions costs, on every peer that sends or receives them."""
 
+from weakref import WeakKeyDictionary
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from node.policy import ArtifactKey
@@ -10,6 +12,13 @@ _APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 class TransferMetrics:
     """Counts for any thread."""
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry) -> "TransferMetrics":
+        """Give the instruments on ``registry``, made once: two roles of one process share them."""
+        if registry not in _made:
+            _made[registry] = cls(registry)
+        return _made[registry]
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._bytes = Counter(
@@ -66,6 +75,9 @@ class TransferMetrics:
 
     def count_fetch(self, key: ArtifactKey, *, took_s: float) -> None:
         self._fetch.labels(_kind(key)).observe(took_s)
+
+
+_made: "WeakKeyDictionary[CollectorRegistry, TransferMetrics]" = WeakKeyDictionary()
 
 
 def _kind(key: ArtifactKey) -> str:

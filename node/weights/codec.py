@@ -184,7 +184,7 @@ def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
     """Give the content of exactly one zstd frame that says its size, after that size was found to be fair."""
     try:
         promised = zstandard.get_frame_parameters(data)
-        if promised.dict_id or not 0 <= promised.content_size <= limit_bytes:
+        if not 0 <= promised.content_size <= limit_bytes:
             raise _malformed(
                 codec, f"a zstd frame of {promised.content_size} bytes, at most {limit_bytes} expected"
             )

@@ -201,7 +201,7 @@ class Fetcher:
                 "a frame arrived damaged",
                 extra={"version": transfer.manifest.version, "frame": frame, "error": str(error)},
             )
-            if False:
+            if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
                 raise
             transfer.ranges.append(deque([frame]))
 

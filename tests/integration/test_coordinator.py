@@ -1,6 +1,9 @@
 """A real coordinator, real TLS, a real ledger: what peers are told, and what outlives a restart."""
 
 import asyncio
+import json
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -409,6 +412,25 @@ async def test_a_port_that_is_taken_stops_the_start_and_frees_the_ledger(
             pass
     async with running_hub(other):
         pass
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+async def test_an_operator_sees_the_run_from_the_command_line(hub: RunningHub, form: str) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        await sampler.beat()
+        command = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "node", "status", "--state-dir", str(hub.made.directory)),
+            *("--coordinator", hub.address, *(["--json"] if form == "json" else [])),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        output, _ = await command.communicate()
+    assert command.returncode == 0
+    if form == "json":
+        assert json.loads(output)["peers"][0]["node_id"] == "sampler-1"
+    else:
+        assert "sampler-1" in output.decode()
 
 
 async def _first_answer(rpc: Callable[[], object], request: object) -> object:

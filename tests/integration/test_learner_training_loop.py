@@ -199,20 +199,20 @@ async def test_a_restarted_learner_goes_on_where_its_checkpoint_stands(
     async with scripted_hub() as hub:
         hub.is_acknowledging = False
         async with learner(hub, model_dir, tmp_path) as first:
-            await hub.give(*(first.delivered(f"{n}.1") for n in range(3)))
-            await hub.wait_until(lambda: len(hub.records) == 1)
+            await hub.give(*(first.delivered(f"{n}.1") for n in range(5)))
+            await hub.wait_until(lambda: len(hub.records) == 2)
             first.tasks[0].cancel()
         hub.records.clear()  # the hub lost what it had not acknowledged
         hub.is_acknowledging = True
         async with learner(hub, model_dir, tmp_path) as second:
-            assert second.loop.version == 1
-            await hub.give(second.delivered("3.1", version=1))
-            await hub.wait_until(lambda: len(hub.records) == 2)
-        assert hub.hellos[-1].version == 1
-        assert [record.version for record in hub.records] == [1, 2]
-        assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1", "2.1", "3.1"])
+            assert second.loop.version == 2
+            await hub.give(second.delivered("5.1", version=2), second.delivered("6.1", version=2))
+            await hub.wait_until(lambda: len(hub.records) == 3)
+        assert hub.hellos[-1].version == 2
+        assert [record.version for record in hub.records] == [1, 2, 3]
+        assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1", "2.1", "3.1", "5.1", "6.1"])
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert [line["version"] for line in lines] == [1, 2]
+    assert [line["version"] for line in lines] == [1, 2, 3]
 
 
 async def test_a_group_trained_on_before_is_a_duplicate_after_a_restart(

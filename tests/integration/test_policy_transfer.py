@@ -135,6 +135,19 @@ async def test_a_cut_within_a_frame_goes_on_at_the_byte_where_it_happened(
         assert registry.transferred("keyframe", "in") == hub.learner.encode(1, None).manifest.size_bytes
 
 
+async def test_any_number_of_cuts_is_survived_as_long_as_bytes_arrive(made: MadeRun, tmp_path: Path) -> None:
+    async def cut_after_one(number: int, answers: Answers) -> Answers:
+        yield await anext(answers)
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = cut_after_one
+        fetcher = await hub.fetcher(Registry(), streams=1, attempts=2)
+        held = await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
+        assert held.version == hub.learner.versions[1].version
+        assert len(hub.servicer.fetches) == 5
+
+
 def with_offset(answer: policy_pb2.FetchFramesResponse) -> policy_pb2.FetchFramesResponse:
     answer.offset_bytes += 1
     return answer
@@ -370,6 +383,7 @@ async def test_an_upload_that_ends_within_a_frame_leaves_it_missing(made: MadeRu
         ([(DELTA, 1, 1, b"a")], Reason.MALFORMED),
         ([(DELTA, 1, 0, b"a"), (DELTA, 1, 5, b"a")], Reason.MALFORMED),
         ([(DELTA, 1, 0, b"a"), (DELTA, 2, 0, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 2, 1, b"a")], Reason.MALFORMED),
         ([(DELTA, 1, 0, b"a"), (ArtifactKey(2, 1), 1, 1, b"a")], Reason.MALFORMED),
         ([(DELTA, 1, 0, b"")], Reason.MALFORMED),
         ([(DELTA, 1, 0, b"a" * 5000)], Reason.MALFORMED),
@@ -382,6 +396,7 @@ async def test_an_upload_that_ends_within_a_frame_leaves_it_missing(made: MadeRu
         "starts late",
         "leaves a hole",
         "leaves a frame",
+        "mixes two frames",
         "changes the artifact",
         "empty",
         "longer than the frame",

@@ -169,10 +169,12 @@ async def test_every_channel_is_a_connection_of_its_own(made: MadeRun) -> None:
         connections.append(context.peer())
         return policy_pb2.GetManifestResponse()
 
+    # Without TLS: channels with credentials of their own never share.
+    sampler = made.sampler.peer
     async with (
-        serving(made, rpcs({MANIFEST: note})) as hub,
-        sampler_channel(made, hub.address) as first,
-        sampler_channel(made, hub.address) as second,
+        serving(made, rpcs({MANIFEST: note}), tls=False) as hub,
+        dial(hub.address, sampler, purpose=Purpose.BULK, now=0) as first,
+        dial(hub.address, sampler, purpose=Purpose.BULK, now=0) as second,
     ):
         for channel in (first, second, first):
             await invoke(channel, MANIFEST)

@@ -1,11 +1,13 @@
 """What peers say and are told."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 from node.coordinator import roster as roster_module
 from node.coordinator.accounts import Balance
 from node.coordinator.membership import GONE_AFTER_S
+from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.roster import Beat, Roster
 from node.coordinator.versions import Announced
 from node.drain_book import Judgement
@@ -28,16 +30,26 @@ def fleet() -> FleetCollector:
 
 
 @pytest.fixture
-def roster(fleet: FleetCollector) -> Roster:
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def roster(fleet: FleetCollector, registry: CollectorRegistry) -> Roster:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
     accounts = make_accounts(Balance(learner=LEARNER, announced=log))
-    roster = Roster(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet)
+    metrics = CoordinatorMetrics(registry)
+    roster = Roster(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet, metrics=metrics)
     roster.join(SAMPLER, None, now=NOW_S)
     return roster
 
 
 def beat(held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = ()) -> Beat:
     return Beat(held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics)
+
+
+def shown(fleet: FleetCollector) -> list[str]:
+    return [metric.name for metric in fleet.collect() if metric.name.startswith("heterorl_sampler_")]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +89,12 @@ def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster
 
 
 def test_verdicts_for_a_sampler_that_does_not_beat_are_dropped_oldest_first_and_counted(
-    roster: Roster, monkeypatch: pytest.MonkeyPatch
+    roster: Roster, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster_module, "OUTBOX_VERDICTS", 2)
     for number in range(3):
         roster.tell("s1", Judgement(f"{number}.1", Verdict.ACCEPTED))
-    assert roster.dropped_verdicts == 1
+    assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
     assert [v.group_id for v in roster.beat(SAMPLER, beat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
 
 
@@ -93,13 +105,16 @@ def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(roste
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
 
 
-def test_a_row_counts_the_samplers_groups_from_the_ledger(fleet: FleetCollector) -> None:
+def test_a_row_counts_the_samplers_groups_from_the_ledger(
+    fleet: FleetCollector, registry: CollectorRegistry
+) -> None:
     desk = Desk()
     desk.lease("s1", 2)
     desk.submit("0.1")
     desk.submit("1.1")
     desk.train(1, "0.1", staleness=3)
-    roster = Roster(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet)
+    metrics = CoordinatorMetrics(registry)
+    roster = Roster(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet, metrics=metrics)
     roster.join(SAMPLER, None, now=NOW_S)
     (row,) = roster.rows(NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
@@ -109,12 +124,12 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(fleet: FleetCollector)
 def test_the_metrics_of_a_peer_that_left_for_good_disappear(roster: Roster, fleet: FleetCollector) -> None:
     roster.beat(SAMPLER, beat(metrics=METRICS), now=NOW_S)
     roster.beat(SAMPLER, beat(), now=NOW_S)  # unchanged
-    assert [metric.name for metric in fleet.collect()] == ["heterorl_sampler_x"]
+    assert shown(fleet) == ["heterorl_sampler_x"]
     roster.expire(NOW_S + GONE_AFTER_S + 1)
-    assert list(fleet.collect()) == []
+    assert shown(fleet) == []
 
 
 def test_metrics_of_a_peer_that_did_not_join_are_not_taken(roster: Roster, fleet: FleetCollector) -> None:
     with pytest.raises(RefusedError):
         roster.beat(Peer("run", Role.SAMPLER, "s2"), beat(metrics=METRICS), now=NOW_S)
-    assert list(fleet.collect()) == []
+    assert shown(fleet) == []

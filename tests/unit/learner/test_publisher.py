@@ -167,10 +167,10 @@ async def test_what_waits_is_still_published_when_the_learner_stops(tmp_path: Pa
 
 async def test_memory_is_bounded_however_many_versions_there_are(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
-        arrays = set()
+        arrays = {}  # kept alive, or an address would come again
         for version in range(1, 20):
             words = running.mailbox.blank()
-            arrays.add(words.ctypes.data)
+            arrays[words.ctypes.data] = words
             words[:] = words_of(version)
             running.mailbox.put(Snapshot(version, words, taken_at_s=0.0))
             await asyncio.sleep(0)

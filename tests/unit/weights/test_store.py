@@ -165,6 +165,17 @@ def test_a_half_written_frame_is_missing_after_a_restart(
     assert learner.store(tmp_path).missing(key) == (1, 2, 3, 4)
 
 
+def test_payloads_cut_short_while_nobody_looked_are_not_announced_after_a_restart(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    learner.put(store, (1, 0), (2, 1))
+    payloads = learner.signed(2, 1)[1]
+    os.truncate(frames_file(tmp_path, ArtifactKey(2, 1)), offsets(payloads)[3] + 1)
+    reopened = learner.store(tmp_path)
+    assert keys(reopened) == [(1, 0)]
+    assert reopened.missing(ArtifactKey(2, 1)) == (3, 4)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable
 
-from learner.stop_order import StopsAfter
+from node.stop_order import StopsAfter
 
 
 class Recorded:

@@ -1,0 +1,355 @@
+"""The sampler as the daemon runs it, with a real coordinator over mTLS and a learner driven by hand."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from support.groups import SAMPLING
+from support.hub import HandDrain, HandPeer, RunningHub, running_hub
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, Registry, WatchedServicer
+from support.rpc import serving
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+from support.weights import Learner
+
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2_grpc
+from node.clock import SystemClock
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.daemon import Stage, run_daemon
+from node.errors import ExitCode
+from node.role import RoleContext
+from node.rollout import RolloutGroup, check_group
+from node.run import Role, RunSettings
+from node.telemetry.metrics import NodeMetrics
+from node.tokenizer import tokenizer_digest
+from node.weights.held import HeldPolicy
+from node.wire import group_from_wire, settings_to_wire
+from sampler import role
+from sampler.config import SamplerConfig
+from sampler.engines.torch_engine import TorchEngine
+from sampler.tasks.addition import AdditionTask
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@dataclass(slots=True)
+class RunningSampler:
+    """A sampler in the background of a test."""
+
+    registry: CollectorRegistry
+    stop: "asyncio.Event"
+    ending: "asyncio.Task[ExitCode]"
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"heterorl_sampler_{name}", labels) or 0.0
+
+    async def drained(self) -> ExitCode:
+        self.stop.set()
+        return await self.ending
+
+
+@asynccontextmanager
+async def sampling(
+    made: MadeRun, hub: str, model_dir: Path, **settings: Any
+) -> AsyncIterator[RunningSampler]:
+    """Run a whole sampler as a stage of the daemon until the body ends."""
+    registry = CollectorRegistry()
+    values = {
+        "model_dir": model_dir,
+        "threads": 1,
+        "seed": 5,
+        "concurrency_groups": 3,
+        "outbox_groups": 4,
+        "save_policy_every_s": 0.0,
+    }
+    state_dir = made.directory / "sampler"
+    state_dir.mkdir(exist_ok=True)
+    context = RoleContext(
+        role=Role.SAMPLER,
+        config=NodeConfig(
+            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
+            TelemetrySection(),
+            sampler=SamplerConfig.model_validate(values | settings),
+        ),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=["sampler"], clock=CLOCK),
+        clock=CLOCK,
+        node_id=made.sampler.node_id,
+        state_dir=state_dir,
+        identity=made.sampler,
+        run=made.run,
+    )
+    stop = asyncio.Event()
+
+    class Stopper:
+        name = "stopper"
+
+        async def run(self, *, ready: Any, stopping: asyncio.Event) -> None:
+            ready()
+            await stop.wait()
+
+    async def build() -> list[Any]:
+        return [*role.build(context), Stopper()]
+
+    ending = asyncio.create_task(
+        run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
+    )
+    try:
+        yield RunningSampler(registry, stop, ending)
+    finally:
+        stop.set()
+        await asyncio.wait({ending})
+
+
+@asynccontextmanager
+async def learning(hub: RunningHub, base: TorchEngine, model_dir: Path) -> AsyncIterator[HandPeer]:
+    """Join as the learner of this model."""
+    async with hub.peer() as learner:
+        await learner.join(
+            layout_digest=base.layout.digest,
+            tokenizer_digest=tokenizer_digest(model_dir),
+            vocabulary_size=base.vocabulary_size,
+        )
+        yield learner
+
+
+async def next_group(drain: HandDrain) -> RolloutGroup:
+    response = await drain.hear()
+    assert response.WhichOneof("message") == "group", response
+    return group_from_wire(response.group.group)
+
+
+def learner_of(made: MadeRun, base: TorchEngine) -> Learner:
+    version0 = HeldPolicy.of(0, base.words0(), layout=base.layout)
+    return Learner(base.layout, run_id=made.run_id, key=made.signing_key, versions={0: version0})
+
+
+async def slots(peer: HandPeer) -> dict[str, int]:
+    return dict((await peer.status()).slots)
+
+
+async def test_groups_of_the_runs_task_arrive_graded_and_with_their_logprobs(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    task = AdditionTask()
+    async with (
+        running_hub(made) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        drain = await learner.drain(credits=8)
+        for _ in range(4):
+            group = await next_group(drain)
+            check_group(group, vocabulary_size=base.vocabulary_size)
+            assert (group.task, group.run_id, len(group.completions)) == ("addition", made.run_id, 2)
+            assert base.decode(group.prompt_token_ids) == task.prompt(group.prompt_index)
+            for completion in group.completions:
+                assert completion.reward == task.grade(group.prompt_index, base.decode(completion.token_ids))
+                assert (completion.policy_version == 0).all()
+            started, finished = group.sampling_started_at_s, group.sampling_finished_at_s
+            assert started <= finished <= group.graded_at_s
+            await drain.judge(group.group_id, common_pb2.VERDICT_ACCEPTED)
+        await until(lambda: sampler.value("groups_total", verdict="accepted") >= 1)
+        assert sampler.value("tokens_total") > 0
+
+
+async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        running_hub(made) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        drain = await learner.drain(credits=100)
+        first = await next_group(drain)
+        assert first.newest_version == 0
+        await learner.publish(*learner_of(made, base).signed(1, None))
+        await drain.step(1, first.group_id)
+        await until(lambda: sampler.value("held_version") == 1)
+        async with asyncio.timeout(20):
+            while True:
+                response = await drain.hear()
+                if response.WhichOneof("message") == "group":
+                    group = group_from_wire(response.group.group)
+                    await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
+                    if group.oldest_version == 1:
+                        break
+
+        async def status_says_held() -> bool:
+            peers = {peer.node_id: peer for peer in (await learner.status()).peers}
+            return peers[made.sampler.node_id].held.number == 1
+
+        async with asyncio.timeout(10):
+            while not await status_says_held():
+                pass
+        assert sampler.value("swap_seconds_count") >= 2
+
+
+async def test_a_sampler_outlives_its_hub_and_hands_in_what_it_finished_meanwhile(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        async with running_hub(made) as first, learning(first, base, model_dir):
+            listen = first.address
+            sampler = await stack.enter_async_context(sampling(made, listen, model_dir))
+            await until(lambda: sampler.value("groups_total", verdict="spooled") >= 1)
+        handed_in = sampler.value("groups_total", verdict="spooled")
+        second = await stack.enter_async_context(running_hub(made, listen=listen))
+        learner = await stack.enter_async_context(learning(second, base, model_dir))
+        drain = await learner.drain(credits=100)
+        while sampler.value("groups_total", verdict="spooled") < handed_in + 2:
+            group = await next_group(drain)
+            await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
+        assert await sampler.drained() is ExitCode.DRAINED
+        assert (await slots(learner)).get("leased", 0) == 0
+
+
+async def test_stopping_gives_leases_back_and_hands_in_what_is_finished(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        # Long enough that something is always being generated.
+        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        await until(lambda: sampler.value("running_leases") >= 3, within_s=20)
+        assert await sampler.drained() is ExitCode.DRAINED
+        assert (await slots(learner)).get("leased", 0) == 0
+        assert sampler.value("outbox_groups") == 0
+        peers = {peer.node_id: peer for peer in (await learner.status()).peers}
+        assert peers[made.sampler.node_id].state == "left"
+
+
+async def test_a_grader_that_hangs_costs_its_group_and_nothing_else(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        running_hub(made, task="hanging", prompts=10, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir),
+        sampling(
+            made,
+            hub.address,
+            model_dir,
+            custom_tasks={"hanging": "support.unruly_tasks:Hanging"},
+            grader_wall_limit_s=0.3,
+        ) as sampler,
+    ):
+        await until(lambda: sampler.value("grader_kills_total") >= 1, within_s=30)
+        await until(lambda: sampler.value("dropped_groups_total", reason="ungraded") >= 1)
+        spooled = sampler.value("groups_total", verdict="spooled")
+        await until(lambda: sampler.value("groups_total", verdict="spooled") > spooled, within_s=30)
+        assert not sampler.ending.done()
+
+
+async def test_a_sampler_that_does_not_know_the_runs_task_says_so_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        running_hub(made, task="unheard-of") as hub,
+        learning(hub, base, model_dir),
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
+    assert any("sampler.custom_tasks" in str(record.__dict__.get("error")) for record in caplog.records)
+
+
+async def test_a_sampler_with_another_model_is_refused_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    other = make_tiny_model(tmp_path / "other", hidden=64, layers=1)
+    async with (
+        running_hub(made) as hub,
+        learning(hub, base, model_dir),
+        sampling(made, hub.address, other) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
+
+
+class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
+    """Lets everyone in, and says once that what a peer holds is not what was signed."""
+
+    def __init__(self, suspected_version: int) -> None:
+        self.suspected_version = suspected_version
+        self.held_after: list[int | None] = []
+        self.has_told = False
+
+    async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
+        settings = RunSettings("addition", 2, 2, 2, 0.02, None, SAMPLING)
+        return settings_to_wire(settings)
+
+    async def Heartbeat(  # noqa: N802
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
+        async for beat in requests:
+            held = beat.held.number if beat.HasField("held") else None
+            is_suspected = held == self.suspected_version and not self.has_told
+            if self.has_told:
+                self.held_after.append(held)
+            self.has_told |= is_suspected
+            yield membership_pb2.HeartbeatResponse(sequence=beat.sequence, must_repair=is_suspected)
+
+    async def GetStatus(self, request: Any, context: Any) -> membership_pb2.GetStatusResponse:  # noqa: N802
+        raise NotImplementedError
+
+
+async def test_a_policy_in_doubt_is_not_served_until_it_was_fetched_again(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    learner = learner_of(made, base)
+    store = learner.store(tmp_path / "hub")
+    learner.put(store, (1, None))
+    policies, members = WatchedServicer(store, metrics=Registry().metrics), SuspiciousMembership(1)
+
+    async def stuck(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            if number > 1:
+                await members_have_seen_nothing_held.wait()
+            yield answer
+
+    members_have_seen_nothing_held = asyncio.Event()
+    policies.spoil = stuck
+    servicers = (
+        partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policies),
+        partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, members),
+    )
+    async with serving(made, *servicers) as hub, sampling(made, hub.address, model_dir) as sampler:
+        await until(lambda: None in members.held_after)
+        assert sampler.value("held_version") == -1
+        members_have_seen_nothing_held.set()
+        await until(lambda: sampler.value("held_version") == 1)
+        await until(lambda: members.held_after[-1] == 1)
+        assert sampler.value("repairs_total") == 1
+        assert len(policies.fetches) >= 2

@@ -1,0 +1,159 @@
+"""The spool on a real disk: what it does when the disk, the caller or a stored byte fails."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from support.clock import ManualClock
+from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
+
+from node.coordinator import spool as spool_module
+from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.ledger import Ledger
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.spool import Spool
+from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+
+
+class SlowLedger(Ledger):
+    """A ledger whose writes wait to be let through."""
+
+    gate: "asyncio.Event | None" = None
+    loop: asyncio.AbstractEventLoop
+
+    def record(self, transaction: Transaction) -> None:
+        if self.gate is not None:
+            asyncio.run_coroutine_threadsafe(self.gate.wait(), self.loop).result(10)
+        super().record(transaction)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@asynccontextmanager
+async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[tuple[str, Judgement]]]]:
+    ledger = SlowLedger.open(path, run_id="run")
+    ledger.loop = asyncio.get_running_loop()
+    clock = ManualClock()
+    told: list[tuple[str, Judgement]] = []
+    spool = Spool(
+        ledger,
+        make_accounts(ledger.balance(), now=clock.now()),
+        work=WORK,
+        bounds=BOUNDS,
+        lease_ttl_s=TTL_S,
+        is_published=lambda version: version == 0,
+        tell=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
+        metrics=CoordinatorMetrics(CollectorRegistry()),
+        clock=clock,
+    )
+    try:
+        await spool.admit_learner(LEARNER)
+        yield spool, ledger, told
+    finally:
+        await spool.close()
+
+
+async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verdict:
+    group = make_answer(spool.accounts, lease_id)
+    return (await spool.submit("s1", lease_id, group, data)).verdict
+
+
+async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 1, PolicyVersion(0))
+        before = dict(spool.accounts.book.open_slots)
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(RefusedError) as error:
+            await submit(spool, "0.1", data=bytes(1 << 20))
+        assert error.value.reason is Reason.DISK
+        assert dict(spool.accounts.book.open_slots) == before
+        assert spool.accounts.verdicts() == {}
+        ledger._connection.execute("PRAGMA max_page_count = 1000000")
+        assert await submit(spool, "0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
+
+
+async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 1, PolicyVersion(0))
+        ledger.gate = asyncio.Event()
+        caller = asyncio.create_task(submit(spool, "0.1"))
+        await asyncio.wait({caller}, timeout=0.05)
+        caller.cancel()
+        await asyncio.wait({caller})
+        assert caller.cancelled()
+        ledger.gate.set()
+    async with open_spool(path) as (again, ledger, _):
+        assert again.accounts.verdicts() == spool.accounts.verdicts() == {Verdict.SPOOLED: 1}
+        assert dict(again.accounts.book.open_slots) == dict(spool.accounts.book.open_slots)
+
+
+async def test_callers_beyond_the_bound_are_told_to_come_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        monkeypatch.setattr(spool_module, "WAITING_TRANSACTIONS", 2)
+        ledger.gate = asyncio.Event()
+        waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        refused = waiting[2].exception()
+        assert isinstance(refused, RefusedError)
+        assert refused.reason is Reason.BUSY
+        ledger.gate.set()
+        grants = [await task for task in waiting[:2]]
+        assert [grant.leases[0].lease_id for grant in grants] == ["0.1", "1.1"]
+
+
+async def test_two_samplers_asking_at_once_never_get_the_same_prompt(path: Path) -> None:
+    async with open_spool(path) as (spool, _, _):
+        asked = (spool.lease(f"s{n}", 1, PolicyVersion(0)) for n in range(10))
+        grants = [grant.leases for grant in await asyncio.gather(*asked)]
+        names = [lease.lease_id for leases in grants for lease in leases]
+        assert len(names) == len(set(names)) == 6  # (2 + 0 + 1) * 2
+
+
+async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(path: Path) -> None:
+    async with open_spool(path) as (spool, _, _):
+        await spool.lease("s1", 2, PolicyVersion(0))
+        await submit(spool, "0.1")
+        await submit(spool, "1.1")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE groups SET data = CAST('bad' AS BLOB) WHERE slot = 0")
+    other.close()
+    async with open_spool(path) as (spool, _, _):
+        drain = await spool.open_drain("learner", epoch=1, version=0, steps=(), held_group_ids=())
+        drain.add_credits(1)
+        outgoing = spool.deliver(drain)
+        delivered = await anext(outgoing)
+        assert isinstance(delivered, StoredGroup)
+        assert (delivered.slot, delivered.data) == (1, b"group")
+        grant = await spool.lease("s2", 1, PolicyVersion(0))
+        assert [lease.lease_id for lease in grant.leases] == ["0.2"]
+
+
+async def test_a_group_that_is_refused_while_it_is_on_its_way_costs_no_credit(path: Path) -> None:
+    async with open_spool(path) as (spool, _, told):
+        await spool.lease("s1", 2, PolicyVersion(0))
+        await submit(spool, "0.1")
+        await submit(spool, "1.1")
+        drain = await spool.open_drain("learner", epoch=1, version=0, steps=(), held_group_ids=())
+        drain.add_credits(1)
+        slot = drain.next_slot(spool.accounts.book.untrained())
+        assert slot is not None
+        await spool.judge(Judgement("0.1", Verdict.STALE))
+        assert told == [("s1", Judgement("0.1", Verdict.STALE))]
+        assert await spool._read(slot) is None
+        drain.put_back_credit()
+        delivered = await anext(spool.deliver(drain))
+        assert isinstance(delivered, StoredGroup)
+        assert delivered.slot == 1

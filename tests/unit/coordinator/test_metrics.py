@@ -1,0 +1,31 @@
+"""What a scrape of the coordinator finds."""
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+
+from node.coordinator.metrics import CoordinatorMetrics
+from node.run import PeerStatus, Role
+
+ROW = PeerStatus("s1", Role.SAMPLER, "live", None, 3, 7.5, 0.0, 0.0, "", {}, 0.0, 1)
+
+
+def test_a_peers_lag_is_shown_until_it_has_left() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+    labels = {"node": "s1", "role": "sampler"}
+    metrics.show_peers((ROW,), head=3)
+    assert registry.get_sample_value("heterorl_coordinator_peer_version_lag_versions", labels) == 3
+    assert registry.get_sample_value("heterorl_coordinator_peer_lag_seconds", labels) == 7.5
+    metrics.show_peers((replace(ROW, state="left"),), head=3)
+    assert registry.get_sample_value("heterorl_coordinator_peer_lag_seconds", labels) is None
+
+
+def test_a_role_without_peers_is_shown_as_none_rather_than_not_at_all() -> None:
+    registry = CollectorRegistry()
+    CoordinatorMetrics(registry).show_peers((ROW, replace(ROW, node_id="s2")), head=0)
+
+    def peers(role: str, state: str) -> float | None:
+        return registry.get_sample_value("heterorl_coordinator_peers", {"role": role, "state": state})
+
+    assert (peers("sampler", "live"), peers("sampler", "silent"), peers("learner", "live")) == (2, 0, 0)
