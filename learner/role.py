@@ -40,7 +40,6 @@ from node.run import Role
 from node.service import Service
 from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
@@ -128,7 +127,7 @@ def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
     )
     uploader = Uploader(
-        store, control=control, bulk=bulk, metrics=TransferMetrics(context.registry), random=random.random
+        store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
     step_log = StepLog(state_dir / "steps.jsonl")
     step_log.catch_up(trainee.progress.step)

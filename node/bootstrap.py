@@ -29,6 +29,7 @@ from node.systemd import Systemd
 from node.telemetry.http import TelemetryServer
 from node.telemetry.logging import bind_peer, configure_logging
 from node.telemetry.metrics import NodeMetrics, create_registry
+from node.telemetry.transfer_metrics import TransferMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
 async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> ExitCode:
     registry = create_registry()
     node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
+    transfer_metrics = TransferMetrics(registry)
     systemd = Systemd.from_environment(os.environ)
     observers: list[Systemd | TelemetryServer] = [systemd]
     if config.telemetry.http_listen is not None:
@@ -62,12 +64,17 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
             observer.announce(phase)
 
     stages = [Stage("telemetry", build_telemetry)]
-    stages += [_role_stage(role, config, registry, node_metrics, clock) for role in roles]
+    stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
 
 def _role_stage(
-    role: Role, config: NodeConfig, registry: CollectorRegistry, node_metrics: NodeMetrics, clock: Clock
+    role: Role,
+    config: NodeConfig,
+    registry: CollectorRegistry,
+    node_metrics: NodeMetrics,
+    transfer_metrics: TransferMetrics,
+    clock: Clock,
 ) -> Stage:
     async def build() -> Sequence[Service]:
         run_description = RunDescription.load(config.node.run_file)
@@ -88,6 +95,7 @@ def _role_stage(
             config=config,
             registry=registry,
             node_metrics=node_metrics,
+            transfer_metrics=transfer_metrics,
             clock=clock,
             node_id=node_id,
             state_dir=state_dir,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from node.run import Role
     from node.service import Service
     from node.telemetry.metrics import NodeMetrics
+    from node.telemetry.transfer_metrics import TransferMetrics
 
 ROLE_MODULES: Final = {
     "coordinator": "node.coordinator.role",
@@ -38,6 +39,7 @@ class RoleContext:
     config: "NodeConfig"
     registry: "CollectorRegistry"
     node_metrics: "NodeMetrics"
+    transfer_metrics: "TransferMetrics"
     clock: "Clock"
     node_id: str
     """This peer's name in the run; what its certificate says where there is one."""

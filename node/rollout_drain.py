@@ -91,7 +91,7 @@ class RolloutDrain:
             await self._backoff.wait(None if stopping.is_set() else stopping)
 
     async def _one_stream(self, stopping: asyncio.Event) -> None:
-        call = self._stub.DrainRollouts(wait_for_ready=True)
+        call = self._stub.DrainRollouts()
         self._book.connected()
         reader = asyncio.create_task(self._read(call, stopping))
         writer = asyncio.create_task(self._write(call))

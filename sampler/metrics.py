@@ -1,5 +1,6 @@
 """What a sampler measures. What moving policy versions costs is in node/telemetry/transfer_metrics.py."""
 
+import enum
 from collections.abc import Callable
 from typing import Final
 
@@ -7,6 +8,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+
+class Dropped(enum.StrEnum):
+    """Why a group that was leased is not handed in. Closed: the ``reason`` label of dropped groups."""
+
+    LOST = "lost"
+    """The hub gave the lease to somebody else."""
+    REFUSED = "refused"
+    """The prompt cannot be sampled here, or the hub refuses to hear of the group."""
+    UNGRADED = "ungraded"
+    """The grader raised or was killed."""
+    DOUBTFUL = "doubtful"
+    """The policy it was drawn from may be no version at all."""
+    STOPPING = "stopping"
+    """The sampler stopped first."""
 
 
 class SamplerMetrics:

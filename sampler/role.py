@@ -23,7 +23,6 @@ from node.run import Role
 from node.service import Service
 from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.fetch import Fetcher
 from node.weights.watch import watch_versions
 from sampler.config import SamplerConfig
@@ -68,7 +67,6 @@ def build(context: RoleContext) -> list[Service]:
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
     metrics = SamplerMetrics(context.registry)
-    transfer_metrics = TransferMetrics(context.registry)
     generation = Generation(engine, metrics=metrics)
     workload = Workload(concurrency_groups=config.concurrency_groups, outbox_groups=config.outbox_groups)
     policy_sync = PolicySync(
@@ -76,7 +74,7 @@ def build(context: RoleContext) -> list[Service]:
             bulk,
             public_key=context.run.learner_public_key,
             run_id=run_id,
-            metrics=transfer_metrics,
+            metrics=context.transfer_metrics,
             random=random.random,
         ),
         watch=lambda: watch_versions(control, random=random.random),
@@ -85,7 +83,7 @@ def build(context: RoleContext) -> list[Service]:
         hand_over=generation.hand_over,
         state_dir=context.state_dir,
         save_every_s=config.save_policy_every_s,
-        transfer_metrics=transfer_metrics,
+        transfer_metrics=context.transfer_metrics,
         count_refusal=node_metrics.count_refusal,
         clock=clock,
         random=random.random,

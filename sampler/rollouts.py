@@ -23,7 +23,7 @@ from node.until import run_until
 from sampler.engines.base import Engine, FinishedRequest, GenerationRequest
 from sampler.generation import Generation
 from sampler.leasing import Leasing
-from sampler.metrics import SamplerMetrics
+from sampler.metrics import Dropped, SamplerMetrics
 from sampler.tasks.base import Task, import_path, load_task
 from sampler.tasks.grader import Grader, GradingError
 from sampler.uploader import Uploader
@@ -75,11 +75,11 @@ class Rollouts:
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the work on leases the hub has given to others."""
-        self._drop(self._workload.drop_generating(lease_ids), "lost")
+        self._drop(self._workload.drop_generating(lease_ids), Dropped.LOST)
 
     def forget_doubtful(self) -> None:
         """Drop everything generating: the policy it is drawn from may be no version at all."""
-        self._give_up("doubtful")
+        self._give_up(Dropped.DOUBTFUL)
 
     def note_verdict(self, verdict: GroupVerdict) -> None:
         """Count what the learner says of a group that was handed in."""
@@ -128,7 +128,7 @@ class Rollouts:
             uploading.cancel()
 
     async def _finish(self, grading: set[asyncio.Task[None]]) -> None:
-        self._give_up("stopping")
+        self._give_up(Dropped.STOPPING)
         try:
             async with asyncio.timeout(self._flush_timeout_s):
                 await self._give_back()
@@ -137,7 +137,7 @@ class Rollouts:
                 await self._uploader.flushed()
         except TimeoutError:
             logger.warning("finished groups not handed in", extra={"groups": len(self._workload)})
-            self._metrics.dropped_groups.labels("stopping").inc(len(self._workload))
+            self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._workload))
             for task in grading:
                 task.cancel()
 
@@ -153,7 +153,7 @@ class Rollouts:
                 "lease for another task",
                 extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
             )
-            self._metrics.dropped_groups.labels("refused").inc()
+            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             self._leasing.give_back([lease.lease_id])
             return False
         self._workload.take(lease, now=self._clock.now())
@@ -163,7 +163,7 @@ class Rollouts:
 
     def _refuse(self, lease_id: str, refused: RefusedError) -> None:
         logger.warning("prompt refused", extra={"lease_id": lease_id, "detail": str(refused)})
-        self._abandon(lease_id, "refused")
+        self._abandon(lease_id, Dropped.REFUSED)
 
     async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
         finished_at_s = self._clock.now()
@@ -174,7 +174,7 @@ class Rollouts:
                 rewards = await work.grader.grade(job.lease.prompt_index, texts)
         except GradingError as error:
             logger.warning("group not graded", extra={"group_id": job.lease.lease_id, "detail": str(error)})
-            self._abandon(job.lease.lease_id, "ungraded")
+            self._abandon(job.lease.lease_id, Dropped.UNGRADED)
             return
         # One offset for all three stamps: their differences are this clock's alone.
         offset_s = self._membership.clock_offset_s
@@ -201,7 +201,7 @@ class Rollouts:
         self._workload.settle(group.group_id)
         self._leasing.notice_change()
         if verdict is None:
-            self._metrics.dropped_groups.labels("refused").inc()
+            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
         logger.info(
@@ -219,17 +219,17 @@ class Rollouts:
             },
         )
 
-    def _abandon(self, lease_id: str, reason: str) -> None:
+    def _abandon(self, lease_id: str, reason: Dropped) -> None:
         self._workload.settle(lease_id)
         self._metrics.dropped_groups.labels(reason).inc()
         self._leasing.give_back([lease_id])
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: Dropped) -> None:
         dropped = self._workload.drop_generating()
         self._drop(dropped, reason)
         self._leasing.give_back(dropped)
 
-    def _drop(self, lease_ids: Sequence[str], reason: str) -> None:
+    def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
         self._generation.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
         self._leasing.notice_change()

@@ -113,7 +113,7 @@ def _sampler_was_replaced(fault: Fault, seen: Observation) -> Check:
     return Check(
         f"{fault.name} killed at version {fault.version}",
         expired > 0 and again > 0 and lately > 0,
-        f"noticed: {expired:.0f} of its leases expired. Repaired: {again} groups trained on from prompts "
+        f"noticed: {expired:.0f} leases expired. Repaired: {again} groups trained on from prompts "
         f"leased again; serving after {fault.away_s:.1f} s, {lately} of its groups in the last "
         f"{LAST_BATCHES} batches",
     )

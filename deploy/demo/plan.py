@@ -17,8 +17,9 @@ FAR: Final = "sampler-2"
 LINK: Final = "link"
 SAMPLERS: Final = (NEAR, FAR)
 
-BASE_ACCURACY: Final = 0.4
-"""Of the base model: enough right answers to learn from, and room below the promised 0.5."""
+BASE_ACCURACY: Final = 0.36
+"""Of the base model: enough right answers to learn from; training starts at up to 0.41, and the mean of the
+first batches, which scatters by 0.04, has to stay below 0.5."""
 
 BATCH_GROUPS: Final = 24
 GROUP_SIZE: Final = 8

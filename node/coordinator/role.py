@@ -31,7 +31,6 @@ from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
 from node.service import Service
 from node.telemetry.fleet import FleetCollector
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.store import ArtifactStore
 
 LEDGER_FILE: Final = "ledger.sqlite"
@@ -82,7 +81,7 @@ def build(context: RoleContext) -> list[Service]:
     )
     policy = PolicyServicer(
         store,
-        metrics=TransferMetrics(context.registry),
+        metrics=context.transfer_metrics,
         damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
     )
     membership = MembershipServicer(roster, spool, run_id=run_id, settings=_settings(config), clock=clock)

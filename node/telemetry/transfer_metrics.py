@@ -1,7 +1,5 @@
 """What moving policy versions costs, on every peer that sends or receives them."""
 
-from weakref import WeakKeyDictionary
-
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from node.policy import ArtifactKey
@@ -11,14 +9,7 @@ _APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 class TransferMetrics:
-    """Counts for any thread."""
-
-    @classmethod
-    def of(cls, registry: CollectorRegistry) -> "TransferMetrics":
-        """Give the instruments on ``registry``, made once: two roles of one process share them."""
-        if registry not in _made:
-            _made[registry] = cls(registry)
-        return _made[registry]
+    """Counts for any thread; one per process, shared by its roles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._bytes = Counter(
@@ -75,9 +66,6 @@ class TransferMetrics:
 
     def count_fetch(self, key: ArtifactKey, *, took_s: float) -> None:
         self._fetch.labels(_kind(key)).observe(took_s)
-
-
-_made: "WeakKeyDictionary[CollectorRegistry, TransferMetrics]" = WeakKeyDictionary()
 
 
 def _kind(key: ArtifactKey) -> str:

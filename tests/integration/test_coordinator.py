@@ -59,9 +59,9 @@ async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of
         settings = await learner.join()
         assert (settings.task, settings.group_size, settings.batch_groups) == ("addition", 2, 2)
         await sampler.join()
+        drain = await learner.drain(credits=1)
         (lease,) = (await sampler.lease()).leases
         assert (await sampler.submit(lease)).verdict == SPOOLED
-        drain = await learner.drain(credits=1)
         delivered = (await drain.hear()).group
         assert (delivered.group.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
         await drain.judge(lease.lease_id, ACCEPTED)

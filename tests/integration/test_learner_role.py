@@ -39,6 +39,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.service import Service
 from node.telemetry.metrics import NodeMetrics, snapshot
+from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
@@ -73,6 +74,7 @@ def context_of(
         config=NodeConfig(section, TelemetrySection(), **sections),
         registry=registry,
         node_metrics=NodeMetrics(registry, roles=[role], clock=CLOCK),
+        transfer_metrics=TransferMetrics(registry),
         clock=CLOCK,
         node_id=run.of(role).node_id,
         state_dir=run.directory / role,

@@ -30,6 +30,7 @@ from node.role import RoleContext
 from node.rollout import RolloutGroup, check_group
 from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
 from node.weights.held import HeldPolicy
 from node.wire import group_from_wire, settings_to_wire
@@ -104,6 +105,7 @@ async def sampling(
         ),
         registry=registry,
         node_metrics=NodeMetrics(registry, roles=["sampler"], clock=CLOCK),
+        transfer_metrics=TransferMetrics(registry),
         clock=CLOCK,
         node_id=made.sampler.node_id,
         state_dir=state_dir,

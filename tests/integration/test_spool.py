@@ -141,7 +141,7 @@ async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(pat
         assert [lease.lease_id for lease in grant.leases] == ["0.2"]
 
 
-async def test_a_group_that_is_refused_while_it_is_on_its_way_costs_no_credit(path: Path) -> None:
+async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(path: Path) -> None:
     async with open_spool(path) as (spool, _, told):
         await spool.lease("s1", 2, PolicyVersion(0))
         await submit(spool, "0.1")
@@ -153,7 +153,10 @@ async def test_a_group_that_is_refused_while_it_is_on_its_way_costs_no_credit(pa
         await spool.judge(Judgement("0.1", Verdict.STALE))
         assert told == [("s1", Judgement("0.1", Verdict.STALE))]
         assert await spool._read(slot) is None
+        await spool.lease("s1", 1, PolicyVersion(0))
+        await submit(spool, "0.2")
+        assert await spool._read(slot) is None
         drain.put_back_credit()
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)
-        assert delivered.slot == 1
+        assert (delivered.slot, delivered.attempt) == (0, 2)

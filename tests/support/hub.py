@@ -32,6 +32,7 @@ from node.rollout import RolloutGroup, SamplingParameters
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import group_to_wire, role_to_wire
 
 TIMEOUT_S = 20.0
@@ -97,6 +98,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         config=config,
         registry=registry,
         node_metrics=NodeMetrics(registry, roles=["coordinator"], clock=clock),
+        transfer_metrics=TransferMetrics(registry),
         clock=clock,
         node_id="coordinator",
         state_dir=made.directory / "coordinator",

@@ -57,7 +57,7 @@ class EnrolResponse(_message.Message):
 
     CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.str
-    """The leaf, PEM; SPIFFE name heterorl://<run>/<role>/<node>."""
+    """The leaf, PEM; SPIFFE name spiffe://<run>/<role>/<node>."""
     def __init__(
         self,
         *,

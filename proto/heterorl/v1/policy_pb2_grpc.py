@@ -99,7 +99,7 @@ class PolicyServiceServicer(object):
         Errors:
 
         * `NOT_FOUND` (unknown_version): as GetManifest.
-        * `OUT_OF_RANGE` (malformed): no such frame or offset.
+        * `INVALID_ARGUMENT` (malformed): no such frame or offset.
         * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
         replaced. Ask for this frame again later or elsewhere.
         """

@@ -58,7 +58,7 @@ class PolicyServiceStub:
     Errors:
 
     * `NOT_FOUND` (unknown_version): as GetManifest.
-    * `OUT_OF_RANGE` (malformed): no such frame or offset.
+    * `INVALID_ARGUMENT` (malformed): no such frame or offset.
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
     """
@@ -112,7 +112,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     Errors:
 
     * `NOT_FOUND` (unknown_version): as GetManifest.
-    * `OUT_OF_RANGE` (malformed): no such frame or offset.
+    * `INVALID_ARGUMENT` (malformed): no such frame or offset.
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
     """
@@ -181,7 +181,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
 
         * `NOT_FOUND` (unknown_version): as GetManifest.
-        * `OUT_OF_RANGE` (malformed): no such frame or offset.
+        * `INVALID_ARGUMENT` (malformed): no such frame or offset.
         * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
           replaced. Ask for this frame again later or elsewhere.
         """

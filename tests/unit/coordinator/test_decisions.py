@@ -105,6 +105,7 @@ def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(des
     desk.lease("s2")
     group = make_answer(desk.accounts, "0.1", prompt_index=49)
     assert desk.submit("0.1", "s1", group=group).verdict is Verdict.FOREIGN
+    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
     assert desk.submit("0.2", "s2").verdict is Verdict.SPOOLED
 
 
@@ -218,8 +219,9 @@ def test_the_first_learners_model_becomes_the_runs() -> None:
 
 def test_a_learner_that_comes_back_keeps_its_place(desk: Desk) -> None:
     join(desk)
-    join(desk, epoch=2)
-    assert desk.accounts.learner == replace(LEARNER, epoch=2)
+    desk.train(5)
+    join(desk, epoch=2, version=0)
+    assert desk.accounts.learner == replace(LEARNER, epoch=2, version=5)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
-"""What moving policy versions costs."""
-
 from prometheus_client import CollectorRegistry
 
 from node.policy import ArtifactKey
 from node.telemetry.transfer_metrics import TransferMetrics
 
 
-def test_two_roles_of_one_process_count_on_the_same_instruments() -> None:
+def test_bytes_are_counted_by_kind_and_direction() -> None:
     registry = CollectorRegistry()
-    for received in (30, 12):
-        TransferMetrics.of(registry).count_received(ArtifactKey(2, 1), received)
-    TransferMetrics.of(CollectorRegistry()).count_received(ArtifactKey(2, 1), 1000)
-    labels = {"kind": "delta", "direction": "in"}
-    assert registry.get_sample_value("heterorl_node_transfer_bytes_total", labels) == 42
+    metrics = TransferMetrics(registry)
+    metrics.count_received(ArtifactKey(2, 1), 30)
+    metrics.count_received(ArtifactKey(3, 2), 12)
+    metrics.count_received(ArtifactKey(2), 1000)
+    metrics.count_sent(ArtifactKey(2, 1), 5)
+
+    def bytes_of(kind: str, direction: str) -> float | None:
+        labels = {"kind": kind, "direction": direction}
+        return registry.get_sample_value("heterorl_node_transfer_bytes_total", labels)
+
+    assert (bytes_of("delta", "in"), bytes_of("keyframe", "in"), bytes_of("delta", "out")) == (42, 1000, 5)

@@ -1,11 +1,11 @@
 import pytest
-from node.telemetry.metrics import MetricFamily, MetricSample
 from support.groups import SAMPLING
 
 from heterorl.v1 import membership_pb2
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire import (
     announcement_from_wire,
     announcement_to_wire,

@@ -1,0 +1,104 @@
+"""A demo that is right whatever happens proves nothing: each promise is broken here, alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from support.demo_records import ledger_of, make_step, make_steps
+
+from deploy.demo.checks import evaluate
+from deploy.demo.plan import FAR, NEAR
+from deploy.demo.records import LedgerRecord, Step, Trained
+
+DRAINED = {"coordinator": 0, "learner": 0}
+
+
+def _broken(
+    steps: Sequence[Step], *, ledger: LedgerRecord | None = None, exit_codes: dict[str, int] | None = None
+) -> list[str]:
+    checks = evaluate(
+        versions=30,
+        steps=steps,
+        ledger=ledger or ledger_of(steps),
+        exit_codes=DRAINED if exit_codes is None else exit_codes,
+    )
+    return [check.promise for check in checks if not check.is_kept]
+
+
+def test_a_run_that_went_well_keeps_every_promise() -> None:
+    assert _broken(make_steps()) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(0.51, 0.9), (0.4, 0.79), (float("nan"), 0.9), (0.4, float("nan"))]
+)
+def test_a_reward_that_starts_too_high_or_ends_too_low_has_not_risen(first: float, last: float) -> None:
+    steps = [make_step(v, reward=first if v <= 10 else last) for v in range(1, 31)]
+    assert _broken(steps) == ["the reward rises"]
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_far_sampler_that_is_not_late_is_none(staleness: int) -> None:
+    steps = [
+        replace(step, groups=(step.groups[0], replace(step.groups[1], staleness_versions=staleness)))
+        for step in make_steps()
+    ]
+    assert _broken(steps) == ["the far sampler is late and trained on"]
+
+
+def test_a_far_sampler_without_a_trained_group_took_no_part() -> None:
+    steps = [
+        replace(step, groups=tuple(replace(group, sampler_id=NEAR) for group in step.groups))
+        for step in make_steps()
+    ]
+    assert _broken(steps) == ["the far sampler is late and trained on"]
+
+
+@pytest.mark.parametrize("place", [0, 15, 29])
+def test_a_version_that_is_missing_is_missed(place: int) -> None:
+    steps = make_steps()
+    del steps[place]
+    assert _broken(steps) == ["every version was made once, in order"]
+
+
+def test_a_group_trained_on_twice_is_found() -> None:
+    steps = make_steps()
+    steps[20] = replace(steps[20], groups=steps[3].groups)
+    assert _broken(steps) == ["no group and no slot was trained on twice"]
+
+
+def test_two_attempts_at_one_slot_are_found_although_their_ids_differ() -> None:
+    steps = make_steps()
+    again = Trained(f"{steps[3].groups[1].slot}.2", FAR, 6)
+    steps[20] = replace(steps[20], groups=(steps[20].groups[0], again))
+    assert _broken(steps) == ["no group and no slot was trained on twice"]
+
+
+def test_a_step_that_the_ledger_knows_otherwise_is_found() -> None:
+    steps = make_steps()
+    ledger = ledger_of(steps)
+    swapped = {**ledger.steps, 3: ledger.steps[4], 4: ledger.steps[3]}
+    assert _broken(steps, ledger=replace(ledger, steps=swapped)) == [
+        "the learner's log and the ledger tell the same story"
+    ]
+
+
+def test_a_group_that_was_spooled_and_never_heard_of_again_is_lost() -> None:
+    ledger = ledger_of(make_steps())
+    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], "spooled": 3}}
+    assert _broken(make_steps(), ledger=replace(ledger, verdicts=verdicts)) == ["no submitted group was lost"]
+
+
+def test_a_group_that_only_a_fault_can_make_foreign_breaks_the_promise() -> None:
+    ledger = ledger_of(make_steps())
+    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], "foreign": 1}}
+    assert _broken(make_steps(), ledger=replace(ledger, verdicts=verdicts)) == ["no submitted group was lost"]
+
+
+@pytest.mark.parametrize("exit_codes", [{}, {"coordinator": 0, "learner": 1}, {"coordinator": -9}])
+def test_a_process_that_did_not_drain_breaks_the_promise(exit_codes: dict[str, int]) -> None:
+    assert _broken(make_steps(), exit_codes=exit_codes) == ["every process drained"]
+
+
+def test_a_run_without_a_step_is_judged_and_not_crashed_on() -> None:
+    assert "the reward rises" in _broken([], ledger=LedgerRecord({}, {}, {}))
