@@ -180,7 +180,7 @@ class MembershipClient:
             held=None if held is None else policy_version_to_wire(held),
             vocabulary_size=self._member.vocabulary_size,
         )
-        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S, wait_for_ready=True)
+        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         self._settings = settings_from_wire(response)
         self.head = self._settings.head or self.head
         self.joins += 1
@@ -193,7 +193,7 @@ class MembershipClient:
         if self._settings is None or stopping.is_set():
             return
         interval_s = self._settings.heartbeat_interval_s
-        beats = self._stub.Heartbeat(wait_for_ready=True)
+        beats = self._stub.Heartbeat()
         try:
             with classified():
                 sequence = 0

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,8 @@ TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the worst link."""
 
 REFRESH_S: Final = 2.0
+
+_REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
 
@@ -80,9 +83,9 @@ def render(status: RunStatus) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("node", "role", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("version", "behind", "lag s", "seen s", "stale"):
+    for heading in ("holds", "behind", "lag s", "seen s", "stale", "trained"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("groups")
+    table.add_column("refused")
     table.add_column("waits for")
     for peer in status.peers:
         table.add_row(*_row(peer))
@@ -102,11 +105,16 @@ async def _show_for_ever(coordinator: str, caller: Identity | Peer, *, as_json: 
     live = None if as_json else Live(auto_refresh=False)
     with live or contextlib.nullcontext():
         while True:
-            status = await fetch_status(coordinator, caller)
-            if live is None:
-                _print(status, as_json=True)
+            try:
+                status = await fetch_status(coordinator, caller)
+            except ConnectionLost as lost:
+                # A coordinator that restarts is worth watching for.
+                print(f"heterorl-node: no status from {coordinator}: {lost}", file=sys.stderr)
             else:
-                live.update(render(status), refresh=True)
+                if live is None:
+                    _print(status, as_json=True)
+                else:
+                    live.update(render(status), refresh=True)
             await asyncio.sleep(REFRESH_S)
 
 
@@ -132,7 +140,7 @@ def _caller(state_dir: Path, description: RunDescription, *, no_tls: bool) -> Id
 
 def _header(status: RunStatus) -> Text:
     slots = ", ".join(f"{n} {state}" for state, n in status.slots.items() if n) or "none yet"
-    verdicts = _counts(status.verdicts) or "none yet"
+    verdicts = _counts(status.verdicts, Verdict) or "none yet"
     return Text("\n").join(
         Text.assemble((f"{name:10}", "bold"), value)
         for name, value in (
@@ -167,14 +175,15 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(f"{peer.lag_s:.1f}"),
         Text(f"{peer.last_seen_s:.1f}"),
         Text(f"{peer.staleness_mean_versions:.2f}" if has_groups else "-"),
-        Text(_counts(peer.verdicts)),
+        Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
+        Text(_counts(peer.verdicts, _REFUSALS)),
         # From the peer itself: no control characters reach the terminal.
         Text("".join(filter(str.isprintable, peer.waits_for))),
     )
 
 
-def _counts(verdicts: dict[str, int]) -> str:
-    return ", ".join(f"{verdicts[v]} {v}" for v in Verdict if verdicts.get(v))
+def _counts(verdicts: dict[str, int], shown: Iterable[Verdict]) -> str:
+    return ", ".join(f"{verdicts[v]} {v}" for v in shown if verdicts.get(v))
 
 
 def _number(version: PolicyVersion | None) -> str:

@@ -7,6 +7,8 @@ instead, one completion of a group would take all the weight.
 import torch
 from torch import Tensor
 
+from learner.objective.groups import Groups
+
 
 def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
     r"""Weigh each completion of one group by p(y|x) / E_q[q(y|x)].
@@ -49,29 +51,32 @@ def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tens
     return torch.exp(learner_logprob - log_expectation.to(learner_logprob.dtype))
 
 
-def log_group_expectation(behaviour_logprob: Tensor) -> Tensor:
+def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
     r"""Give log E_q[q(y|x)], estimated from one group by sum_j q_j^2 / sum_j q_j.
 
     Computed as LSE(2 lq) - LSE(lq) in float64; mean(q) <= E <= max(q). It depends on no
     parameter, so a group may be split among micro-batches once this number is known.
 
     Args:
-        behaviour_logprob: [group], nats per token.
+        behaviour_logprob: [n], nats per token.
+        groups: the n completions by prompt; None: all of one.
 
     Returns:
-        Scalar, nats, float64, without gradient.
+        Nats, float64, without gradient: [n], each completion's own group's; a scalar where
+        ``groups`` is None.
 
     Raises:
         ValueError: the group is empty or not one-dimensional, or a value is not finite.
 
     Source: arXiv:2508.17850, eq. 3.
     """
-    if behaviour_logprob.ndim != 1 or len(behaviour_logprob) == 0:
-        raise ValueError(
-            f"behaviour_logprob has shape {tuple(behaviour_logprob.shape)}; a group has one axis "
-            "and at least one completion"
-        )
+    data, by_prompt = _checked(behaviour_logprob), groups or Groups.single(behaviour_logprob)
+    per_group = by_prompt.logsumexp(2 * data) - by_prompt.logsumexp(data)
+    return per_group[0] if groups is None else by_prompt.spread(per_group)
+
+
+def _checked(behaviour_logprob: Tensor) -> Tensor:
     data = behaviour_logprob.detach().double()
     if not data.isfinite().all():
         raise ValueError(f"behaviour_logprob {data.tolist()} is not finite everywhere")
-    return torch.logsumexp(2 * data, dim=0) - torch.logsumexp(data, dim=0)
+    return data

@@ -16,7 +16,7 @@ class CoordinatorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     task: str = Field(min_length=1, max_length=200)
-    """Name of the task, or import path of one, that samplers render prompts with and grade by."""
+    """Name of the task that samplers render prompts with and grade by; one of theirs, built in or custom."""
     prompts: int = Field(ge=1, le=1 << 40)
     """Number of prompts the task has. Each is leased once per epoch; more than the task has
     makes samplers give leases back."""

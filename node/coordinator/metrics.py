@@ -36,6 +36,9 @@ class CoordinatorMetrics:
 
         self._groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
+        self.max_staleness_versions = gauge(
+            "max_staleness_versions", "The staleness bound, as configured: for alerts to compare with."
+        )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
         self._peers = _PeerCollector()
         registry.register(self._peers)

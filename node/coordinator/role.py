@@ -48,6 +48,7 @@ def build(context: RoleContext) -> list[Service]:
     config = context.config.section(CoordinatorConfig)
     run_id, clock = context.run.run_id, context.clock
     metrics = CoordinatorMetrics(context.registry)
+    metrics.max_staleness_versions.set(config.max_staleness_versions)
     fleet = FleetCollector()
     context.registry.register(fleet)
     store = ArtifactStore(
@@ -84,6 +85,7 @@ def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
         damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
     )
+    rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
     membership = MembershipServicer(roster, spool, run_id=run_id, settings=_settings(config), clock=clock)
     members, enrolment = _servers(
         context,
@@ -91,7 +93,7 @@ def build(context: RoleContext) -> list[Service]:
         (
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, RolloutServicer(spool, roster)),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),
     )
     return [

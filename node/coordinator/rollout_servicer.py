@@ -15,6 +15,7 @@ from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup
 from node.rpc.auth import Context, peer_of
+from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import (
     group_from_wire,
     lease_to_wire,
@@ -34,9 +35,10 @@ HELD_GROUPS: Final = 65_536
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Hands out work, takes groups in, and hands them on."""
 
-    def __init__(self, spool: Spool, roster: Roster) -> None:
+    def __init__(self, spool: Spool, roster: Roster, *, metrics: TransferMetrics) -> None:
         self._spool = spool
         self._roster = roster
+        self._metrics = metrics
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.LeasePromptsRequest, context: Context
@@ -76,9 +78,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             group = group_from_wire(request.group)
         except RefusedError as refused:
             group = refused
-        submitted = await self._spool.submit(
-            peer_of(context).node_id, request.group.group_id, group, request.group.SerializeToString()
-        )
+        data = request.group.SerializeToString()
+        self._metrics.count_rollouts(received_bytes=len(data))
+        submitted = await self._spool.submit(peer_of(context).node_id, request.group.group_id, group, data)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )
@@ -94,6 +96,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         listener.add_done_callback(lambda _: drain.end())
         try:
             async for outgoing in self._spool.deliver(drain):
+                if isinstance(outgoing, StoredGroup):
+                    self._metrics.count_rollouts(sent_bytes=len(outgoing.data))
                 yield _response(outgoing)
         finally:
             drain.end()

@@ -1,4 +1,4 @@
-"""What moving policy versions costs, on every peer that sends or receives them."""
+"""What moving policy versions and rollouts costs, on every peer that sends or receives them."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -14,7 +14,7 @@ class TransferMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._bytes = Counter(
             "heterorl_node_transfer_bytes",
-            "Payload bytes of policy versions received (in) and sent (out), sent again ones included.",
+            "Payload bytes received (in) and sent (out), repeats included; rollouts at the hub only.",
             ["kind", "direction"],
             registry=registry,
         )
@@ -53,6 +53,10 @@ class TransferMetrics:
 
     def count_sent(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "out").inc(size_bytes)
+
+    def count_rollouts(self, *, received_bytes: int = 0, sent_bytes: int = 0) -> None:
+        self._bytes.labels("rollout", "in").inc(received_bytes)
+        self._bytes.labels("rollout", "out").inc(sent_bytes)
 
     def count_damaged_frame(self) -> None:
         self._damaged.inc()

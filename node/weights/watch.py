@@ -32,7 +32,7 @@ async def watch_versions(
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     backoff = Backoff(random)
     while True:
-        call = stub.WatchVersions(policy_pb2.WatchVersionsRequest(), wait_for_ready=True)
+        call = stub.WatchVersions(policy_pb2.WatchVersionsRequest())
         try:
             with classified():
                 async for message in call:

@@ -7,7 +7,6 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
 
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
@@ -16,6 +15,7 @@ from node.weights.codec import Codec, EncodedFrame, decode_frame, encode_frame
 from node.weights.digests import words_digest
 from node.weights.encode import EncodedVersion
 from node.weights.manifest import parse, verify_signed
+from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1)

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.identity import MadeRun, make_run
-from support.rpc import serving
 
 from heterorl.v1 import membership_pb2_grpc
 from node.bootstrap import obtain_identity
@@ -21,6 +19,8 @@ from node.identity.store import Identity
 from node.identity.tokens import issue_token
 from node.rpc.server import Audience
 from node.run import Role
+from support.identity import MadeRun, make_run
+from support.rpc import serving
 
 
 @pytest.fixture

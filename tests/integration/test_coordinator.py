@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 from prometheus_client import generate_latest
+
+from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from node.rpc.channel import REASON_KEY
 from support.groups import make_completion
 from support.hub import LEASE_TTL_S, RunningHub, running_hub, step_record
 from support.identity import MadeRun, make_run
 from support.weights import Learner
-
-from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
-from node.rpc.channel import REASON_KEY
 
 SPOOLED = common_pb2.VERDICT_SPOOLED
 ACCEPTED = common_pb2.VERDICT_ACCEPTED

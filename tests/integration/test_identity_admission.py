@@ -5,9 +5,6 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from support.clock import ManualClock
-from support.identity import MadeRun, make_run
-from support.rpc import METHODS, every_service, invoke, serving
 
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.authority import AUTHORITY_LIFETIME_S
@@ -17,6 +14,9 @@ from node.rpc.auth import RULES, service_of
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
 from node.rpc.server import Audience
 from node.run import Role
+from support.clock import ManualClock
+from support.identity import MadeRun, make_run
+from support.rpc import METHODS, every_service, invoke, serving
 
 MEMBERS_ONLY = [path for path in METHODS if RULES[path].roles is not None]
 

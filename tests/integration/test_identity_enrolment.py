@@ -10,10 +10,6 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.clock import ManualClock
-from support.identity import MadeRun, make_run
-from support.rpc import Serving, every_service, invoke, serving
-from support.waiting import until
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.errors import Reason, RefusedError, StartupError
@@ -28,6 +24,10 @@ from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
 from node.rpc.server import Audience
 from node.run import Role
+from support.clock import ManualClock
+from support.identity import MadeRun, make_run
+from support.rpc import Serving, every_service, invoke, serving
+from support.waiting import until
 
 
 @pytest.fixture

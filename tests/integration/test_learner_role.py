@@ -14,10 +14,6 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from support.groups import make_completion, make_group
-from support.identity import MadeRun, make_run
-from support.tiny_model import make_tiny_model
-from support.waiting import until
 
 from learner import role as learner_role
 from learner.checkpoint import CheckpointStore
@@ -43,6 +39,10 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
+from support.groups import make_completion, make_group
+from support.identity import MadeRun, make_run
+from support.tiny_model import make_tiny_model
+from support.waiting import until
 
 CLOCK = SystemClock()
 

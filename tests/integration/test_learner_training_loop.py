@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from support.groups import SAMPLING, make_completion, make_group
-from support.scripted_hub import ScriptedHub, scripted_hub
-from support.tiny_model import make_tiny_model
 
 from learner.checkpoint import CheckpointStore
 from learner.mailbox import SnapshotMailbox
@@ -32,6 +29,9 @@ from node.rollout_drain import RolloutDrain
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
+from support.groups import SAMPLING, make_completion, make_group
+from support.scripted_hub import ScriptedHub, scripted_hub
+from support.tiny_model import make_tiny_model
 
 BATCH = 2
 RUN = RunSettings(

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.identity import MadeRun, make_run
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
@@ -26,6 +23,9 @@ from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from node.weights.watch import watch_versions
 from node.wire import artifact_key_to_wire
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 DELTA = ArtifactKey(1, 0)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])

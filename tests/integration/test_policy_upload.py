@@ -7,10 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.identity import MadeRun, make_run
-from support.policy_hub import PolicyHub, Registry, policy_hub
-from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
@@ -18,6 +14,10 @@ from node.rpc.channel import Purpose, dial
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
 from node.weights.upload import Uploader
+from support.identity import MadeRun, make_run
+from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.waiting import until
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 
 @pytest.fixture

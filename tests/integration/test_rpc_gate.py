@@ -9,10 +9,6 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.clock import ManualClock
-from support.identity import MadeRun, make_run
-from support.rpc import METHODS, Serving, every_service, invoke, rpcs, serving
-from support.waiting import until
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.errors import STATUS_OF_REASON, Reason, RefusedError
@@ -20,6 +16,10 @@ from node.identity.authority import AUTHORITY_LIFETIME_S
 from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
 from node.run import Role
+from support.clock import ManualClock
+from support.identity import MadeRun, make_run
+from support.rpc import METHODS, Serving, every_service, invoke, rpcs, serving
+from support.waiting import until
 
 SECRET = "the tokenizer lives in /srv/private"
 

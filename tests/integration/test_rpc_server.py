@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.identity import MadeRun, make_run
-from support.rpc import every_service, invoke, rpcs, serving
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError, StartupError
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
+from support.identity import MadeRun, make_run
+from support.rpc import every_service, invoke, rpcs, serving
 
 MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
 FETCH = "/heterorl.v1.PolicyService/FetchFrames"

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.identity import MadeRun, make_run
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
-from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
 
 from node.clock import SystemClock
 from node.errors import Reason, StartupError
@@ -24,6 +20,10 @@ from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.watch import watch_versions
 from sampler.policy_sync import HELD_FILE, MARK_FILE, PolicySync
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.waiting import until
+from support.weights import LAYOUT, Learner, flip_bit, random_words
 
 
 @pytest.fixture

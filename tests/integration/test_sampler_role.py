@@ -12,14 +12,6 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from support.groups import SAMPLING
-from support.hub import HandDrain, HandPeer, RunningHub, running_hub
-from support.identity import MadeRun, make_run
-from support.policy_hub import Answers, Registry, WatchedServicer
-from support.rpc import serving
-from support.tiny_model import make_tiny_model
-from support.waiting import until
-from support.weights import Learner
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2_grpc
 from node.clock import SystemClock
@@ -38,6 +30,14 @@ from sampler import role
 from sampler.config import SamplerConfig
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
+from support.groups import SAMPLING
+from support.hub import HandDrain, HandPeer, RunningHub, running_hub
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, Registry, WatchedServicer
+from support.rpc import serving
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+from support.weights import Learner
 
 CLOCK = SystemClock()
 

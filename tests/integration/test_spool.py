@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support.clock import ManualClock
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
 
 from node.coordinator import spool as spool_module
 from node.coordinator.accounts import StoredGroup, Transaction
@@ -20,6 +18,8 @@ from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict
+from support.clock import ManualClock
+from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
 
 
 class SlowLedger(Ledger):

@@ -6,7 +6,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.identity import NOW_S
 
 from node.errors import RefusedError
 from node.identity.authority import Authority, new_key, read_signing_request, signing_request
@@ -14,6 +13,7 @@ from node.identity.peer import Peer, is_name
 from node.identity.signatures import SigningKey, verify
 from node.identity.tokens import Token, issue_token
 from node.run import Role
+from support.identity import NOW_S
 
 AUTHORITY = Authority.create("run", now=NOW_S)
 TOKEN = issue_token(AUTHORITY, role=Role.SAMPLER, node_id=None, address="hub:1", now=NOW_S)

@@ -7,7 +7,6 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
-from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 
 from node.coordinator import decisions
 from node.coordinator.accounts import Transaction
@@ -16,6 +15,7 @@ from node.coordinator.leases import MAX_ATTEMPTS, SETTLED, SlotState, parse_grou
 from node.coordinator.ledger import Ledger
 from node.drain_book import Judgement
 from node.rollout import Verdict
+from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
 BOUNDS = Bounds(concurrency_groups=5, buffer_groups=6, batch_groups=2, max_staleness_versions=1)

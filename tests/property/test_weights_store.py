@@ -9,10 +9,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.weights import Learner, flip_bit
 
 from node.errors import Reason, RefusedError
 from node.weights.chain import plan_fresh
+from support.weights import Learner, flip_bit
 
 VERSIONS = st.integers(1, 6)
 LEARNER = Learner()

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from support.groups import SAMPLING, make_group
-
 from node.coordinator import decisions
 from node.coordinator.accounts import Accounts, Balance, Transaction
 from node.coordinator.admission import Bounds, Learner, Work
@@ -13,6 +11,7 @@ from node.coordinator.leases import parse_group_id
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup
 from node.run import StepRecord
+from support.groups import SAMPLING, make_group
 
 NOW_S = 1_800_000_000.0
 TTL_S = 60.0

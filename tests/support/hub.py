@@ -9,9 +9,6 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
-from support.clock import ManualClock
-from support.groups import SAMPLING, make_group
-from support.identity import MadeRun
 
 from heterorl.v1 import (
     common_pb2,
@@ -34,6 +31,9 @@ from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import group_to_wire, role_to_wire
+from support.clock import ManualClock
+from support.groups import SAMPLING, make_group
+from support.identity import MadeRun
 
 TIMEOUT_S = 20.0
 LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16

@@ -9,9 +9,6 @@ from typing import Any
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
-from support.identity import MadeRun
-from support.rpc import Serving, serving
-from support.weights import LAYOUT, Learner
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.identity.store import Identity
@@ -21,6 +18,9 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.fetch import Fetcher, FetchLimits
 from node.weights.layout import Layout
 from node.weights.store import ArtifactStore
+from support.identity import MadeRun
+from support.rpc import Serving, serving
+from support.weights import LAYOUT, Learner
 
 Answers = AsyncIterator[policy_pb2.FetchFramesResponse]
 

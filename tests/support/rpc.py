@@ -11,7 +11,6 @@ from typing import Any
 import grpc.aio
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
-from support.identity import MadeRun
 
 from heterorl.v1 import membership_pb2, policy_pb2, rollout_pb2
 from node.clock import Clock, SystemClock
@@ -20,6 +19,7 @@ from node.identity.revocation import RevocationList
 from node.identity.store import Identity
 from node.rpc.gate import GateLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
+from support.identity import MadeRun
 
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method

@@ -552,7 +552,7 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Prompt slots by state: leased, spooled, accepted, trained, abandoned."""
+        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned."""
 
     @_builtins.property
     def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.coordinator import LEARNER, WORK, Desk, make_answer
-from support.groups import SAMPLING, make_completion
 
 from node.coordinator.admission import Bounds, Load, capacity, objection
 from node.rollout import RolloutGroup, Verdict
+from support.coordinator import LEARNER, WORK, Desk, make_answer
+from support.groups import SAMPLING, make_completion
 
 
 def room(

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
-from support.groups import make_completion
 
 from node.coordinator import decisions
 from node.coordinator.accounts import Balance
@@ -13,6 +11,8 @@ from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict
+from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
+from support.groups import make_completion
 
 
 @pytest.fixture

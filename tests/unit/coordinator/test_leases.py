@@ -1,10 +1,10 @@
 """The life of a slot, driven step by step."""
 
 import pytest
-from support.coordinator import TTL_S, Desk
 
 from node.coordinator.leases import MAX_ATTEMPTS, SlotState, Standing, parse_group_id
 from node.rollout import Verdict
+from support.coordinator import TTL_S, Desk
 
 
 @pytest.fixture

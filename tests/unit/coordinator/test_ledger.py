@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.coordinator import LEARNER, Desk
 
 from node.coordinator.accounts import StoredGroup, Transaction
 from node.coordinator.ledger import Ledger
@@ -15,6 +14,7 @@ from node.coordinator.versions import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Verdict
 from node.run import StepRecord
+from support.coordinator import LEARNER, Desk
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 from node.coordinator import roster as roster_module
 from node.coordinator.accounts import Balance
@@ -18,6 +17,7 @@ from node.rollout import Verdict
 from node.run import Role
 from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 HEAD = PolicyVersion(3, b"r" * 16)

@@ -1,7 +1,6 @@
 import io
 
 from rich.console import Console
-from support.demo_records import make_steps
 
 from deploy.demo.live_view import curve, line, table
 from deploy.demo.observation import Metrics, Observation, Scrapes
@@ -9,6 +8,7 @@ from deploy.demo.plan import FAR
 from deploy.demo.records import Step
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus
+from support.demo_records import make_steps
 
 
 def _seen(steps: list[Step], *, status: RunStatus | None = None) -> Observation:

@@ -7,7 +7,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from support.identity import NOW_S
 
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.authority import (
@@ -21,6 +20,7 @@ from node.identity.authority import (
 from node.identity.peer import Peer
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role
+from support.identity import NOW_S
 
 
 @pytest.fixture

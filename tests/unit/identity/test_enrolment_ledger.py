@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.identity import NOW_S
 
 from node.errors import Reason, RefusedError
 from node.identity.authority import Authority
 from node.identity.enrolment_ledger import EnrolmentLedger
 from node.identity.tokens import Token, issue_token
 from node.run import Role
+from support.identity import NOW_S
 
 AUTHORITY = Authority.create("run", now=NOW_S)
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from support.identity import NOW_S
 
 from node.errors import ConfigError, StartupError
 from node.identity import init_run, token_command
@@ -12,6 +11,7 @@ from node.identity.signatures import SigningKey
 from node.identity.store import check_own, load_identity
 from node.identity.tokens import Token
 from node.run import Role
+from support.identity import NOW_S
 
 
 def run_init(*arguments: str) -> int:

@@ -3,10 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.identity import NOW_S, make_run
 
 from node.errors import StartupError
 from node.identity.run_description import RunDescription
+from support.identity import NOW_S, make_run
 
 
 def write(tmp_path: Path, **changes: Any) -> Path:

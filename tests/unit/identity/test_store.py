@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from support.identity import NOW_S, MadeRun, make_run
 
 from node.errors import StartupError
 from node.identity.authority import new_key
 from node.identity.files import write_secret
 from node.identity.store import check_dates, check_own, load_identity, load_or_make_key, save_identity
 from node.run import Role
+from support.identity import NOW_S, MadeRun, make_run
 
 
 @pytest.fixture

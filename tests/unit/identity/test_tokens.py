@@ -1,11 +1,11 @@
 import pytest
-from support.identity import NOW_S
 
 from node.errors import Reason, RefusedError
 from node.identity.authority import Authority
 from node.identity.tokens import Token, issue_token, redeem
 from node.limits import TOKEN_BYTES
 from node.run import Role
+from support.identity import NOW_S
 
 AUTHORITY = Authority.create("run", now=NOW_S)
 

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.groups import SAMPLING, make_completion, make_group
 
 from learner.admission import AdmissionRules, Judged, judge, stale
 from node.rollout import RolloutGroup, Verdict
+from support.groups import SAMPLING, make_completion, make_group
 
 RULES = AdmissionRules(
     run_id="run",

@@ -1,8 +1,8 @@
 import pytest
-from support.groups import make_group
 
 from learner.batching import BatchBuffer
 from node.rollout import DeliveredGroup, Verdict
+from support.groups import make_group
 
 
 def delivered(group_id: str, version: int) -> DeliveredGroup:

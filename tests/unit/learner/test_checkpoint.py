@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.groups import make_completion, make_group
-from support.tiny_model import make_tiny_model
 
 from learner.checkpoint import CheckpointStore, Progress
 from learner.epoch import raise_epoch
@@ -15,6 +13,8 @@ from learner.train_step import StepSettings, train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
+from support.groups import make_completion, make_group
+from support.tiny_model import make_tiny_model
 
 SETTINGS = StepSettings(
     clip_epsilon=0.2,

@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from learner.model import Policy, load_policy
 from node.errors import StartupError
+from support.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from support.groups import SAMPLING
 
 from learner.mailbox import Snapshot, SnapshotMailbox
 from learner.metrics import LearnerMetrics
@@ -25,6 +24,7 @@ from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from node.weights.store import ArtifactStore
+from support.groups import SAMPLING
 
 LAYOUT = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))])
 KEY = SigningKey.generate()

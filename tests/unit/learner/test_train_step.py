@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.groups import SAMPLING, make_completion, make_group
-from support.tiny_model import make_tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -21,6 +19,8 @@ from learner.objective.surrogate import clipped_surrogate
 from learner.packing import micro_batches, rows_of
 from learner.train_step import StepOutcome, StepSettings, train_step
 from node.rollout import RolloutGroup
+from support.groups import SAMPLING, make_completion, make_group
+from support.tiny_model import make_tiny_model
 
 SETTINGS = StepSettings(
     clip_epsilon=0.2,
@@ -91,7 +91,7 @@ def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:
             divergence.append(kl_behaviour_learner(lp, lq).mean())
         weight = group_expectation_weight(torch.stack(learner), torch.stack(behaviour))
         reward = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
-        surrogate = clipped_surrogate(weight, centred_advantage(reward), clip_epsilon=0.2).loss
+        surrogate = clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss
         discount = 0.5 ** ((VERSION - group.oldest_version) / 2.0)
         losses.append(discount * (surrogate + 0.1 * torch.stack(divergence)).mean())
     return torch.stack(losses).mean()

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from support.clock import ManualClock
 
 from node.daemon import Phase
 from node.errors import StartupError
 from node.telemetry.http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
+from support.clock import ManualClock
 
 
 @asynccontextmanager

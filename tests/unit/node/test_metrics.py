@@ -4,7 +4,6 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
 from prometheus_client.registry import Collector
-from support.clock import ManualClock
 
 from node import limits
 from node.errors import Reason
@@ -16,6 +15,7 @@ from node.telemetry.metrics import (
     exposition,
     snapshot,
 )
+from support.clock import ManualClock
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.groups import make_completion, make_group
 
 from node.errors import Reason, RefusedError
 from node.rollout import check_group
+from support.groups import make_completion, make_group
 
 
 def test_an_honest_group_passes() -> None:

@@ -60,8 +60,8 @@ def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
     text = rendered(RUN)
     (row,) = [line for line in text.splitlines() if line.startswith("far-away")]
     assert row.split() == [
-        "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "3", "stale,", "70", "trained",
-        "prompt", "lease",
+        "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "70", "3", "stale", "prompt",
+        "lease",
     ]  # fmt: skip
     assert "reward 0.750, KL 0.0123, ESS 0.80, staleness 1.5 mean, 4 max" in text
     assert "5 groups, bound by staleness" in text

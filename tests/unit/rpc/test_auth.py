@@ -1,7 +1,6 @@
-from support.rpc import METHODS
-
 from node.rpc.auth import MESSAGE_BYTES, RULES, service_of
 from node.run import Role
+from support.rpc import METHODS
 
 PREFIX = "/heterorl.v1."
 

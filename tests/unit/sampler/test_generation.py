@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from support.tiny_model import make_tiny_model
 
 from node.errors import Reason, RefusedError
 from node.rollout import SamplingParameters
@@ -15,6 +14,7 @@ from sampler.engines.base import FinishedRequest, GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
 from sampler.generation import Generation
 from sampler.metrics import SamplerMetrics
+from support.tiny_model import make_tiny_model
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
 SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=3)

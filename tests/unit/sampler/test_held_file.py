@@ -2,11 +2,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.weights import LAYOUT, flip_bit, random_words
 
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from sampler.held_file import load_held, save_held
+from support.weights import LAYOUT, flip_bit, random_words
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
@@ -12,6 +11,7 @@ from node.rollout import SamplingParameters
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.distribution import sampling_logprob
 from sampler.engines.torch_engine import TorchEngine, canonical_tensors
+from support.tiny_model import make_tiny_model
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
 

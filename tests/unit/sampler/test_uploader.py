@@ -3,12 +3,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.groups import make_group
 
 from node.errors import Reason, RefusedError
 from node.rollout import RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
 from sampler.uploader import UPLOADS_IN_FLIGHT, Uploader
+from support.groups import make_group
 
 
 class Hub:

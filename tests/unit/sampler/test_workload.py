@@ -1,7 +1,6 @@
-from support.groups import SAMPLING
-
 from node.rollout import PromptLease
 from sampler.workload import Stage, Workload
+from support.groups import SAMPLING
 
 
 def lease(lease_id: str) -> PromptLease:

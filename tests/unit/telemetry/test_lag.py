@@ -1,9 +1,9 @@
 """Clock offsets and lag by stage, worked by hand."""
 
 import pytest
-from support.groups import make_group
 
 from node.telemetry.lag import ClockSample, best_sample, clock_sample, submission_lags
+from support.groups import make_group
 
 
 def test_the_offset_is_exact_where_both_ways_take_equally_long() -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.weights import LAYOUT, SPECS, Learner
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
@@ -12,6 +11,7 @@ from node.weights.apply import DamagedFrameError, Stage, WrongBaseError, rebuild
 from node.weights.encode import EncodedVersion
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
+from support.weights import LAYOUT, SPECS, Learner
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1)

@@ -5,11 +5,11 @@ import struct
 import numpy as np
 import pytest
 import zstandard
-from support.weights import drifted, random_words
 
 from node.errors import Reason, RefusedError
 from node.weights.codec import Codec, EncodedFrame, decode_frame, encode_frame, payload_limit
 from node.weights.digests import Words
+from support.weights import drifted, random_words
 
 
 def words_of(*values: int) -> Words:

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 from node.errors import Reason, RefusedError
 from node.weights.codec import Codec
 from node.weights.encode import encode_version
 from node.weights.held import HeldPolicy
+from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81])

@@ -4,7 +4,6 @@ import struct
 from dataclasses import replace
 
 import pytest
-from support.weights import LAYOUT, RUN_ID, SPECS, Learner
 
 from node import limits
 from node.errors import Reason, RefusedError
@@ -13,6 +12,7 @@ from node.policy import NO_BASE, ArtifactKey
 from node.weights.codec import Codec
 from node.weights.layout import Layout
 from node.weights.manifest import DOMAIN, FrameRecord, Manifest, parse, sign, verify_signed
+from support.weights import LAYOUT, RUN_ID, SPECS, Learner
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1).manifest

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from support.weights import Learner
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
 from node.weights.high_water import HighWater
 from node.weights.manifest import Manifest
 from node.weights.offers import admit_offer
+from support.weights import Learner
 
 LEARNER = Learner()
 STEP = {version: LEARNER.encode(version, version - 1).manifest for version in range(1, 7)}

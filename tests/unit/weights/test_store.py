@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.held import HeldPolicy
 from node.weights.store import INCOMING_ARTIFACTS, ArtifactStore
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 
 @pytest.fixture

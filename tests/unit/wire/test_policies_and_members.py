@@ -1,5 +1,4 @@
 import pytest
-from support.groups import SAMPLING
 
 from heterorl.v1 import membership_pb2
 from node.errors import RefusedError
@@ -21,6 +20,7 @@ from node.wire import (
     settings_from_wire,
     settings_to_wire,
 )
+from support.groups import SAMPLING
 
 VERSION = PolicyVersion(3, b"r" * 16)
 STEP = StepReport(3, 0.5, 1.5, 4, 0.01, 0.9, 0.1, 1.2, 0.3, 2.2)

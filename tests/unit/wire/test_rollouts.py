@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.groups import make_completion, make_group
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.rollout import RolloutGroup, Verdict
 from node.wire import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
+from support.groups import make_completion, make_group
 
 
 def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:

@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.errors import StartupError
+from node.tokenizer import TOKENIZER_DIGEST_BYTES, tokenizer_digest
+
+SAVED: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [{"id": 0, "content": "<end>"}],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Split"},
+    "post_processor": None,
+    "decoder": {"type": "Fuse"},
+    "model": {"type": "WordLevel", "vocab": {"<end>": 0, "a": 1, "é": 2}},
+}
+
+
+def digest_of(directory: Path, *, indent: int | None = None, changes: dict[str, Any] | None = None) -> bytes:
+    (directory / "tokenizer.json").write_text(json.dumps(SAVED | (changes or {}), indent=indent))
+    return tokenizer_digest(directory)
+
+
+def test_equal_tokenizers_have_equal_digests_however_they_were_written(tmp_path: Path) -> None:
+    digest = digest_of(tmp_path)
+    assert len(digest) == TOKENIZER_DIGEST_BYTES
+    assert digest_of(tmp_path, indent=2) == digest
+    assert digest_of(tmp_path, changes={"padding": {"length": 8}, "truncation": {"max_length": 9}}) == digest
+
+
+@pytest.mark.parametrize("key", ["added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
+def test_whatever_changes_the_meaning_of_ids_changes_the_digest(tmp_path: Path, key: str) -> None:
+    assert digest_of(tmp_path, changes={key: ["other"]}) != digest_of(tmp_path)
+
+
+def test_two_ids_swapped_change_the_digest(tmp_path: Path) -> None:
+    swapped = {"type": "WordLevel", "vocab": {"<end>": 0, "a": 2, "é": 1}}
+    assert digest_of(tmp_path, changes={"model": swapped}) != digest_of(tmp_path)
+
+
+def test_a_missing_tokenizer_names_its_path(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json does not exist"):
+        tokenizer_digest(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
+def test_a_file_that_is_no_json_object_is_a_startup_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(StartupError, match="is not"):
+        tokenizer_digest(tmp_path)

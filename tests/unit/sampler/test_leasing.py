@@ -1,0 +1,143 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from node.clock import SystemClock
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import PromptLease
+from node.rollout_client import LeaseGrant, SamplerRolloutClient
+from node.rpc.channel import ConnectionLost
+from node.telemetry.metrics import NodeMetrics
+from sampler.generation import Generation
+from sampler.leasing import Leasing
+from sampler.workload import Stage, Workload
+from support.groups import SAMPLING
+from support.waiting import until
+
+HELD = PolicyVersion(3, b"r" * 16)
+
+
+class Hub:
+    """Grants what the test puts in; remembers what it was asked."""
+
+    def __init__(self, *grants: LeaseGrant | Exception) -> None:
+        self.grants = list(grants)
+        self.asked: list[int] = []
+        self.released: list[str] = []
+
+    async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
+        assert held == HELD
+        self.asked.append(max_leases)
+        grant = self.grants.pop(0) if self.grants else LeaseGrant((), 3600.0, "staleness")
+        if isinstance(grant, Exception):
+            raise grant
+        return grant
+
+    async def release(self, lease_ids: Sequence[str]) -> int:
+        self.released += lease_ids
+        return len(lease_ids)
+
+
+class Serving:
+    """Says which version is served."""
+
+    def __init__(self) -> None:
+        self.is_serving = asyncio.Event()
+        self.is_serving.set()
+
+    async def wait_until_serving(self) -> PolicyVersion:
+        await self.is_serving.wait()
+        return HELD
+
+
+def grant(*lease_ids: str) -> LeaseGrant:
+    return LeaseGrant(tuple(PromptLease(i, "addition", 0, 4, SAMPLING, 60.0) for i in lease_ids), 0.0, "")
+
+
+class Desk:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.serving = Serving()
+        self.workload = Workload(concurrency_groups=2, outbox_groups=2)
+        self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
+        self.leasing = Leasing(
+            cast(SamplerRolloutClient, hub),
+            workload=self.workload,
+            generation=cast(Generation, self.serving),
+            node_metrics=self.node_metrics,
+            random=lambda: 0.01,
+        )
+        self.unwanted: set[str] = set()
+
+    def take(self, lease: PromptLease) -> bool:
+        if lease.lease_id in self.unwanted:
+            self.leasing.give_back([lease.lease_id])
+            return False
+        self.workload.take(lease, now=0.0)
+        return True
+
+
+@asynccontextmanager
+async def leasing(desk: Desk) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(desk.leasing.run(desk.take))
+        yield
+        running.cancel()
+
+
+async def test_leases_are_taken_up_to_the_room_there_is_and_again_when_there_is_more() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1"), grant("3.1")))
+    async with leasing(desk):
+        await until(lambda: desk.workload.room() == 0)
+        desk.workload.advance("1.1", Stage.GRADING)
+        desk.leasing.notice_change()
+        await until(lambda: desk.workload.lease_ids == ("1.1", "2.1", "3.1"))
+    assert desk.hub.asked == [2, 1]
+
+
+async def test_nothing_is_leased_before_there_is_a_policy_to_sample_from() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1")))
+    desk.serving.is_serving.clear()
+    async with leasing(desk):
+        await until(lambda: desk.node_metrics.waits_for == "policy version")
+        assert desk.hub.asked == []
+        desk.serving.is_serving.set()
+        await until(lambda: desk.hub.asked == [2])
+
+
+@pytest.mark.parametrize(
+    ("bound", "shown"), [("staleness", "prompt lease: staleness"), ("x" * 500, "prompt lease")]
+)
+async def test_the_bound_the_hub_names_is_shown_where_it_is_a_known_one(bound: str, shown: str) -> None:
+    desk = Desk(Hub(LeaseGrant((), 3600.0, bound)))
+    async with leasing(desk):
+        await until(lambda: desk.node_metrics.waits_for == shown)
+
+
+@pytest.mark.parametrize("failure", [ConnectionLost("cut"), RefusedError(Reason.NOT_JOINED, "restarted")])
+async def test_a_hub_that_is_away_is_asked_again(failure: Exception) -> None:
+    desk = Desk(Hub(failure, failure, grant("1.1", "2.1")))
+    async with leasing(desk):
+        await until(lambda: desk.workload.room() == 0)
+    assert desk.hub.asked == [2, 2, 2]
+
+
+async def test_unwanted_leases_go_back_before_more_are_asked_for() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1"), grant("3.1")))
+    desk.unwanted = {"2.1"}
+    async with leasing(desk):
+        await until(lambda: desk.workload.lease_ids == ("1.1", "3.1"))
+    assert desk.hub.released == ["2.1"]
+
+
+async def test_leases_given_back_while_all_room_is_taken_go_back_at_once() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1")))
+    async with leasing(desk):
+        await until(lambda: desk.workload.room() == 0)
+        desk.leasing.give_back(["9.9"])
+        await until(lambda: desk.hub.released == ["9.9"])
