@@ -6,6 +6,7 @@ Nothing heavy is imported before the arguments and the configuration are known t
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -58,6 +59,9 @@ def _run_daemon(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_resolved(resolved, as_json=False)
         return ExitCode.DRAINED
+    # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
+    # to exec, which needs none of them. Read when grpc is imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     bootstrap = importlib.import_module("node.bootstrap")
     exit_code: int = bootstrap.run(resolved, roles=arguments.roles)
     return exit_code

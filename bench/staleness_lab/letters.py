@@ -80,7 +80,9 @@ class LetterSorting:
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
         """Write until the end token, at most 7 tokens; ``uniform`` is [rows, n, G, 7]."""
         token, mask, log_probability = self._write(theta, self._word[prompt], uniform)
-        reward = (token == self._answer[prompt].unsqueeze(2)).all(-1).float()
+        answer = self._answer[prompt].unsqueeze(2)
+        right = (token == answer).cumprod(-1).sum(-1) - (answer == _PAD).sum(-1) * (token == answer).all(-1)
+        reward = right / (answer != _PAD).sum(-1)
         return Completions(token=token, mask=mask, reward=reward, log_probability=log_probability)
 
     def log_probability(self, theta: Tensor, prompt: Tensor, token: Tensor) -> Tensor:

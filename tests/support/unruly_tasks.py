@@ -14,12 +14,19 @@ class _Unruly:
 
 
 class Hanging(_Unruly):
-    """Sleeps for ever on prompt 1; starts a child that outlives it on prompt 2."""
+    """Sleeps for ever on prompt 1."""
 
     def grade(self, index: int, text: str) -> float:
         if index == 1:
             time.sleep(3600)
-        if index == 2:
+        return 1.0
+
+
+class Parenting(_Unruly):
+    """On prompt 1 starts a child that would outlive it, writes its pid to the file ``text``, and hangs."""
+
+    def grade(self, index: int, text: str) -> float:
+        if index == 1:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
             Path(text).write_text(str(child.pid))
             time.sleep(3600)

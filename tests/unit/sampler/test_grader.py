@@ -70,7 +70,7 @@ async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
 async def test_what_a_grader_started_is_killed_with_it(make: Callable[..., Grader], tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(GradingError, match="killed"):
-        await make("Hanging", wall_limit_s=1.0).grade(2, [str(note)])
+        await make("Parenting", wall_limit_s=1.0).grade(1, [str(note)])
     child = int(note.read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
