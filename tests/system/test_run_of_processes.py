@@ -1,0 +1,64 @@
+"""A run of real processes over mutual TLS, each of them killed without warning in mid-work."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from deploy.demo import checks
+from deploy.demo.plan import COORDINATOR, LEARNER, NEAR, Plan, RunDirectory
+from deploy.demo.processes import Fleet
+from deploy.demo.records import Step, read_ledger
+from deploy.demo.session import Session
+from support.waiting import until
+
+VERSIONS = 40
+KILLS = ((NEAR, 6), (LEARNER, 12), (COORDINATOR, 20), (LEARNER, 28))
+"""Who is killed once the run has come how far."""
+
+NOT_PROMISED_HERE = {"the reward rises", "the far sampler is late and trained on"}
+"""What takes more versions than a test should."""
+
+
+def steps_of(directory: RunDirectory) -> list[Step]:
+    if not directory.step_log.exists():
+        return []
+    # A line that is being written has no end yet.
+    return [
+        Step.parse(line)
+        for line in directory.step_log.read_text().splitlines(keepends=True)
+        if line[-1] == "\n"
+    ]
+
+
+@pytest.mark.timeout(240)
+async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained_on_twice(
+    tmp_path: Path,
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    for folder in ("config", "logs", "state"):
+        (directory.root / folder).mkdir(parents=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    async with Fleet(log_of=directory.log, environ=environ) as fleet:
+        session = Session(Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, fleet=fleet)
+        await session.begin()
+        for name, version in KILLS:
+            await until(lambda version=version: len(steps_of(directory)) >= version, within_s=60)  # type: ignore[misc]
+            await session.kill(name)
+            await session.start(name, environ={})
+        assert await session.wait_for_last_step(timeout_s=60)
+        exit_codes = await session.drain()
+    promises = checks.evaluate(
+        versions=VERSIONS,
+        steps=steps_of(directory),
+        ledger=read_ledger(directory.ledger, run_id=directory.run_id),
+        exit_codes=exit_codes,
+    )
+    broken = [
+        f"{c.promise}: {c.figures}" for c in promises if not c.is_kept and c.promise not in NOT_PROMISED_HERE
+    ]
+    assert broken == []
+    epoch = await asyncio.to_thread((directory.state(LEARNER) / LEARNER / "epoch").read_text)
+    assert json.loads(epoch) == 3
