@@ -98,9 +98,7 @@ def _measure(policy: Policy, batch: MicroBatch, settings: StepSettings) -> _Meas
     logprob = torch.where(mask, logprob, 0.0)
     lengths = mask.sum(dim=1)
     weight = expectation_weight(logprob.sum(dim=1) / lengths, batch.log_expectation)
-    surrogate = clipped_surrogate(
-        weight, batch.advantage, clip_low=settings.clip_epsilon, clip_high=settings.clip_epsilon
-    )
+    surrogate = clipped_surrogate(weight, batch.advantage, clip_epsilon=settings.clip_epsilon)
     kl = kl_behaviour_learner(logprob, batch.behaviour_logprob)
     penalty = settings.kl_coefficient * kl.sum(dim=1) / lengths
     return _Measured(

@@ -40,7 +40,7 @@ def distributions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 def gepo_loss(learner_logprob: Tensor, behaviour_logprob: Tensor, reward: Tensor) -> Tensor:
     weight = group_expectation_weight(learner_logprob, behaviour_logprob)
-    return clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss.mean()
+    return clipped_surrogate(weight, centred_advantage(reward), clip_epsilon=0.2).loss.mean()
 
 
 @unhurried

@@ -91,7 +91,7 @@ def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:
             divergence.append(kl_behaviour_learner(lp, lq).mean())
         weight = group_expectation_weight(torch.stack(learner), torch.stack(behaviour))
         reward = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
-        surrogate = clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss
+        surrogate = clipped_surrogate(weight, centred_advantage(reward), clip_epsilon=0.2).loss
         discount = 0.5 ** ((VERSION - group.oldest_version) / 2.0)
         losses.append(discount * (surrogate + 0.1 * torch.stack(divergence)).mean())
     return torch.stack(losses).mean()
