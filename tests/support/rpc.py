@@ -117,10 +117,18 @@ def every_service(server: grpc.aio.Server) -> None:
     def behaviour(method: MethodDescriptor) -> Callable[..., Any]:
         answer = message_factory.GetMessageClass(method.output_type)
 
+        async def hear(request: Any) -> None:
+            # A stream that ends before its caller has written may be INTERNAL to the caller.
+            if method.client_streaming:
+                async for _ in request:
+                    pass
+
         async def respond(request: Any, context: Any) -> Any:
+            await hear(request)
             return answer()
 
         async def respond_many(request: Any, context: Any) -> AsyncIterator[Any]:
+            await hear(request)
             yield answer()
 
         return respond_many if method.server_streaming else respond

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from sampler.tasks.grader import Grader, GradingError
+from support.waiting import until
 
 
 class Kills:
@@ -16,6 +17,13 @@ class Kills:
 
     def __call__(self) -> None:
         self.count += 1
+
+
+def is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
@@ -71,8 +79,7 @@ async def test_what_a_grader_started_is_killed_with_it(make: Callable[..., Grade
     note = tmp_path / "child"
     with pytest.raises(GradingError, match="killed"):
         await make("Parenting", wall_limit_s=1.0).grade(1, [str(note)])
-    child = int(note.read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    await until(lambda: is_dead(int(note.read_text())))
 
 
 async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
