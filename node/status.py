@@ -80,7 +80,8 @@ async def fetch_status(coordinator: str, caller: Identity | Peer) -> RunStatus:
 
 def render(status: RunStatus) -> RenderableType:
     """Give the run's state for a terminal: a few lines on the run, a row for each peer."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    # One space between columns: the table fits a terminal of 80.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("node", "role", "state"):
         table.add_column(heading, no_wrap=True)
     for heading in ("holds", "behind", "lag s", "seen s", "stale", "trained"):

@@ -99,7 +99,7 @@ class Hub:
         for member in self._roster.expire(now):
             logger.warning(
                 "peer not heard of",
-                extra={"role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
+                extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
         head = self._roster.head
         self._spool.show_load()

@@ -73,7 +73,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         logger.info(
             "peer joined",
             extra={
-                "role": peer.role,
+                "peer_role": peer.role,
                 "node_id": peer.node_id,
                 "joins": member.joins,
                 "software_version": request.software_version[:_VERSION_CHARACTERS],
@@ -101,7 +101,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             # A peer that came back after a cut has a newer stream by now.
             if self._streams.get(peer) is stream:
                 self._roster.leave(peer)
-                logger.info("peer left", extra={"role": peer.role, "node_id": peer.node_id})
+                logger.info("peer left", extra={"peer_role": peer.role, "node_id": peer.node_id})
         finally:
             if self._streams.get(peer) is stream:
                 del self._streams[peer]
