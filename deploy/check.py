@@ -21,7 +21,7 @@ DEPLOY: Final = Path(__file__).resolve().parent
 Check = tuple[str, Callable[[], list[str]]]
 """Its name, and how to get its complaints."""
 
-ROLES: Final = ("coordinator", "learner", "sampler")
+ROLES: Final = ("coordinator", "relay", "learner", "sampler")
 
 EXPOSURE_LIMIT: Final = 2.0
 """Of systemd's 0 (sealed) to 10. What is left is sockets, memory that torch may execute, and GPUs."""

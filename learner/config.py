@@ -2,8 +2,20 @@
 
 import math
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from learner.objective.menu import check_name, check_options
+from learner.objective.options import StalenessDiscount
 
 
 class LearnerConfig(BaseModel):
@@ -24,8 +36,12 @@ class LearnerConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
 
-    clip_epsilon: float = Field(default=0.2, gt=0, lt=1)
-    """Weights beyond 1 +- this push no further. Smaller is slower and steadier."""
+    objective: Annotated[str, AfterValidator(check_name)] = "gepo"
+    """Name of the objective, or the import path of one's own, ``package.module:function``."""
+
+    objective_options: dict[str, Any] = {}
+    """Its own options, a table [learner.objective_options]; see learner/objective/options.py.
+    For the clipped ones, smaller clip_low and clip_high are slower and steadier."""
 
     gradient_clip_norm: float = Field(default=1.0, gt=0)
     """Longest gradient that is applied as it is; longer ones are scaled down to it."""
@@ -34,12 +50,42 @@ class LearnerConfig(BaseModel):
     """Weight of KL(behaviour || learner) in the loss; 0 leaves it out. Higher ties the learner to
     the policies that sampled, which steadies late groups and slows learning."""
 
+    staleness_discount: StalenessDiscount = "exponential"
+    """How old groups count less: by half-life, by (1 + age) ** -power, by what their weights leave of
+    them (sample_size), or none."""
+
     staleness_half_life_versions: float = Field(default=math.inf, gt=0)
-    """A group this many versions old counts half. Infinity counts every group in full."""
+    """With ``exponential``: a group this many versions old counts half. Infinity counts all in full."""
+
+    staleness_power: float = Field(default=0.5, ge=0)
+    """With ``polynomial``: 0.5 makes a group 3 versions old count half, one 15 versions old a quarter."""
+
+    scales_rate_by_sample_size: bool = False
+    """Multiply the learning rate of each step by sqrt(ESS / completions): small steps where few
+    completions carry the weight."""
+
+    fast_steps: int = Field(default=0, ge=0, le=16)
+    """Steps on each batch before a reposition and the step that counts (SFPO; published: 3). Each costs
+    as much as a step, and memory for a copy of parameters and optimizer."""
+
+    reposition_share: float = Field(default=0.8, ge=0, le=1)
+    """How much of the way of the fast steps is kept."""
+
+    quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
+    """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version,
+    beyond which that sampler's groups are refused until the learner is started again. Infinity: never."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no result;
     a completion longer than this passes alone."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of matrix products; the parameters being trained are float32 either way. bfloat16 is fast on
+    devices that have it, and moves learner logprobs by about 0.05 nats a token."""
+
+    checkpoints_activations: bool = False
+    """Keep only the input of each layer for the backward pass: a third more work, memory for many more
+    tokens."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model is trained."""
@@ -54,8 +100,19 @@ class LearnerConfig(BaseModel):
     """Distance between artifacts that start from nothing. Shorter lets a late sampler in with fewer
     bytes; longer uploads less."""
 
+    public_delta_every_versions: int = Field(default=16, ge=1)
+    """Distance between deltas that start from the public base model, which every sampler has on disk: how
+    a new or a long absent one comes in with the fewest bytes. Made in spare time."""
+
     max_versions: int = Field(default=0, ge=0)
     """Version after which the learner publishes, drains and ends the daemon; 0 never."""
+
+    @field_validator("objective_options")
+    @classmethod
+    def _options_are_the_objectives(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "objective" in info.data:
+            check_options(info.data["objective"], options)
+        return options
 
     @model_validator(mode="after")
     def _betas_are_memories(self) -> "LearnerConfig":

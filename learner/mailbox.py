@@ -48,6 +48,11 @@ class SnapshotMailbox:
         self._waiting = snapshot
         self._filled.set()
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether a snapshot waits; may be asked from any thread."""
+        return self._waiting is not None
+
     def take(self) -> Snapshot | None:
         """Take the waiting snapshot, if there is one."""
         snapshot, self._waiting = self._waiting, None

@@ -14,8 +14,8 @@ class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(what: str, help_text: str) -> Gauge:
-            return Gauge(f"heterorl_learner_{what}", help_text, registry=registry)
+        def gauge(what: str, help_text: str, *labels: str) -> Gauge:
+            return Gauge(f"heterorl_learner_{what}", help_text, labels, registry=registry)
 
         def counter(what: str, help_text: str, *labels: str) -> Counter:
             return Counter(f"heterorl_learner_{what}", help_text, labels, registry=registry)
@@ -32,11 +32,19 @@ class LearnerMetrics:
             "clip_fraction": gauge("clip_ratio", "Share of the newest batch that was clipped."),
             "gradient_norm": gauge("gradient_norm", "Norm of the newest gradient before clipping."),
         }
+        self.sampler_mismatch_nats = gauge(
+            "sampler_mismatch_nats",
+            "KL(behaviour || learner) per token of fresh groups, by sampler.",
+            "sampler",
+        )
         self.version = gauge("version", "Version of the parameters now.")
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
         self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
         self.groups = counter("groups", "Groups by what became of them here.", "verdict")
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
+        self.tokens_per_second = gauge(
+            "tokens_per_second", "Completion tokens of the newest step over its time."
+        )
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.superseded_snapshots = counter(
             "superseded_snapshots", "Versions never published: a newer one was ready first."
@@ -61,5 +69,6 @@ class LearnerMetrics:
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
+        self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)

@@ -8,14 +8,18 @@ Learner logprobs come from the masters, samplers sample from their bfloat16 roun
 difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
 """
 
+import functools
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.digests import Words
 from node.weights.layout import Layout, TensorSpec
@@ -31,9 +35,22 @@ class Policy:
     policy's.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        checkpoints_activations: bool = False,
+    ) -> None:
+        """Take over ``model``.
+
+        Args:
+            compute_dtype: of matrix products (autocast); None: that of the masters.
+            checkpoints_activations: keep only the input of each layer, and run layers twice.
+        """
         model.train(False)
         self._model = model
+        self._compute_dtype = compute_dtype
         self.tensors = canonical_tensors(model)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
         self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
@@ -41,28 +58,47 @@ class Policy:
         self.vocabulary_size: int = text.vocab_size
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
+        self._has_plain_head = has_plain_head(model)
+        if checkpoints_activations:
+            _checkpoint_layers(model)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The trainable ones of ``tensors``."""
         return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
 
-    def token_logprobs(self, input_ids: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
+    def token_logprobs(
+        self, input_ids: Tensor, is_target: Tensor, target_ids: Tensor, temperature: Tensor
+    ) -> Tensor:
         """Give log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
             input_ids: [rows, length], padded on the right: causal attention never looks there.
-            target_ids: [rows, kept]; the tokens that follow the last ``kept`` positions.
+            is_target: [rows, length], bool: positions whose next token is asked for.
+            target_ids: [targets], those tokens, row after row.
             temperature: [rows], > 0, as the completions were sampled with.
 
         Returns:
-            [rows, kept], nats; carries the gradient.
+            [targets], nats, row after row; carries the gradient.
         """
-        kept = target_ids.shape[1]
-        logits: Tensor = self._model(input_ids=input_ids, use_cache=False, logits_to_keep=kept).logits
-        logits = logits / temperature[:, None, None]
-        chosen = logits.gather(-1, target_ids[..., None]).squeeze(-1)
-        return chosen - torch.logsumexp(logits, dim=-1)
+        at_target = temperature[:, None].expand_as(is_target)[is_target]
+        is_narrow = self._compute_dtype is not None
+        with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
+            if not self._has_plain_head:
+                logits = self._model(input_ids=input_ids, use_cache=False).logits[is_target]
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / at_target[:, None]
+                chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
+                return chosen - torch.logsumexp(logits, dim=-1)
+            hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return token_logprob(
+            hidden[is_target],
+            head.weight,
+            head.bias,
+            target_ids=target_ids,
+            temperature=at_target,
+            compute_dtype=self._compute_dtype,
+        )
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], rounded to nearest even."""
@@ -78,8 +114,14 @@ class Policy:
             return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
 
-def load_policy(model_dir: Path, *, device: str) -> Policy:
-    """Load a model directory as float32 masters.
+def load_policy(
+    model_dir: Path,
+    *,
+    device: str,
+    compute_dtype: torch.dtype | None = None,
+    checkpoints_activations: bool = False,
+) -> Policy:
+    """Load a model directory as float32 masters; the rest as ``Policy`` takes it.
 
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
@@ -90,7 +132,7 @@ def load_policy(model_dir: Path, *, device: str) -> Policy:
             model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
         torch.nn.Module.to(model, torch.device(device))
-        return Policy(model)
+        return Policy(model, compute_dtype=compute_dtype, checkpoints_activations=checkpoints_activations)
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
@@ -106,3 +148,28 @@ def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
         if tensor.is_floating_point():
             by_storage.setdefault(tensor.data_ptr(), (name, tensor))
     return dict(by_storage.values())
+
+
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Tell whether logits are the output embeddings times the last hidden state, and nothing else.
+
+    Found out on four tokens: some families scale or cap their logits after the head. Those get
+    their logits from the model, all at once.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, torch.nn.Linear):
+        return False
+    probe = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    with torch.no_grad():
+        logits = model(input_ids=probe, use_cache=False).logits
+        hidden = getattr(model.base_model(input_ids=probe, use_cache=False), "last_hidden_state", None)
+        return hidden is not None and torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    # The model's own way needs training mode, which would bring dropout with it.
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = functools.partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )

@@ -1,11 +1,11 @@
-"""Groups -> rows -> padded micro-batches.
+"""Groups -> one batch for the objective, and micro-batches for the model.
 
-A row is one completion with everything its loss needs. GEPO's denominator is data, so it is
-computed here, once per whole group; after that rows are independent, and neither the order
-nor the size of micro-batches can change a result.
+The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
+similar length. Row numbers join the two, so that neither the order nor the size of micro-batches
+can change a result.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,27 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage
-from learner.objective.importance import log_group_expectation
-from learner.objective.staleness import version_discount
-from node.rollout import RolloutGroup
+from learner.objective.batch import ObjectiveBatch
+from node.rollout import Completion, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One completion on its way through the model."""
 
+    number: int
+    """Its row in the objective's batch."""
     prompt_token_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     """[n], n >= 1."""
-    behaviour_logprob: NDArray[np.float32]
-    """[n], nats."""
     temperature: float
-    advantage: float
-    log_expectation: float
-    """log E_q[q] of its group, nats per token."""
-    share: float
-    """What its loss counts in the loss of the step."""
 
     @property
     def length(self) -> int:
@@ -43,59 +36,72 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows, padded on the right. ``kept`` is the part of ``length`` that predicts completions."""
+    """Rows, padded on the right."""
 
+    numbers: Tensor
+    """[rows], int64: ``Row.number``."""
     input_ids: Tensor
     """[rows, length]"""
+    is_target: Tensor
+    """[rows, length], bool: positions that predict a token of the completion."""
     target_ids: Tensor
-    """[rows, kept]"""
-    is_completion: Tensor
-    """[rows, kept], bool: the original mask, by which every mean is taken."""
-    behaviour_logprob: Tensor
-    """[rows, kept], nats; 0 outside the mask."""
+    """[targets], those tokens, row after row."""
     temperature: Tensor
     """[rows]"""
-    advantage: Tensor
-    """[rows]"""
-    log_expectation: Tensor
-    """[rows]"""
-    share: Tensor
-    """[rows]"""
 
 
-def rows_of(groups: Sequence[RolloutGroup], *, version: int, half_life_versions: float) -> list[Row]:
-    """Give the rows of a step's groups.
+def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
+    """Give the rows of a step's groups, in order."""
+    pairs = [(group, completion) for group in groups for completion in group.completions]
+    return [
+        Row(number, group.prompt_token_ids, completion.token_ids, group.sampling.temperature)
+        for number, (group, completion) in enumerate(pairs)
+    ]
 
-    The loss of the step is (1/groups) sum_g discount_g (1/completions) sum_i loss_i. It is divided by
-    the number of groups, not by the sum of discounts: a batch of old groups makes a small step.
+
+def objective_batch(
+    groups: Sequence[RolloutGroup],
+    *,
+    version: int,
+    discount: Callable[[int], float],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ObjectiveBatch:
+    """Give everything the objective takes, the behaviour's logprobs in place of the learner's.
 
     Args:
-        groups: whole groups.
+        groups: whole, at least one.
         version: learner version before the step.
-        half_life_versions: see ``version_discount``.
+        discount: what a group of some staleness, in versions, still counts.
+        dtype: of token logprobs. Rewards and discounts are float64.
+        device: of all tensors.
     """
-    rows = []
-    for group in groups:
-        means = [float(c.behaviour_logprob.mean(dtype=np.float64)) for c in group.completions]
-        log_expectation = float(log_group_expectation(torch.tensor(means, dtype=torch.float64)))
-        rewards = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
-        discount = version_discount(version - group.oldest_version, half_life_versions=half_life_versions)
-        for completion, advantage in zip(group.completions, centred_advantage(rewards).tolist(), strict=True):
-            rows.append(
-                Row(
-                    prompt_token_ids=group.prompt_token_ids,
-                    token_ids=completion.token_ids,
-                    behaviour_logprob=completion.behaviour_logprob,
-                    temperature=group.sampling.temperature,
-                    advantage=advantage,
-                    log_expectation=log_expectation,
-                    share=discount / (len(groups) * len(group.completions)),
-                )
-            )
-    return rows
+    completions = [completion for group in groups for completion in group.completions]
+    sizes = [len(group.completions) for group in groups]
+    staleness = np.array([version - group.oldest_version for group in groups])
+    behaviour = np.zeros((len(completions), max(len(c.token_ids) for c in completions)), np.float32)
+    mask = np.zeros(behaviour.shape, bool)
+    for number, completion in enumerate(completions):
+        behaviour[number, : len(completion.token_ids)] = completion.behaviour_logprob
+        mask[number, : len(completion.token_ids)] = True
+    behaviour_logprob = torch.from_numpy(behaviour).to(device, dtype)
+
+    def per_completion(of_group: Sequence[float] | NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.repeat(of_group, sizes)).to(device)
+
+    return ObjectiveBatch(
+        learner_logprob=behaviour_logprob,
+        behaviour_logprob=behaviour_logprob,
+        mask=torch.from_numpy(mask).to(device),
+        group_index=per_completion(np.arange(len(groups))),
+        reward=_rewards(completions).to(device),
+        staleness_versions=per_completion(staleness),
+        max_tokens=max(group.sampling.max_new_tokens for group in groups),
+        discount=per_completion([discount(int(age)) for age in staleness]),
+    )
 
 
-def micro_batches(rows: Iterable[Row], *, budget_tokens: int) -> list[list[Row]]:
+def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
     """Cut rows into runs of similar length whose padded size is within the budget.
 
     Longest first, so that a run's first row sets its width; a row longer than the budget is alone.
@@ -110,31 +116,22 @@ def micro_batches(rows: Iterable[Row], *, budget_tokens: int) -> list[list[Row]]
 
 
 def collate(rows: Sequence[Row], *, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows`` to one width; numbers in ``dtype``."""
+    """Pad ``rows`` to one width; temperatures in ``dtype``."""
     length = max(row.length for row in rows)
-    first = min(len(row.prompt_token_ids) for row in rows) - 1
     input_ids = np.zeros((len(rows), length), np.int64)
-    target_ids = np.zeros((len(rows), length), np.int64)
-    is_completion = np.zeros((len(rows), length), bool)
-    behaviour_logprob = np.zeros((len(rows), length), np.float32)
+    is_target = np.zeros((len(rows), length), bool)
     for i, row in enumerate(rows):
-        tokens = np.concatenate([row.prompt_token_ids, row.token_ids])
-        predicted = slice(len(row.prompt_token_ids) - 1, row.length)
-        input_ids[i, : row.length] = tokens[:-1]
-        target_ids[i, predicted] = row.token_ids
-        is_completion[i, predicted] = True
-        behaviour_logprob[i, predicted] = row.behaviour_logprob
-
-    def scalars(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
+        input_ids[i, : row.length] = np.concatenate([row.prompt_token_ids, row.token_ids])[:-1]
+        is_target[i, len(row.prompt_token_ids) - 1 : row.length] = True
+    target_ids = np.concatenate([row.token_ids for row in rows]).astype(np.int64)
     return MicroBatch(
+        numbers=torch.tensor([row.number for row in rows], device=device),
         input_ids=torch.from_numpy(input_ids).to(device),
-        target_ids=torch.from_numpy(target_ids[:, first:]).to(device),
-        is_completion=torch.from_numpy(is_completion[:, first:]).to(device),
-        behaviour_logprob=torch.from_numpy(behaviour_logprob[:, first:]).to(device, dtype),
-        temperature=scalars([row.temperature for row in rows]),
-        advantage=scalars([row.advantage for row in rows]),
-        log_expectation=scalars([row.log_expectation for row in rows]),
-        share=scalars([row.share for row in rows]),
+        is_target=torch.from_numpy(is_target).to(device),
+        target_ids=torch.from_numpy(target_ids).to(device),
+        temperature=torch.tensor([row.temperature for row in rows], dtype=dtype, device=device),
     )
+
+
+def _rewards(completions: Sequence[Completion]) -> Tensor:
+    return torch.tensor([completion.reward for completion in completions], dtype=torch.float64)

@@ -2,7 +2,8 @@
 
     mailbox --newest snapshot--> code and sign (thread) --> store --> uploader, in its own time
                                      |
-              a delta from the version published last, and a keyframe every so many versions
+              a delta from the version published last, and a keyframe every so many versions;
+              while no snapshot waits, deltas over many versions (learner/catch_up.py)
 
 After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
 newest in the store: what was published last is then known to the word.
@@ -12,13 +13,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 
+from learner.catch_up import CatchUp, Signer
 from learner.mailbox import Snapshot, SnapshotMailbox
 from learner.metrics import LearnerMetrics
 from node.clock import Clock
 from node.errors import RETRYABLE, RefusedError, StartupError
-from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
 from node.run import RunSettings
 from node.until import run_until
@@ -30,15 +31,6 @@ from node.weights.manifest import sign
 from node.weights.store import ArtifactStore
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """What makes an artifact this learner's."""
-
-    key: SigningKey
-    run_id: str
-    learner_epoch: int
 
 
 class Publisher:
@@ -55,6 +47,7 @@ class Publisher:
         layout: Layout,
         signer: Signer,
         keyframe_every_versions: int,
+        catch_up: CatchUp,
         run_settings: Callable[[], Awaitable[RunSettings]],
         clock: Clock,
         metrics: LearnerMetrics,
@@ -71,6 +64,7 @@ class Publisher:
         self._layout = layout
         self._signer = signer
         self._keyframe_every_versions = keyframe_every_versions
+        self._catch_up = catch_up
         self._run_settings = run_settings
         self._clock = clock
         self._metrics = metrics
@@ -93,7 +87,7 @@ class Publisher:
                     await self._publish(snapshot)
                 elif stopping.is_set():
                     return
-                else:
+                elif not await self._catch_others_up(stopping):
                     await run_until(stopping, self._mailbox.wait_for_snapshot())
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -128,6 +122,20 @@ class Publisher:
         self._metrics.publish_seconds.observe(took_s)
         told = {"version": version.number, "root": version.root.hex(), "took_s": took_s}
         _log.info("published", extra=told)
+
+    async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
+        """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
+        key = None if self._base is None else self._catch_up.next_key(self._base.version.number)
+        if self._base is None or key is None:
+            return False
+        loop = asyncio.get_running_loop()
+
+        def is_superseded() -> bool:
+            return self._mailbox.is_filled or stopping.is_set()
+
+        make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
+        await loop.run_in_executor(self._thread, make)
+        return True
 
     def _hold(self, version: PolicyVersion, words: Words) -> None:
         if self._base is not None:

@@ -16,13 +16,16 @@ from typing import Final
 import numpy as np
 import torch
 
+from learner.catch_up import CatchUp, Signer
 from learner.checkpoint import CheckpointStore
 from learner.config import LearnerConfig
 from learner.epoch import raise_epoch
 from learner.mailbox import SnapshotMailbox
 from learner.metrics import LearnerMetrics
-from learner.model import load_policy
-from learner.publisher import Publisher, Signer
+from learner.model import Policy, load_policy
+from learner.objective.registry import Objective, load_objective
+from learner.public_base import keep_public_base
+from learner.publisher import Publisher
 from learner.step_log import StepLog
 from learner.train_step import StepSettings
 from learner.trainee import Trainee
@@ -41,6 +44,7 @@ from node.service import Service
 from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
+from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
 from node.weights.upload import Uploader
@@ -66,8 +70,9 @@ def build(context: RoleContext) -> list[Service]:
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
     metrics = LearnerMetrics(context.registry)
-    trainee = _restore_trainee(context, config)
-    policy = trainee.policy
+    policy = _load_base_model(config)
+    words0 = keep_public_base(state_dir / "base.words", _words_of(policy))
+    trainee = _restore_trainee(context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -122,6 +127,14 @@ def build(context: RoleContext) -> list[Service]:
         layout=policy.layout,
         signer=signer,
         keyframe_every_versions=config.keyframe_every_versions,
+        catch_up=CatchUp(
+            store,
+            layout=policy.layout,
+            words0=words0,
+            signer=signer,
+            public_every_versions=config.public_delta_every_versions,
+            longest_lag_versions=lambda: membership.longest_lag_versions,
+        ),
         run_settings=membership.settings,
         clock=clock,
         metrics=metrics,
@@ -134,7 +147,7 @@ def build(context: RoleContext) -> list[Service]:
     loop = TrainingLoop(
         trainee,
         step_log=step_log,
-        settings=LoopSettings(config.buffer_groups, config.max_versions),
+        settings=LoopSettings(config.buffer_groups, config.max_versions, config.quarantine_mismatch_nats),
         identity=GroupIdentity(run_id, digest),
         run_settings=membership.settings,
         drain=drain,
@@ -168,10 +181,19 @@ def _signing_key(context: RoleContext) -> SigningKey:
     return key
 
 
-def _restore_trainee(context: RoleContext, config: LearnerConfig) -> Trainee:
+def _load_base_model(config: LearnerConfig) -> Policy:
     if config.threads:
         torch.set_num_threads(config.threads)
-    policy = load_policy(config.model_dir, device=config.device)
+    return load_policy(
+        config.model_dir,
+        device=config.device,
+        compute_dtype=torch.bfloat16 if config.compute_dtype == "bfloat16" else None,
+        checkpoints_activations=config.checkpoints_activations,
+    )
+
+
+def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy) -> Trainee:
+    objective = _load_objective(config)
     optimizer = torch.optim.AdamW(
         policy.parameters.values(),
         lr=config.learning_rate,
@@ -180,17 +202,36 @@ def _restore_trainee(context: RoleContext, config: LearnerConfig) -> Trainee:
         fused=True,
     )
     settings = StepSettings(
-        clip_epsilon=config.clip_epsilon,
+        objective=objective,
         kl_coefficient=config.kl_coefficient,
         gradient_clip_norm=config.gradient_clip_norm,
+        staleness_discount=config.staleness_discount,
         staleness_half_life_versions=config.staleness_half_life_versions,
+        staleness_power=config.staleness_power,
+        scales_rate_by_sample_size=config.scales_rate_by_sample_size,
+        fast_steps=config.fast_steps,
+        reposition_share=config.reposition_share,
         micro_batch_tokens=config.micro_batch_tokens,
     )
     checkpoints = CheckpointStore(context.state_dir / "checkpoints")
     return Trainee(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
 
 
+def _load_objective(config: LearnerConfig) -> Objective:
+    try:
+        return load_objective(config.objective, config.objective_options)
+    except ValueError as error:
+        raise StartupError(
+            str(error), fix="Correct learner.objective and learner.objective_options."
+        ) from error
+
+
+def _words_of(policy: Policy) -> Words:
+    words = np.empty(policy.layout.words, np.uint16)
+    policy.snapshot(words)
+    return words
+
+
 def _held_by(trainee: Trainee) -> HeldPolicy:
-    words = np.empty(trainee.policy.layout.words, np.uint16)
-    trainee.policy.snapshot(words)
+    words = _words_of(trainee.policy)
     return HeldPolicy.of(trainee.version, words, layout=trainee.policy.layout)

@@ -1,17 +1,24 @@
-"""One gradient step: groups in, new parameters and the numbers that describe the step out."""
+"""One step: groups in, new parameters and the numbers that describe the step out."""
 
+import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from learner.model import Policy
-from learner.objective.divergence import effective_sample_size_ratio, kl_behaviour_learner
-from learner.objective.importance import expectation_weight
-from learner.objective.surrogate import clipped_surrogate
-from learner.packing import MicroBatch, collate, micro_batches, rows_of
+from learner.objective.batch import ObjectiveBatch
+from learner.objective.divergence import effective_sample_size_ratio
+from learner.objective.options import StalenessDiscount
+from learner.objective.registry import Objective
+from learner.objective.slow_fast import slow_fast_step
+from learner.objective.staleness import learning_rate_factor, polynomial_discount, version_discount
+from learner.packing import MicroBatch, collate, micro_batches, objective_batch, rows_of
+from learner.step_loss import LossOutcome, StepLoss, add_gradient
 from node.rollout import RolloutGroup
 
 
@@ -19,11 +26,30 @@ from node.rollout import RolloutGroup
 class StepSettings:
     """What shapes a step; fields as in LearnerConfig."""
 
-    clip_epsilon: float
+    objective: Objective
     kl_coefficient: float
     gradient_clip_norm: float
+    staleness_discount: StalenessDiscount
     staleness_half_life_versions: float
+    staleness_power: float
+    scales_rate_by_sample_size: bool
+    fast_steps: int
+    reposition_share: float
     micro_batch_tokens: int
+
+    @property
+    def loss(self) -> StepLoss:
+        """What is differentiated."""
+        return StepLoss(self.objective, self.kl_coefficient, self.staleness_discount == "sample_size")
+
+    @property
+    def discount(self) -> Callable[[int], float]:
+        """What a group of some staleness, in versions, counts; 1 where the loss itself discounts."""
+        if self.staleness_discount == "exponential":
+            return partial(version_discount, half_life_versions=self.staleness_half_life_versions)
+        if self.staleness_discount == "polynomial":
+            return partial(polynomial_discount, power=self.staleness_power)
+        return lambda staleness_versions: 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +57,16 @@ class StepOutcome:
     """What a step was like, measured before the parameters moved."""
 
     is_applied: bool
-    """False: loss or gradient was not finite, and the parameters are as before."""
+    """False: loss or gradient was not finite, and nothing is changed."""
     loss: float
     gradient_norm: float
     """Before clipping."""
     kl_nats: float
     """KL(behaviour || learner), mean over tokens."""
+    kl_nats_of_groups: tuple[float, ...]
+    """Likewise for each group, in order."""
     ess_ratio: float
+    """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
@@ -45,16 +74,8 @@ class StepOutcome:
     """Completion tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One micro-batch; sums over tokens, tensors over rows."""
-
-    loss: Tensor
-    weight: Tensor
-    is_clipped: Tensor
-    kl_nats_sum: Tensor
-    surprisal_nats_sum: Tensor
-    tokens: int
+class _NotFiniteError(Exception):
+    """Loss or gradient of a step among several is not finite."""
 
 
 def train_step(
@@ -65,64 +86,121 @@ def train_step(
     version: int,
     settings: StepSettings,
 ) -> StepOutcome:
-    """Move the parameters one step down the GEPO loss of ``groups``.
+    """Move the parameters one step down the loss of ``groups``.
 
     Args:
         policy: Changed in place, unless the outcome says it was not applied.
-        optimizer: Over ``policy.parameters``.
+        optimizer: Over ``policy.parameters``; likewise.
         groups: Admitted, whole, at least one.
         version: Learner version before the step.
         settings: See StepSettings.
     """
-    optimizer.zero_grad(set_to_none=True)
-    rows = rows_of(groups, version=version, half_life_versions=settings.staleness_half_life_versions)
-    parameters = list(policy.parameters.values())
-    measured = []
-    for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens):
-        batch = collate(part, dtype=parameters[0].dtype, device=policy.device)
-        one = _measure(policy, batch, settings)
-        one.loss.backward()  # type: ignore[no-untyped-call]
-        measured.append(one)
-    gradient_norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm))
-    loss = float(sum(one.loss.detach() for one in measured))
-    is_applied = math.isfinite(loss) and math.isfinite(gradient_norm)
-    if is_applied:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return _outcome(measured, is_applied=is_applied, loss=loss, gradient_norm=gradient_norm)
-
-
-def _measure(policy: Policy, batch: MicroBatch, settings: StepSettings) -> _Measured:
-    mask = batch.is_completion
-    logprob = policy.token_logprobs(batch.input_ids, batch.target_ids, batch.temperature)
-    logprob = torch.where(mask, logprob, 0.0)
-    lengths = mask.sum(dim=1)
-    weight = expectation_weight(logprob.sum(dim=1) / lengths, batch.log_expectation)
-    surrogate = clipped_surrogate(weight, batch.advantage, clip_epsilon=settings.clip_epsilon)
-    kl = kl_behaviour_learner(logprob, batch.behaviour_logprob)
-    penalty = settings.kl_coefficient * kl.sum(dim=1) / lengths
-    return _Measured(
-        loss=(batch.share * (surrogate.loss + penalty)).sum(),
-        weight=weight.detach(),
-        is_clipped=surrogate.is_clipped,
-        kl_nats_sum=kl.detach().sum(),
-        surprisal_nats_sum=-logprob.detach().sum(),
-        tokens=int(lengths.sum()),
+    rows, dtype = rows_of(groups), next(iter(policy.parameters.values())).dtype
+    parts = [
+        collate(part, dtype=dtype, device=policy.device)
+        for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
+    ]
+    batch = objective_batch(
+        groups, version=version, discount=settings.discount, dtype=dtype, device=policy.device
     )
+    if settings.fast_steps == 0:
+        outcome, _ = _take_step(policy, optimizer, parts, batch, settings)
+        return outcome
+    return _take_slow_fast_step(policy, optimizer, parts, batch, settings)
 
 
-def _outcome(
-    measured: Sequence[_Measured], *, is_applied: bool, loss: float, gradient_norm: float
+def _take_slow_fast_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[MicroBatch],
+    batch: ObjectiveBatch,
+    settings: StepSettings,
 ) -> StepOutcome:
-    tokens = sum(one.tokens for one in measured)
-    weight = torch.cat([one.weight for one in measured])
+    parameters = list(policy.parameters.values())
+    parameters_before = [parameter.detach().clone() for parameter in parameters]
+    optimizer_before = copy.deepcopy(optimizer.state_dict())
+    outcomes: list[StepOutcome] = []
+
+    def step() -> None:
+        nonlocal batch
+        outcome, seen = _take_step(policy, optimizer, parts, batch, settings)
+        outcomes.append(outcome)
+        if not outcome.is_applied:
+            raise _NotFiniteError
+        if batch.proximal_logprob is None:
+            batch = replace(batch, proximal_logprob=seen.learner_logprob)
+
+    try:
+        slow_fast_step(
+            parameters, step, fast_steps=settings.fast_steps, reposition_share=settings.reposition_share
+        )
+    except _NotFiniteError:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, parameters_before, strict=True):
+                parameter.copy_(before)
+        optimizer.load_state_dict(optimizer_before)
+    return replace(outcomes[0], is_applied=outcomes[-1].is_applied)
+
+
+def _take_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[MicroBatch],
+    batch: ObjectiveBatch,
+    settings: StepSettings,
+) -> tuple[StepOutcome, ObjectiveBatch]:
+    """Take one step; give its outcome and the batch with the logprobs it saw."""
+    optimizer.zero_grad(set_to_none=True)
+    batch = add_gradient(policy, parts, batch, settings.loss)
+    with torch.no_grad():
+        measured = settings.loss(batch)
+    gradient_norm = float(
+        torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.gradient_clip_norm)
+    )
+    outcome = _outcome(batch, measured, gradient_norm=gradient_norm)
+    if outcome.is_applied:
+        is_scaled = settings.scales_rate_by_sample_size and not math.isnan(outcome.ess_ratio)
+        factor = learning_rate_factor(_completion_weight(batch, measured)) if is_scaled else 1.0
+        with _scaled_rate(optimizer, factor=factor):
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return outcome, batch
+
+
+@contextmanager
+def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[None]:
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _outcome(batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: float) -> StepOutcome:
+    loss, is_clipped, groups = float(measured.loss), measured.objective.is_clipped, batch.groups
+    tokens = int(batch.mask.sum())
+    kl_of_groups = groups.sum(measured.kl_nats.sum(dim=1)) / groups.sum(batch.lengths)
     return StepOutcome(
-        is_applied=is_applied,
+        is_applied=math.isfinite(loss) and math.isfinite(gradient_norm),
         loss=loss,
         gradient_norm=gradient_norm,
-        kl_nats=float(sum(one.kl_nats_sum for one in measured)) / tokens,
-        ess_ratio=effective_sample_size_ratio(weight) if bool(weight.isfinite().all()) else math.nan,
-        clip_fraction=float(torch.cat([one.is_clipped for one in measured]).float().mean()),
-        surprisal_nats=float(sum(one.surprisal_nats_sum for one in measured)) / tokens,
+        kl_nats=float(measured.kl_nats.sum()) / tokens,
+        kl_nats_of_groups=tuple(kl_of_groups.tolist()),
+        ess_ratio=_sample_size_ratio(_completion_weight(batch, measured)),
+        clip_fraction=float(is_clipped.sum()) / (tokens if is_clipped.ndim == 2 else len(is_clipped)),
+        surprisal_nats=-float(batch.within(batch.learner_logprob).sum()) / tokens,
         tokens=tokens,
     )
+
+
+def _completion_weight(batch: ObjectiveBatch, measured: LossOutcome) -> Tensor:
+    weight = measured.objective.weight
+    return weight if weight.ndim == 1 else batch.token_mean(weight)
+
+
+def _sample_size_ratio(weight: Tensor) -> float:
+    is_known = bool(weight.isfinite().all()) and bool((weight > 0).any())
+    return effective_sample_size_ratio(weight) if is_known else math.nan

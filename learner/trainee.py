@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from learner.checkpoint import CheckpointStore, Progress
+from learner.mismatch import Mismatch
 from learner.model import Policy
 from learner.step_log import StepLine, TrainedGroup
 from learner.train_step import StepOutcome, StepSettings, train_step
@@ -34,6 +35,8 @@ class StepTaken:
 
     record: StepRecord
     line: StepLine
+    mismatches: tuple[Mismatch, ...]
+    """Of the groups that were sampled from the version before the step."""
     checkpoint_s: float
 
 
@@ -110,7 +113,12 @@ class Trainee:
         self._checkpoints.save(self.policy, self._optimizer, progress)
         self.progress = progress
         self.policy.snapshot(words)
-        return StepTaken(record, line, checkpoint_s=self._clock.monotonic() - stepped_s)
+        mismatches = tuple(
+            Mismatch(group.sampler_id, kl_nats)
+            for group, kl_nats in zip(line.groups, outcome.kl_nats_of_groups, strict=True)
+            if group.staleness_versions == 0
+        )
+        return StepTaken(record, line, mismatches, checkpoint_s=self._clock.monotonic() - stepped_s)
 
     def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from learner.admission import AdmissionRules, judge
+from learner.admission import AdmissionRules, Judged, judge
 from learner.batching import BatchBuffer
 from learner.mailbox import Snapshot, SnapshotMailbox
 from learner.metrics import LearnerMetrics
+from learner.mismatch import MismatchBook
 from learner.step_log import StepLog
 from learner.trainee import StepTaken, Trainee, TrainingError
 from node.clock import Clock
@@ -42,6 +43,7 @@ class LoopSettings:
 
     buffer_groups: int
     max_versions: int
+    quarantine_mismatch_nats: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class TrainingLoop:
         self._node_metrics = node_metrics
         self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
         self._skipped_in_a_row = 0
+        self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
@@ -176,12 +179,25 @@ class TrainingLoop:
 
     def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
         group = delivered.group
-        judged = judge(group, rules, version=self.version, trained_group_ids=self._trained_group_ids)
+        judged = self._quarantined(delivered.sampler_id) or judge(
+            group, rules, version=self.version, trained_group_ids=self._trained_group_ids
+        )
         self._observe_lag("delivered", since_s=delivered.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(delivered)
             self._metrics.buffered_groups.set(len(buffer))
         self._tell(delivered, judged.verdict, judged.detail)
+
+    def _quarantined(self, sampler_id: str) -> Judged | None:
+        if not self._mismatches.is_quarantined(sampler_id):
+            return None
+        mean = self._mismatches.mean_nats(sampler_id)
+        limit = self._settings.quarantine_mismatch_nats
+        return Judged(
+            Verdict.SUSPECT,
+            f"fresh groups of {sampler_id} are {mean:.3g} nats a token from the learner, "
+            f"the bound is {limit:g}: the sampler's logprobs are not those of the version it names",
+        )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
         for delivered, judged in buffer.evict_stale(self.version):
@@ -238,6 +254,10 @@ class TrainingLoop:
 
     def _show(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(taken.line)
+        self._mismatches.observe(taken.mismatches)
+        for one in taken.mismatches:
+            mean_nats = self._mismatches.mean_nats(one.sampler_id)
+            self._metrics.sampler_mismatch_nats.labels(one.sampler_id).set(mean_nats)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.checkpoint_seconds.observe(taken.checkpoint_s)
         for delivered in batch:

@@ -30,6 +30,7 @@ from node.telemetry.http import TelemetryServer
 from node.telemetry.logging import bind_peer, configure_logging
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.exponent_conditioned.choice import implementation
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
     names = [role for role in ROLE_MODULES if role in set(roles)]
     configure_logging(log_format=config.telemetry.log_format, level=config.telemetry.log_level, roles=names)
     _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
+    _log.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
 

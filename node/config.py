@@ -2,7 +2,7 @@
 
     [node]          who this process is, where its run is            NodeSection
     [telemetry]     logs and metrics                                 TelemetrySection
-    [coordinator]   [learner]   [sampler]                            beside each role
+    [coordinator]   [relay]   [learner]   [sampler]                  beside each role
 
 The models of the roles live beside the roles and are imported by name when their section is
 there or their role is started; none of them imports torch or grpc, so a wrong value is
@@ -69,7 +69,7 @@ class NodeSection(BaseModel):
     The coordinator has its name from ``init``."""
 
     coordinator: Address | None = None
-    """Where learner and sampler reach the coordinator, ``host:port``."""
+    """Where everyone else reaches the coordinator, ``host:port``."""
 
     token_file: Path | None = None
     """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""
@@ -102,6 +102,7 @@ _SECTIONS: Final = {
     "node": ("node.config", "NodeSection"),
     "telemetry": ("node.config", "TelemetrySection"),
     "coordinator": ("node.coordinator.config", "CoordinatorConfig"),
+    "relay": ("node.relay.config", "RelayConfig"),
     "learner": ("learner.config", "LearnerConfig"),
     "sampler": ("sampler.config", "SamplerConfig"),
 }
@@ -115,12 +116,13 @@ class NodeConfig:
     node: NodeSection
     telemetry: TelemetrySection
     coordinator: BaseModel | None = None
+    relay: BaseModel | None = None
     learner: BaseModel | None = None
     sampler: BaseModel | None = None
 
     def section(self, model: type[Section]) -> Section:
         """Give a role's section by its model; it is there in a process that runs the role."""
-        for section in (self.coordinator, self.learner, self.sampler):
+        for section in (self.coordinator, self.relay, self.learner, self.sampler):
             if isinstance(section, model):
                 return section
         raise LookupError(f"no section is a {model.__name__}")

@@ -115,6 +115,7 @@ class MembershipClient:
         head: The newest announced version the hub has told of.
         clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
         joins: Times joined.
+        longest_lag_versions: A learner is told how far the farthest sampler is behind; others: 0.
     """
 
     name = "membership"
@@ -141,6 +142,7 @@ class MembershipClient:
         self.head: PolicyVersion | None = None
         self.clock_offset_s = 0.0
         self.joins = 0
+        self.longest_lag_versions = 0
 
     async def settings(self) -> RunSettings:
         """Wait until the peer has joined and give what the run is like."""
@@ -224,6 +226,7 @@ class MembershipClient:
         self._compare_clocks(sent_at_s, answer)
         if answer.HasField("head"):
             self.head = policy_version_from_wire(answer.head)
+        self.longest_lag_versions = max(0, answer.longest_lag_versions)
         for verdict in answer.verdicts:
             self._notices.verdict(
                 GroupVerdict(verdict.group_id, verdict_from_wire(verdict.verdict), verdict.detail)

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 ROLE_MODULES: Final = {
     "coordinator": "node.coordinator.role",
+    "relay": "node.relay.role",
     "learner": "learner.role",
     "sampler": "sampler.role",
 }
-"""Name -> module, in the order in which roles of one process start: the hub before who dials it."""
+"""Name -> module, in the order in which roles of one process start: hubs before who dials them."""
 
 
 @dataclass(frozen=True, slots=True)

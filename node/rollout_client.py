@@ -1,4 +1,4 @@
-"""A sampler's half of RolloutService: take leases, give them back, hand groups in."""
+"""The clients' half of RolloutService: take leases, give them back, hand groups in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,5 +53,19 @@ class SamplerRolloutClient:
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Hand a group in; safe to repeat. Answers the hub's verdict and its reason."""
         request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
+        response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
+        return verdict_from_wire(response.verdict), response.detail
+
+
+class RelayRolloutClient:
+    """Hands groups of samplers on, as a relay. Raises RefusedError and ConnectionLost."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+
+    async def submit(self, data: bytes, *, sampler_id: str) -> tuple[Verdict, str]:
+        """Hand a group on, as it was handed in; safe to repeat. Answers the verdict and its reason."""
+        group = rollout_pb2.RolloutGroup.FromString(data)
+        request = rollout_pb2.SubmitRolloutsRequest(group=group, sampler_id=sampler_id)
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail

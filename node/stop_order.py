@@ -10,14 +10,14 @@ class StopsAfter:
     """A service that is asked to stop only when another one, if it ever started, has returned."""
 
     def __init__(self, service: Service, *, other: "StopsAfter | None" = None) -> None:
-        self._service = service
+        self.service = service
         self._other = other
         self._is_started = False
         self._returned = asyncio.Event()
 
     @property
     def name(self) -> str:
-        return self._service.name
+        return self.service.name
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Run the service; see ``node.service``."""
@@ -25,7 +25,7 @@ class StopsAfter:
         its_turn = asyncio.Event()
         passing_on = asyncio.create_task(self._pass_on(stopping, its_turn))
         try:
-            await self._service.run(ready=ready, stopping=its_turn)
+            await self.service.run(ready=ready, stopping=its_turn)
         finally:
             passing_on.cancel()
             self._returned.set()

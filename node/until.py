@@ -1,6 +1,7 @@
-"""Work that goes on until the daemon stops."""
+"""Work that goes on until the daemon stops, and waits that end."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -20,3 +21,10 @@ async def run_until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         await asyncio.wait({task})
     if not task.cancelled():
         task.result()
+
+
+async def wait_at_most(event: asyncio.Event, limit_s: float) -> None:
+    """Wait until ``event`` is set, or for ``limit_s`` seconds, whichever is shorter."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()

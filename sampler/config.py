@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from node.config import Address
+
 
 class SamplerConfig(BaseModel):
     """Section ``[sampler]``."""
@@ -38,6 +40,14 @@ class SamplerConfig(BaseModel):
     outbox_groups: int = Field(default=16, ge=1, le=4096)
     """Finished groups kept while the hub is away or slow. When full, no more work is leased."""
 
+    weight_sources: tuple[Address, ...] = ()
+    """Relays (or the coordinator) to take weights from, ``host:port`` each, used at once in proportion to
+    what they deliver. The coordinator is asked only when they are all behind it; empty: always."""
+
+    rollout_via: Address | None = None
+    """A relay that takes finished groups in, ``host:port``, and keeps them on its disk while the coordinator
+    is away. Unset: the coordinator takes them itself."""
+
     custom_tasks: dict[str, str] = Field(default_factory=dict)
     """Task name -> ``package.module:Class``, for tasks that are not built in. Code is only ever named
     here, never by the coordinator."""
@@ -52,5 +62,5 @@ class SamplerConfig(BaseModel):
     """Address space of the grader. Too little and it does not start."""
 
     save_policy_every_s: float = Field(default=60.0, ge=0)
-    """Shortest time between two copies of the held policy on disk. A restarted sampler goes on from
-    the copy; without one it fetches everything since version 0 again."""
+    """Shortest time between two copies of the held policy on disk. In between, what is fetched is logged,
+    and a restarted sampler applies the log to the copy: longer spares the disk and starts slower."""

@@ -7,41 +7,47 @@
 
 Each version on the way to the head is verified and handed over: over a slow link a version nearer
 to the head is worth having. What is held is in one array, what is staged in another; they change
-places when the engine has taken the new words.
+places when the engine has taken the new words. Only a way that starts at the public base model
+again, after a long sleep, needs a third for as long as it takes.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from node.clock import Clock
-from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, Artifact
+from node.errors import Reason, RefusedError
+from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import run_until
-from node.weights.advance import fetch_version
+from node.weights.advance import Remedy, fetch_version, repair_version
+from node.weights.chain import PUBLIC_VERSION
 from node.weights.digests import Words
 from node.weights.fetch import Fetcher
 from node.weights.head_file import Head, StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
-from sampler.held_file import load_held, save_held
+from sampler.delta_log import StagedArtifact
+from sampler.policy_disk import PolicyDisk
 from sampler.sync_state import SyncState
 
 logger = logging.getLogger(__name__)
-
-HELD_FILE: Final = "held.words"
-MARK_FILE: Final = "high_water.json"
 
 
 class CountRefusal(Protocol):
     """``NodeMetrics.count_refusal``."""
 
     def __call__(self, *, service: str, reason: Reason) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    manifest: Manifest
+    policy: HeldPolicy
+    staged: StagedArtifact | None
 
 
 class PolicySync:
@@ -57,11 +63,9 @@ class PolicySync:
         layout: Layout,
         words0: Callable[[], Words],
         hand_over: Callable[[HeldPolicy], Awaitable[None]],
-        state_dir: Path,
-        save_every_s: float,
+        disk: PolicyDisk,
         transfer_metrics: TransferMetrics,
         count_refusal: CountRefusal,
-        clock: Clock,
         random: Callable[[], float],
     ) -> None:
         """Put it together.
@@ -70,8 +74,7 @@ class PolicySync:
             watch: Announcements for as long as anyone listens.
             words0: Reads the base model; called in a thread.
             hand_over: Returns when the engine has taken the words.
-            state_dir: Where the high-water mark and a copy of the held policy are kept.
-            save_every_s: Shortest time between two copies.
+            disk: What a restart goes on from; its calls are made in threads.
             random: Draws in [0, 1), for the backoff.
         """
         self._fetcher = fetcher
@@ -79,18 +82,13 @@ class PolicySync:
         self._layout = layout
         self._words0 = words0
         self._hand_over = hand_over
-        self._held_path = state_dir / HELD_FILE
-        self._mark_path = state_dir / MARK_FILE
-        self._save_every_s = save_every_s
+        self._disk = disk
         self._transfer_metrics = transfer_metrics
         self._count_refusal = count_refusal
-        self._clock = clock
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
         self._is_doubted = False
         self._newest_served = 0
-        self._saved_version = 0
-        self._saved_at_s = clock.monotonic()
         self._spare: Words | None = None
         self._published_at_s: float | None = None
 
@@ -99,25 +97,24 @@ class PolicySync:
         return 0.0 if self._published_at_s is None else max(0.0, now - self._published_at_s)
 
     def doubt(self) -> None:
-        """Fetch the head from the beginning: the hub says that what is held is not what was signed."""
+        """Compare what is held with what was signed, and mend it: the hub says that it is something else."""
         self._is_doubted = True
         self._changed.set()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Follow the head until ``stopping``; then keep a copy of what is held.
+        """Follow the head until ``stopping``.
 
         Raises:
-            StartupError: the high-water mark cannot be read.
-            RefusedError: the hub will never announce anything to this peer.
+            StartupError: what is on disk cannot be used.
+            RefusedError: no source will ever announce anything to this peer.
         """
-        self._mark = await asyncio.to_thread(self._load_mark)
-        saved = await asyncio.to_thread(load_held, self._held_path, self._layout)
-        self._saved_version = 0 if saved is None else saved.version.number
-        self._held = saved or await self._base()
+        self._mark = await asyncio.to_thread(self._disk.load_mark)
+        self._held, manifest = await asyncio.to_thread(self._disk.load, self._read_base)
+        if manifest is not None:
+            self._mark = self._admitted(manifest)
         self._state = SyncState(self._held.version, self._mark.high_water)
         ready()
         await run_until(stopping, self._follow())
-        await self._save()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -126,7 +123,7 @@ class PolicySync:
             while True:
                 self._changed.clear()
                 if self._is_doubted:
-                    await self._begin_again()
+                    await self._resolve_doubt()
                 artifact = self._state.next_artifact()
                 if artifact is not None:
                     await self._advance(artifact)
@@ -149,7 +146,7 @@ class PolicySync:
         try:
             fetched = await self._fetch_unless_useless(artifact)
             if fetched is not None:
-                await self._take(*fetched)
+                await self._take(fetched)
                 self._backoff.reset()
         except ConnectionLost as lost:
             logger.info("fetch interrupted", extra={"artifact": str(artifact.key), "detail": str(lost)})
@@ -161,7 +158,7 @@ class PolicySync:
             )
             self._state = self._state.failed(artifact.key)
 
-    async def _fetch_unless_useless(self, artifact: Artifact) -> tuple[Manifest, HeldPolicy] | None:
+    async def _fetch_unless_useless(self, artifact: Artifact) -> _Fetched | None:
         fetching = asyncio.create_task(self._fetch(artifact))
         try:
             while not fetching.done():
@@ -177,37 +174,38 @@ class PolicySync:
             await asyncio.gather(fetching, return_exceptions=True)
         return fetching.result()
 
-    async def _fetch(self, artifact: Artifact) -> tuple[Manifest, HeldPolicy]:
-        announcement = self._state.announcement
-        manifest = await self._fetcher.manifest(artifact.key)
+    async def _fetch(self, artifact: Artifact) -> _Fetched:
+        manifest, signed = await self._fetcher.signed_manifest(artifact.key)
         self._admitted(manifest)
+        staged = await asyncio.to_thread(self._disk.stage, manifest, signed)
+        held = self._held
+        if manifest.base_version == PUBLIC_VERSION != held.version.number:
+            held = await asyncio.to_thread(self._read_base)
         # Until the fetch has ended well, threads of a cancelled one may still write into it.
         spare, self._spare = self._spare, None
         policy = await fetch_version(
             self._fetcher,
             manifest,
             layout=self._layout,
-            held=self._held,
+            held=held,
             spare=spare,
-            artifacts=() if announcement is None else announcement.artifacts,
+            remedy=self._remedy(),
             metrics=self._transfer_metrics,
+            staging=staged,
         )
-        return manifest, policy
+        return _Fetched(manifest, policy, staged)
 
-    async def _take(self, manifest: Manifest, policy: HeldPolicy) -> None:
+    async def _take(self, fetched: _Fetched) -> None:
+        manifest, policy = fetched.manifest, fetched.policy
         mark = self._admitted(manifest)
-        try:
-            await asyncio.to_thread(mark.save, self._mark_path)
-        except OSError as error:
-            raise RefusedError(Reason.DISK, f"{self._mark_path} cannot be written: {error}") from error
+        await asyncio.to_thread(self._disk.remember, mark, fetched.staged)
         self._mark = mark
         previous, self._held = self._held, policy
         self._state = self._state.advanced(policy.version, mark.high_water)
         self._published_at_s = manifest.published_at_s
         await self._serve()
         self._spare = previous.words
-        if self._clock.monotonic() - self._saved_at_s >= self._save_every_s:
-            await self._save()
+        await asyncio.to_thread(self._disk.fold, policy)
 
     def _admitted(self, manifest: Manifest) -> StoreMark:
         """Give the mark after believing a manifest; versions on the way to the head leave it as it is."""
@@ -232,35 +230,46 @@ class PolicySync:
         await self._hand_over(self._held)
         logger.info("version held", extra={"version": version.number, "root": version.root.hex()})
 
-    async def _begin_again(self) -> None:
+    async def _resolve_doubt(self) -> None:
         self._is_doubted = False
+        version = self._held.version.number
+        artifacts = self._remedy().artifacts
+        making_it = [artifact.key for artifact in artifacts if artifact.key.version == version]
+        if making_it:
+            try:
+                await self._repair(making_it[0])
+                return
+            except (ConnectionLost, RefusedError) as error:
+                logger.warning("held policy not mended", extra={"version": version, "detail": str(error)})
+        await self._begin_again()
+
+    async def _repair(self, key: ArtifactKey) -> None:
+        """Serve what is held again, every frame as it was signed."""
+        manifest = await self._fetcher.manifest(key)
+        self._held = await repair_version(
+            self._fetcher,
+            manifest,
+            layout=self._layout,
+            held=self._held,
+            remedy=self._remedy(),
+            metrics=self._transfer_metrics,
+        )
+        logger.warning("held policy mended", extra={"version": manifest.version})
+        self._spare = None
+        self._state = self._state.advanced(self._held.version, self._state.high_water)
+        await self._serve()
+
+    async def _begin_again(self) -> None:
         logger.warning("held policy in doubt, beginning again", extra={"version": self._held.version.number})
-        self._held = await self._base()
+        self._held = await asyncio.to_thread(self._read_base)
         self._spare = None
         self._state = self._state.advanced(self._held.version, self._state.high_water)
         if self._state.is_at_head:
             await self._serve()
 
-    async def _base(self) -> HeldPolicy:
-        words = await asyncio.to_thread(self._words0)
-        return await asyncio.to_thread(HeldPolicy.of, 0, words, layout=self._layout)
+    def _remedy(self) -> Remedy:
+        announcement = self._state.announcement
+        return Remedy(() if announcement is None else announcement.artifacts, self._words0)
 
-    async def _save(self) -> None:
-        if self._held.version.number == self._saved_version:
-            return
-        try:
-            await asyncio.to_thread(save_held, self._held_path, self._held)
-        except OSError as error:
-            logger.warning("policy not saved", extra={"detail": str(error)})
-            return
-        self._saved_version = self._held.version.number
-        self._saved_at_s = self._clock.monotonic()
-
-    def _load_mark(self) -> StoreMark:
-        try:
-            return StoreMark.load(self._mark_path)
-        except (OSError, ValueError) as error:
-            raise StartupError(
-                f"{self._mark_path} cannot be read: {error}",
-                fix="Restore it; without it this sampler would believe policies older than it has seen",
-            ) from error
+    def _read_base(self) -> HeldPolicy:
+        return HeldPolicy.of(PUBLIC_VERSION, self._words0(), layout=self._layout)

@@ -4,7 +4,8 @@
          ^                                            ^
          `---- announcements, frames                  `---- settings, lost leases, clock: membership
 
-Three channels to the hub, so that a heartbeat never waits behind weights. Membership stops last:
+Weights come from relays where there are any, from the hub otherwise, over channels of their own, so
+that a heartbeat never waits behind them. Membership stops last:
 leases are renewed until what is finished has been handed in.
 """
 
@@ -24,12 +25,13 @@ from node.service import Service
 from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
 from node.weights.fetch import Fetcher
-from node.weights.watch import watch_versions
+from node.weights.sources import Sources, dial_source
 from sampler.config import SamplerConfig
 from sampler.engines.torch_engine import TorchEngine
 from sampler.generation import Generation
 from sampler.leasing import Leasing
 from sampler.metrics import SamplerMetrics
+from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
 from sampler.rollouts import Rollouts
 from sampler.tasks.grader import Grader
@@ -37,7 +39,7 @@ from sampler.uploader import Uploader
 from sampler.workload import Stage, Workload
 
 BULK_CONNECTIONS: Final = 2
-"""For weights: 94 % of a 1 Gbit/s line at 150 ms asks for more, a home line is full with two."""
+"""For weights, to each source: a home line is full with two; 1 Gbit/s at 150 ms asks for more."""
 
 FLUSH_SHARE: Final = 0.8
 """Of the time the daemon has to drain; the rest is for saying so and leaving."""
@@ -62,30 +64,55 @@ def build(context: RoleContext) -> list[Service]:
         seed=config.seed,
     )
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
-    control, rollout_channel, *bulk = (
-        dial(target, caller, purpose=purpose, now=clock.now())
-        for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
+    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    client, submitter = (
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()))
+        for address in (target, config.rollout_via or target)
+    )
+    hub, *relays = (
+        dial_source(
+            address,
+            caller,
+            connections=BULK_CONNECTIONS,
+            now=clock.now(),
+            control=control if address == target else None,
+        )
+        for address in dict.fromkeys((target, *config.weight_sources))
+    )
+    is_listed = target in config.weight_sources
+    sources = Sources(
+        [hub, *relays] if is_listed or not relays else relays,
+        last_resort=None if is_listed or not relays else hub,
+        clock=clock,
+        random=random.random,
+        metrics=context.transfer_metrics,
     )
     metrics = SamplerMetrics(context.registry)
     generation = Generation(engine, metrics=metrics)
     workload = Workload(concurrency_groups=config.concurrency_groups, outbox_groups=config.outbox_groups)
     policy_sync = PolicySync(
         Fetcher(
-            bulk,
+            sources,
             public_key=context.run.learner_public_key,
             run_id=run_id,
             metrics=context.transfer_metrics,
             random=random.random,
         ),
-        watch=lambda: watch_versions(control, random=random.random),
+        watch=sources.announcements,
         layout=engine.layout,
         words0=engine.words0,
         hand_over=generation.hand_over,
-        state_dir=context.state_dir,
-        save_every_s=config.save_policy_every_s,
+        disk=PolicyDisk(
+            context.state_dir,
+            layout=engine.layout,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            save_every_s=config.save_policy_every_s,
+            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
+            clock=clock,
+        ),
         transfer_metrics=context.transfer_metrics,
         count_refusal=node_metrics.count_refusal,
-        clock=clock,
         random=random.random,
     )
 
@@ -118,7 +145,6 @@ def build(context: RoleContext) -> list[Service]:
         clock=clock,
         backoff=Backoff(random.random),
     )
-    client = SamplerRolloutClient(rollout_channel)
     rollouts = Rollouts(
         engine,
         run_id=run_id,
@@ -131,7 +157,7 @@ def build(context: RoleContext) -> list[Service]:
             node_metrics=node_metrics,
             random=random.random,
         ),
-        uploader=Uploader(client.submit, capacity_groups=config.outbox_groups, random=random.random),
+        uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
         workload=workload,
         custom_tasks=config.custom_tasks,
         make_grader=lambda path: Grader(

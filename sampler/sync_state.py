@@ -9,8 +9,8 @@ failed     an artifact that cannot be used: plan around it until it is announced
 
 from dataclasses import dataclass, replace
 
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.chain import plan
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.weights.chain import plan_catch_up, plan_fresh
 from node.weights.high_water import HighWater
 
 
@@ -68,8 +68,8 @@ class SyncState:
         artifacts = [a for a in self.announcement.artifacts if a.key not in self.unusable]
         if held.number == head.number and held.root not in (b"", head.root):
             # The number is right and the words are not.
-            return plan(NO_BASE, head.number, artifacts)
-        return plan(held.number, head.number, artifacts)
+            return plan_fresh(head.number, artifacts)
+        return plan_catch_up(held.number, head.number, artifacts)
 
 
 def _price(path: tuple[Artifact, ...]) -> tuple[int, int]:

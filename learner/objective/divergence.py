@@ -1,7 +1,13 @@
-"""How far the learner has moved from the policy that sampled."""
+"""How far the learner has moved from the policy that sampled, from that policy's samples.
+
+Estimators of divergences have two errors, of value and of gradient. Those here that carry a
+gradient have the right expectation of both, for tokens drawn from q.
+"""
 
 import torch
 from torch import Tensor
+
+from learner.objective.groups import Groups
 
 
 def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -22,13 +28,67 @@ def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> 
 
     Source: http://joschu.net/blog/kl-approx.html.
     """
-    if learner_logprob.shape != behaviour_logprob.shape:
-        raise ValueError(
-            f"learner_logprob has shape {tuple(learner_logprob.shape)}, "
-            f"behaviour_logprob {tuple(behaviour_logprob.shape)}"
-        )
-    log_ratio = learner_logprob - behaviour_logprob.detach()
+    log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
     return torch.expm1(log_ratio) - log_ratio
+
+
+def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Estimate KL(p || q) token by token, from tokens drawn from q: r log r - r + 1, r = p/q.
+
+    Unbiased and >= 0, but as wide as the weights: r log r has no bound.
+
+    Args, returns, raises: as ``kl_behaviour_learner``.
+    """
+    log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
+    return log_ratio.exp() * log_ratio - torch.expm1(log_ratio)
+
+
+def kl_learner_reference(
+    learner_logprob: Tensor, reference_logprob: Tensor, behaviour_logprob: Tensor
+) -> Tensor:
+    """Estimate KL(p || reference) token by token, from tokens drawn from q: (p/q) k3(reference/p).
+
+    Without the factor p/q, as usually written, value and gradient belong to another divergence as
+    soon as p is not q.
+
+    Args:
+        learner_logprob: [...], nats.
+        reference_logprob: [...], nats, data.
+        behaviour_logprob: [...], nats, data.
+
+    Returns:
+        [...], nats; carries the gradient of ``learner_logprob``, also through the factor.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 7.
+    """
+    to_reference = _log_ratio(learner_logprob, reference_logprob)
+    weight = _log_ratio(learner_logprob, behaviour_logprob).exp()
+    return weight * (torch.expm1(-to_reference) + to_reference)
+
+
+def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Estimate chi^2(q || p) token by token, from tokens drawn from q: q/p - 1. A gauge, never a penalty.
+
+    Returns:
+        [...], dimensionless, without gradient; its mean is >= 0, one token's may be -1.
+    """
+    return torch.expm1(-_log_ratio(learner_logprob.detach(), behaviour_logprob))
+
+
+def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, mask: Tensor) -> Tensor:
+    """Give each completion's mean over its tokens of the estimate of KL(q || p).
+
+    Args:
+        learner_logprob: [n, t], nats.
+        behaviour_logprob: [n, t], nats.
+        mask: [n, t]; what is outside may hold anything.
+
+    Returns:
+        [n], nats, >= 0, without gradient.
+    """
+    zero = torch.zeros_like(learner_logprob)
+    p, q = (torch.where(mask, x.detach().to(zero.dtype), zero) for x in (learner_logprob, behaviour_logprob))
+    return kl_behaviour_learner(p, q).sum(dim=1) / mask.sum(dim=1)
 
 
 def effective_sample_size_ratio(weight: Tensor) -> float:
@@ -50,3 +110,27 @@ def effective_sample_size_ratio(weight: Tensor) -> float:
         raise ValueError("the effective sample size needs at least one weight above 0")
     scaled = weight.detach().double() / largest
     return float(scaled.sum() ** 2 / (scaled.numel() * (scaled**2).sum()))
+
+
+def group_sample_size_ratio(log_weight: Tensor, groups: Groups) -> Tensor:
+    """Give each completion the effective share of its group, (sum w)^2 / (size sum w^2).
+
+    Args:
+        log_weight: [n], nats.
+        groups: the n completions by prompt.
+
+    Returns:
+        [n], float64, in [1/size, 1], without gradient.
+    """
+    data = log_weight.detach().double()
+    log_share = 2 * groups.logsumexp(data) - groups.logsumexp(2 * data) - groups.size(data).log()
+    return groups.spread(log_share.clamp(max=0).exp())
+
+
+def _log_ratio(learner_logprob: Tensor, other_logprob: Tensor) -> Tensor:
+    if learner_logprob.shape != other_logprob.shape:
+        raise ValueError(
+            f"learner_logprob has shape {tuple(learner_logprob.shape)}, "
+            f"the other {tuple(other_logprob.shape)}"
+        )
+    return learner_logprob - other_logprob.detach().to(learner_logprob.dtype)

@@ -4,8 +4,12 @@ Everything happens in log space on *mean* token log-probabilities: with sums ove
 instead, one completion of a group would take all the weight.
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+from learner.objective.groups import Groups
 
 
 def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -49,29 +53,189 @@ def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tens
     return torch.exp(learner_logprob - log_expectation.to(learner_logprob.dtype))
 
 
-def log_group_expectation(behaviour_logprob: Tensor) -> Tensor:
+def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
     r"""Give log E_q[q(y|x)], estimated from one group by sum_j q_j^2 / sum_j q_j.
 
     Computed as LSE(2 lq) - LSE(lq) in float64; mean(q) <= E <= max(q). It depends on no
     parameter, so a group may be split among micro-batches once this number is known.
 
     Args:
-        behaviour_logprob: [group], nats per token.
+        behaviour_logprob: [n], nats per token.
+        groups: the n completions by prompt; None: all of one.
 
     Returns:
-        Scalar, nats, float64, without gradient.
+        Nats, float64, without gradient: [n], each completion's own group's; a scalar where
+        ``groups`` is None.
 
     Raises:
-        ValueError: the group is empty or not one-dimensional, or a value is not finite.
+        ValueError: there is no completion, more than one axis, or a value is not finite.
 
     Source: arXiv:2508.17850, eq. 3.
     """
-    if behaviour_logprob.ndim != 1 or len(behaviour_logprob) == 0:
-        raise ValueError(
-            f"behaviour_logprob has shape {tuple(behaviour_logprob.shape)}; a group has one axis "
-            "and at least one completion"
-        )
+    data, by_prompt = _data(behaviour_logprob), groups or Groups.single(behaviour_logprob)
+    per_group = by_prompt.logsumexp(2 * data) - by_prompt.logsumexp(data)
+    return per_group[0] if groups is None else by_prompt.spread(per_group)
+
+
+def log_group_mean(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
+    """Give log mean_j q_j: the estimate of E_q[q] without bias, as each y_j is drawn from q already.
+
+    GEPO's sum q^2 / sum q converges to sum q^3 / sum q^2 instead, which is larger.
+
+    Args, returns, raises: as ``log_group_expectation``.
+    """
+    data, by_prompt = _data(behaviour_logprob), groups or Groups.single(behaviour_logprob)
+    per_group = by_prompt.logsumexp(data) - by_prompt.size(data).log()
+    return per_group[0] if groups is None else by_prompt.spread(per_group)
+
+
+def log_expected_learner(
+    learner_logprob: Tensor, behaviour_logprob: Tensor, groups: Groups | None = None
+) -> Tensor:
+    """Give log sum_j q-hat_j p_j, with q-hat the group's behaviour probabilities over their sum.
+
+    The mean weight under q-hat is then 1. The gradient flows through every p_j of the group.
+
+    Args:
+        learner_logprob: [n], nats per token; carries the gradient.
+        behaviour_logprob: [n], nats per token.
+        groups: the n completions by prompt; None: all of one.
+
+    Returns:
+        Nats, float64; shaped as ``log_group_expectation`` gives it.
+
+    Source: the EqP variant of arXiv:2508.17850.
+    """
+    data, by_prompt = _data(behaviour_logprob), groups or Groups.single(behaviour_logprob)
+    per_group = by_prompt.logsumexp(data + learner_logprob.double()) - by_prompt.logsumexp(data)
+    return per_group[0] if groups is None else by_prompt.spread(per_group)
+
+
+def log_defensive_mixture(learner_logprob: Tensor, behaviour_logprob: Tensor, *, share: float) -> Tensor:
+    """Give log(a sg(p) + (1 - a) q): a denominator under which no weight exceeds 1/a.
+
+    Args:
+        learner_logprob: [...], nats.
+        behaviour_logprob: [...], nats.
+        share: a, in (0, 1).
+
+    Returns:
+        [...], nats, float64, without gradient.
+
+    Source: defensive importance sampling, Hesterberg, Technometrics 37 (1995).
+    """
+    p, q = learner_logprob.detach().double(), behaviour_logprob.detach().double()
+    return torch.logaddexp(p + math.log(share), q + math.log1p(-share))
+
+
+def log_expectation_where_far(
+    behaviour_logprob: Tensor, log_expectation: Tensor, divergence: Tensor, *, threshold: float
+) -> Tensor:
+    """Give log q_i where a completion's divergence is at most the threshold, else log E of its group.
+
+    Args:
+        behaviour_logprob: [n], nats per token.
+        log_expectation: [n], nats per token.
+        divergence: [n], nats, as ``completion_divergence`` gives it.
+        threshold: nats, >= 0.
+
+    Returns:
+        [n], nats, float64, without gradient.
+
+    Source: the GEPO-plus variant of arXiv:2508.17850.
+    """
+    is_near = divergence.detach() <= threshold
+    return torch.where(is_near, behaviour_logprob.detach().double(), log_expectation.detach())
+
+
+def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Give (prod_t p_t / q_t)^(1 / tokens), the length-normalised ratio of a completion: [n] from [n, t].
+
+    Source: GSPO, arXiv:2507.18071, eq. 7.
+    """
+    return torch.exp(torch.where(mask, log_ratio, 0.0).sum(dim=1) / mask.sum(dim=1))
+
+
+def clipped_geometric_mean_weight(
+    log_ratio: Tensor, mask: Tensor, advantage: Tensor, *, log_clip: float
+) -> Tensor:
+    """Give the geometric mean of token ratios, each held from moving further the way it is pushed.
+
+    Token by token min(log rho, c) where the advantage is >= 0, max(log rho, -c) where it is not.
+
+    Args:
+        log_ratio: [n, t], nats; carries the gradient.
+        mask: [n, t]
+        advantage: [n]
+        log_clip: c > 0, nats: ratios within e^-c and e^c are whole.
+
+    Returns:
+        [n]
+
+    Source: GMPO, arXiv:2507.20673, eq. 4.
+    """
+    is_good = (advantage >= 0)[:, None]
+    held = torch.where(is_good, log_ratio.clamp(max=log_clip), log_ratio.clamp(min=-log_clip))
+    return geometric_mean_weight(held, mask)
+
+
+def log_linear_proximal(
+    learner_logprob: Tensor, behaviour_logprob: Tensor, staleness_versions: Tensor
+) -> Tensor:
+    """Approximate the logprobs of the version before the learner's, from versions on either side of it.
+
+    log prox = log q + (1 - 1/d) (log p - log q), d versions of staleness; q itself for d <= 1.
+
+    Args:
+        learner_logprob: [n, t], nats.
+        behaviour_logprob: [n, t], nats.
+        staleness_versions: [n], >= 0.
+
+    Returns:
+        [n, t], nats, without gradient.
+
+    Source: A-3PO, arXiv:2512.06547; AReaL's ``prox_logp_method = loglinear``.
+    """
+    p, q = learner_logprob.detach(), behaviour_logprob.detach()
+    share = 1 - 1 / staleness_versions.to(p.dtype).clamp(min=1)
+    return q + share[:, None] * (p - q)
+
+
+def gamma_weight(log_ratio: Tensor, *, power: Tensor, rate: Tensor) -> Tensor:
+    """Give W^k exp(lambda (1 - W)), 1 at W = 1, and 0 at both ends.
+
+    Args:
+        log_ratio: [n], nats: log W of whole completions, not normalised by length.
+        power: [n], k > 0.
+        rate: [n], lambda > 0.
+
+    Returns:
+        [n], without gradient.
+
+    Source: VESPO, arXiv:2602.10693; log W is held within 20 as in its code.
+    """
+    log_w = log_ratio.detach().clamp(-20, 20)
+    return torch.exp(power * log_w + rate * (1 - log_w.exp()))
+
+
+def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
+    """Give what a token drawn after top-p or top-k would have had under the whole softmax.
+
+    A truncated sampler's probabilities are divided by the mass it kept. The learner's are not: without this,
+    every ratio p/q is too small by the kept mass, on policy too. For ratios that are 1 on policy.
+
+    Args:
+        behaviour_logprob: [...], nats, normalised over the kept set.
+        kept_mass: [...], in (0, 1], share of the softmax at the sampling temperature that was kept.
+
+    Returns:
+        [...], nats.
+    """
+    return behaviour_logprob + kept_mass.to(behaviour_logprob.dtype).log()
+
+
+def _data(behaviour_logprob: Tensor) -> Tensor:
     data = behaviour_logprob.detach().double()
     if not data.isfinite().all():
         raise ValueError(f"behaviour_logprob {data.tolist()} is not finite everywhere")
-    return torch.logsumexp(2 * data, dim=0) - torch.logsumexp(data, dim=0)
+    return data

@@ -1,4 +1,11 @@
-"""How much an old group still counts. Sees the age of a group, never its rewards."""
+"""The outer factor: how much an old group still counts. Sees ages and divergences, never rewards."""
+
+import math
+
+from torch import Tensor
+
+from learner.objective.divergence import effective_sample_size_ratio, group_sample_size_ratio
+from learner.objective.groups import Groups
 
 
 def version_discount(staleness_versions: int, *, half_life_versions: float) -> float:
@@ -14,8 +21,66 @@ def version_discount(staleness_versions: int, *, half_life_versions: float) -> f
     Raises:
         ValueError: the staleness is negative, or the half life is not positive.
     """
-    if staleness_versions < 0:
-        raise ValueError(f"staleness is {staleness_versions} versions; a group from the future is not ours")
+    _check_staleness(staleness_versions)
     if not half_life_versions > 0:
         raise ValueError(f"half_life_versions is {half_life_versions}, allowed is > 0")
     return float(2.0 ** (-staleness_versions / half_life_versions))
+
+
+def polynomial_discount(staleness_versions: int, *, power: float) -> float:
+    """Give (1 + staleness) ** -power: falls fast at first, and never to nothing.
+
+    Args:
+        staleness_versions: learner version minus the oldest behaviour version, >= 0.
+        power: >= 0.
+
+    Returns:
+        In (0, 1], dimensionless.
+
+    Raises:
+        ValueError: the staleness or the power is negative.
+
+    Source: FedAsync, arXiv:1903.03934, section 5.2.
+    """
+    _check_staleness(staleness_versions)
+    if not power >= 0:
+        raise ValueError(f"power is {power}, allowed is >= 0")
+    return float((1 + staleness_versions) ** -power)
+
+
+def sample_size_discount(log_ratio: Tensor, groups: Groups) -> Tensor:
+    """Give each completion the effective share of its group under the plain weights p/q.
+
+    Estimates of equal expectation are best averaged by the inverse of their variances, and a
+    group's variance goes with the inverse of its effective sample size.
+
+    Args:
+        log_ratio: [n], nats: log of each completion's p/q, normalised by length.
+        groups: the n completions by prompt.
+
+    Returns:
+        [n], float64, in [1/size, 1], without gradient.
+    """
+    return group_sample_size_ratio(log_ratio, groups)
+
+
+def learning_rate_factor(weight: Tensor) -> float:
+    """Give sqrt(min(1, ESS / B)), by which VCPO multiplies the learning rate of a step.
+
+    Args:
+        weight: [B], >= 0, at least one > 0.
+
+    Returns:
+        In [1 / sqrt(B), 1].
+
+    Raises:
+        ValueError: there are no weights, or all are 0.
+
+    Source: VCPO, arXiv:2602.17616, section 4.
+    """
+    return math.sqrt(effective_sample_size_ratio(weight))
+
+
+def _check_staleness(staleness_versions: int) -> None:
+    if staleness_versions < 0:
+        raise ValueError(f"staleness is {staleness_versions} versions; a group from the future is not ours")

@@ -54,6 +54,11 @@ class Hub:
         """Where members connect, host:port; the real port once ready."""
         return self._members.address
 
+    @property
+    def enrolment_address(self) -> str | None:
+        """Where new peers enrol, host:port; None where TLS is off."""
+        return None if self._enrolment is None else self._enrolment.address
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``; see ``node.service``."""
         loop = asyncio.get_running_loop()
@@ -70,8 +75,7 @@ class Hub:
             await self._spool.close()
 
     def _say_where(self) -> None:
-        enrolment_listen = None if self._enrolment is None else self._enrolment.address
-        logger.info("serving", extra={"listen": self.address, "enrolment_listen": enrolment_listen})
+        logger.info("serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address})
 
     async def _keep_up(self, stopping: asyncio.Event) -> None:
         stopped = asyncio.create_task(stopping.wait())

@@ -1,5 +1,6 @@
 """How far behind the head every peer is, in versions and in seconds; pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from node.coordinator.versions import VersionLog
@@ -34,6 +35,12 @@ class LagTable:
 
     def forget(self, peer: Peer) -> None:
         self._held.pop(peer, None)
+
+    def longest(self, peers: Iterable[Peer], *, head: PolicyVersion | None) -> int:
+        """Give the largest distance to the ``head`` of those peers that hold more than the base model."""
+        held = (self._held.get(peer) for peer in peers)
+        numbers = [version.number for version in held if version is not None and version.number > 0]
+        return 0 if head is None else max(0, head.number - min(numbers, default=head.number))
 
     def lag(self, peer: Peer, *, head: PolicyVersion | None, now: float) -> Lag:
         """Give a peer's distance to the ``head``."""

@@ -154,6 +154,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             lost_lease_ids=lost,
             verdicts=map(_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
+            longest_lag_versions=answer.longest_lag_versions,
             sent_at_s=self._clock.now(),
         )
 

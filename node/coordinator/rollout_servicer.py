@@ -13,8 +13,10 @@ from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup
+from node.relay.submitter import submitter
+from node.rollout import RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
+from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import (
     group_from_wire,
@@ -78,9 +80,15 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             group = group_from_wire(request.group)
         except RefusedError as refused:
             group = refused
+        peer = peer_of(context)
+        sampler_id = submitter(peer, request.sampler_id)
         data = request.group.SerializeToString()
         self._metrics.count_rollouts(received_bytes=len(data))
-        submitted = await self._spool.submit(peer_of(context).node_id, request.group.group_id, group, data)
+        submitted = await self._spool.submit(sampler_id, request.group.group_id, group, data)
+        if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
+            # The relay has told the sampler that the group is spooled.
+            told = Judgement(request.group.group_id[:100], submitted.verdict, submitted.detail)
+            self._roster.tell(sampler_id, told)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )

@@ -46,6 +46,8 @@ class BeatAnswer:
     head: PolicyVersion | None
     verdicts: tuple[Judgement, ...]
     must_repair: bool
+    longest_lag_versions: int = 0
+    """Of any sampler; told to learners only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,12 @@ class Roster:
             self._fleet.update(peer, beat.metrics)
         if beat.step is not None and (self.step is None or beat.step.version >= self.step.version):
             self.step = beat.step
-        return BeatAnswer(self.head, self._take_verdicts(peer), self._must_repair(beat.held))
+        return BeatAnswer(
+            self.head,
+            self._take_verdicts(peer),
+            self._must_repair(beat.held),
+            self._longest_lag() if peer.role is Role.LEARNER else 0,
+        )
 
     def leave(self, peer: Peer) -> None:
         """Note that a peer has gone in good order."""
@@ -169,6 +176,11 @@ class Roster:
         if not outbox:
             return ()
         return tuple(outbox.popleft() for _ in range(min(len(outbox), VERDICTS_PER_BEAT)))
+
+    def _longest_lag(self) -> int:
+        members = self._membership.members
+        samplers = (m.peer for m in members if m.peer.role is Role.SAMPLER and m.state is not PeerState.LEFT)
+        return self._lag_table.longest(samplers, head=self.head)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

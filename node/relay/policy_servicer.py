@@ -1,18 +1,27 @@
-"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge."""
+"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge.
+
+At a relay an artifact may still be on its way: whoever asks for a frame of it gets the frame as soon
+as it has arrived and was verified.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.auth import Context
+from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.manifest import Manifest
 from node.weights.store import ArtifactStore
 from node.wire import announcement_to_wire, artifact_key_from_wire
+
+ARRIVAL_TIMEOUT_S: Final = 15.0
+"""Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
@@ -65,6 +74,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             _check_wanted(request, manifest)
             first_offset = request.first_offset_bytes
             for frame in request.frames:
+                await self._wait_for(key, frame)
                 payload = await asyncio.to_thread(self._store.read_payload, key, frame)
                 for offset in range(first_offset, len(payload), limits.CHUNK_BYTES):
                     data = payload[offset : offset + limits.CHUNK_BYTES]
@@ -73,6 +83,17 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset, data=data)
                     self._metrics.count_sent(key, len(data))
                 first_offset = 0
+
+    async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
+        if not self._store.is_awaited(key, frame):
+            return
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        with self._store.hearing_frames(lambda: loop.call_soon_threadsafe(arrived.set)):
+            async with within(ARRIVAL_TIMEOUT_S, f"frame {frame} of version {key.version} on its way"):
+                while self._store.is_awaited(key, frame):
+                    await arrived.wait()
+                    arrived.clear()
 
     async def OfferArtifact(  # noqa: N802
         self, request: policy_pb2.OfferArtifactRequest, context: Context

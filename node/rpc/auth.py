@@ -48,7 +48,7 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER),
-    "/heterorl.v1.RolloutService/SubmitRollouts": Rule(_SAMPLER),
+    "/heterorl.v1.RolloutService/SubmitRollouts": Rule(frozenset({Role.SAMPLER, Role.RELAY})),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
 }
 """Every rpc there is; one that is missing here cannot be called."""

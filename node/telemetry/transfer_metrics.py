@@ -14,7 +14,7 @@ class TransferMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._bytes = Counter(
             "heterorl_node_transfer_bytes",
-            "Payload bytes received (in) and sent (out), repeats included; rollouts at the hub only.",
+            "Payload bytes received (in) and sent (out), repeats included; rollouts at hub and relays only.",
             ["kind", "direction"],
             registry=registry,
         )
@@ -32,6 +32,12 @@ class TransferMetrics:
         self._mended = Counter(
             "heterorl_node_frames_mended",
             "Frames whose words in memory were not what they should be, rebuilt from a keyframe.",
+            registry=registry,
+        )
+        self._source_faults = Counter(
+            "heterorl_node_source_faults",
+            "Times a source of policy versions was set aside, by what it did.",
+            ["fault"],
             registry=registry,
         )
         self._fetch = Histogram(
@@ -63,6 +69,9 @@ class TransferMetrics:
 
     def count_mended_frames(self, frames: int) -> None:
         self._mended.inc(frames)
+
+    def count_source_fault(self, fault: str) -> None:
+        self._source_faults.labels(fault).inc()
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()

@@ -3,9 +3,9 @@
     take_held()  frames whose words the base has already: no payload needed
     missing()    frames whose payload is to be fetched
     put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
-                 base frame has the new digest    -> nothing to decode
-                 base frame has neither           -> WrongBaseError: mend this frame from a keyframe
-                 decode, verify the words         -> in the spare array
+                 decoded words have the new digest -> in the spare array
+                 or else, base has the new digest -> nothing to decode
+                          base has another        -> WrongBaseError: mend this frame from a keyframe
     finish()     every frame there, root verified -> the words
 
 The base is never written to. A chain of artifacts needs two arrays, base and spare, which swap
@@ -175,16 +175,18 @@ def rebuild_frame(
 def _make_frame(frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words) -> None:
     check_payload(frame, payload, manifest)
     record = manifest.frames[frame]
-    if base is not None:
-        held_digest = words_digest(base)
-        if held_digest == record.new_digest:
-            np.copyto(out, base)
-            return
-        if record.codec.needs_base and held_digest != record.base_digest:
-            raise WrongBaseError(frame, manifest.version)
     try:
-        decode_frame(record.codec, payload, base=base, out=out)
+        digest = decode_frame(record.codec, payload, base=base, out=out)
+        fault = "" if digest == record.new_digest else "the words decoded have another digest than signed"
     except RefusedError as error:
-        raise DamagedFrameError(frame, str(error)) from error
-    if words_digest(out) != record.new_digest:
-        raise DamagedFrameError(frame, "the words decoded have another digest than signed")
+        fault = str(error)
+    if not fault:
+        return
+    # The base is hashed only now, to tell why: words that came out right need no more proof.
+    held_digest = None if base is None else words_digest(base)
+    if base is not None and held_digest == record.new_digest:
+        np.copyto(out, base)
+    elif record.codec.needs_base and held_digest != record.base_digest:
+        raise WrongBaseError(frame, manifest.version)
+    else:
+        raise DamagedFrameError(frame, fault)

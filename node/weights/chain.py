@@ -6,10 +6,11 @@ the order of the version they make is a shortest path already.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from node.policy import NO_BASE, Artifact
 
-PUBLIC_VERSION = 0
+PUBLIC_VERSION: Final = 0
 """The base model, which every peer has on disk: with NO_BASE, where a peer without weights starts."""
 
 
@@ -27,6 +28,16 @@ def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact,
     if head < held:
         return None
     return _cheapest((held, NO_BASE), head, artifacts)
+
+
+def plan_catch_up(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
+    """Give the cheapest way for a peer that holds ``held`` and has the public base model on disk.
+
+    The first artifact may start from PUBLIC_VERSION although another version is held.
+    """
+    if head < held:
+        return None
+    return _cheapest((held, PUBLIC_VERSION, NO_BASE), head, artifacts)
 
 
 def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
@@ -48,10 +59,12 @@ def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
 def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
     """Give the local artifacts that a hub with ``remote`` should get, most wanted first.
 
-    First what moves the hub to ``head`` with the fewest bytes sent, in the order to apply;
-    then the newest keyframe, for late joiners; then, newest first, whatever else the hub lacks
-    and would retain: nothing that starts before its oldest keyframe.
+    First what moves the hub to ``head`` with the fewest bytes sent, in the order to apply; then,
+    for late joiners, the newest delta from the public base model and the newest keyframe; then,
+    newest first, whatever else the hub lacks and would retain: nothing that starts before its
+    oldest keyframe.
     """
+    local = tuple(local)
     has = {artifact.key for artifact in remote}
     lacks = [artifact for artifact in local if artifact.key not in has]
     at_no_cost = [Artifact(key, 0) for key in has]
@@ -63,7 +76,9 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
         if (artifact.key.version if artifact.key.is_keyframe else artifact.key.base_version) >= oldest
     ]
     keyframes = [artifact for artifact in rest if artifact.key.is_keyframe]
-    return tuple(dict.fromkeys([a for a in path if a.key not in has] + keyframes[:1] + rest))
+    from_public = sorted((a for a in local if a.key.base_version == PUBLIC_VERSION), key=lambda a: a.key)
+    fresh = [a for a in from_public[-1:] if a.key not in has and a.key.version >= oldest]
+    return tuple(dict.fromkeys([a for a in path if a.key not in has] + fresh + keyframes[:1] + rest))
 
 
 def _cheapest(starts: Iterable[int], head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:

@@ -1,16 +1,16 @@
 """One frame of words <-> the bytes of its payload.
 
-    codec      base    payload
-    UNCHANGED  needed  nothing: the words are those of the base
-    RAW        none    the words, little-endian
-    GAP        needed  one zstd frame of: u32 gap bytes, u32 large steps;
-                       gap bytes: unchanged words before the next change (255: so many and no change yet);
-                       a byte per change: zigzag step - 1 (255: it is the next large step);
-                       large steps as u16
-    KEYFRAME   none    sign and mantissa, a byte per word; then the exponents as one zstd frame
+    codec                 base    payload
+    UNCHANGED             needed  nothing: the words are those of the base
+    RAW                   none    the words, little-endian
+    GAP                   needed  changed places and steps as bytes, in one zstd frame
+    EXPONENT_CONDITIONED  needed  changed places and steps as bits, by the exponents of the base
+    KEYFRAME              none    sign and mantissa, a byte per word; then the exponents as one zstd frame
 
 A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so that every
-word is reproduced whatever it means. Nine changes in ten are one step up or down.
+word is reproduced whatever it means. Nine changes in ten are one step up or down. GAP is half as
+long again, but what it says depends on no word of the base: two of them can be merged by someone
+who has neither version. proto/WEIGHTS.md has every field.
 
 A payload comes from a stranger until its digest was checked, and from a possibly faulty learner
 after that: every count is compared with the words of the frame before anything is made of it.
@@ -26,36 +26,51 @@ import zstandard
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.weights.digests import Words
+from node.weights.digests import Words, words_digest
+from node.weights.exponent_conditioned import choice
+from node.weights.exponent_conditioned.format import BrokenPayloadError, Delta
+from node.weights.exponent_conditioned.reference import are_finite
 
 
 class Codec(enum.IntEnum):
-    """How a frame is coded. The numbers are on the wire; 3 is kept for the exponent-conditioned codec."""
+    """How a frame is coded. The numbers are on the wire."""
 
     UNCHANGED = 0
     RAW = 1
     GAP = 2
+    EXPONENT_CONDITIONED = 3
     KEYFRAME = 4
 
     @property
     def needs_base(self) -> bool:
-        return self in (Codec.UNCHANGED, Codec.GAP)
+        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """A payload and how to read it."""
+    """A payload and how to read it; and what was learnt of the words on the way."""
 
     codec: Codec
     payload: bytes
+    digest: int
+    """``words_digest`` of the words."""
+    is_finite: bool
+    """Taken as bfloat16, none of the words is a NaN or an infinity."""
 
 
+# A GAP payload is u32 gap bytes, u32 large steps, then: gap bytes, the unchanged words before the next
+# change (255: so many and no change yet); a byte per change, zigzag step - 1 (255: it is the next large
+# step); large steps as u16.
 _SKIP: Final = 255
 _LARGE: Final = 255
 _NO_STEP: Final = 0xFFFF
 """The largest step is -2^15, whose zigzag - 1 is one less: this one would wrap to a step of zero."""
 _GAP_HEADER: Final = struct.Struct("<II")
 _EXPONENT_SHIFT: Final = 7
+_TRAINED_BITS: Final = 12
+"""A change of training costs 4 to 9 bits, exponent-conditioned; above, zstd may see a pattern."""
+_FEW_BITS: Final = 512
+"""What the fields of a frame with few changes may cost besides. zstd's own header is 12 bytes."""
 _LEVEL: Final = 1
 """zstd level. Gaps are all but random: level 3 saves 2 % of a frame, level 19 6 % in thrice the time."""
 
@@ -67,26 +82,55 @@ def payload_limit(codec: Codec, words: int) -> int:
 
 def encode_frame(words: Words, *, base: Words | None) -> EncodedFrame:
     """Code ``words`` as the smallest payload; ``base`` is what the receiver holds, or None."""
-    if base is not None:
-        changed = _changed(base, words)
-        if changed.size == 0:
-            return EncodedFrame(Codec.UNCHANGED, b"")
-        payload = _encode_gap(words, base=base, changed=changed)
-        # A keyframe has a byte of sign and mantissa per word, before its exponents.
-        if len(payload) <= words.size:
-            return EncodedFrame(Codec.GAP, payload)
-        candidates = [EncodedFrame(Codec.GAP, payload)]
-    else:
-        candidates = []
-    candidates += [
-        EncodedFrame(Codec.KEYFRAME, _encode_keyframe(words)),
-        EncodedFrame(Codec.RAW, words.tobytes()),
-    ]
-    return min(candidates, key=lambda frame: len(frame.payload))
+    if base is None:
+        digest, is_finite = words_digest(words), are_finite(words)
+        codec, payload = min(_base_free(words), key=_size)
+        return EncodedFrame(codec, payload, digest, is_finite)
+    delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
+    codec, payload = _smallest(delta, words, base=base)
+    return EncodedFrame(codec, payload, delta.digest, delta.is_finite)
 
 
-def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words) -> None:
-    """Write the words of a payload to ``out``, whose size is the frame's.
+def _smallest(delta: Delta, words: Words, *, base: Words) -> tuple[Codec, bytes]:
+    if delta.changes == 0:
+        return Codec.UNCHANGED, b""
+    candidates = []
+    if delta.payload is not None:
+        candidates.append((Codec.EXPONENT_CONDITIONED, delta.payload))
+        if 8 * len(delta.payload) <= _TRAINED_BITS * delta.changes + _FEW_BITS:
+            return candidates[0]
+    candidates.append((Codec.GAP, encode_gap(words, base=base)))
+    # A keyframe has a byte of sign and mantissa per word, before its exponents.
+    if min(map(_size, candidates)) > words.size:
+        candidates += _base_free(words)
+    return min(candidates, key=_size)
+
+
+def _base_free(words: Words) -> list[tuple[Codec, bytes]]:
+    return [(Codec.KEYFRAME, _encode_keyframe(words)), (Codec.RAW, words.tobytes())]
+
+
+def _size(candidate: tuple[Codec, bytes]) -> int:
+    return len(candidate[1])
+
+
+def encode_gap(words: Words, *, base: Words) -> bytes:
+    """Give the GAP payload that makes ``words`` of ``base``, which differ: for those who will merge it."""
+    changed = _changed(base, words)
+    skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
+    ends = np.cumsum(skips + 1) - 1
+    gaps = np.full(ends[-1] + 1, _SKIP, np.uint8)
+    gaps[ends] = rest
+    step = (words[changed] - base[changed]).view(np.int16)
+    zigzag = ((step << 1) ^ (step >> 15)).view(np.uint16) - np.uint16(1)
+    large = zigzag[zigzag >= _LARGE].astype("<u2")
+    steps = np.minimum(zigzag, _LARGE).astype(np.uint8)
+    plain = _GAP_HEADER.pack(gaps.size, large.size) + gaps.tobytes() + steps.tobytes() + large.tobytes()
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
+
+
+def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words) -> int:
+    """Write the words of a payload to ``out``, whose size is the frame's; give their ``words_digest``.
 
     Args:
         base: the words the payload was coded against; needed if ``codec.needs_base``.
@@ -100,6 +144,8 @@ def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words
     if codec.needs_base:
         if base is None or base.size != out.size:
             raise ValueError(f"{codec.name} needs a base of {out.size} words")
+        if codec is Codec.EXPONENT_CONDITIONED:
+            return _decode_exponent_conditioned(payload, base=base, out=out)
         np.copyto(out, base)
     match codec:
         case Codec.UNCHANGED:
@@ -112,6 +158,14 @@ def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words
             _apply_gap(payload, out)
         case Codec.KEYFRAME:
             _decode_keyframe(payload, out)
+    return words_digest(out)
+
+
+def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> int:
+    try:
+        return choice.implementation().decode(payload, base=base, out=out)
+    except BrokenPayloadError as broken:
+        raise _malformed(Codec.EXPONENT_CONDITIONED, str(broken)) from broken
 
 
 def _changed(base: Words, words: Words) -> NDArray[np.intp]:
@@ -122,19 +176,6 @@ def _changed(base: Words, words: Words) -> NDArray[np.intp]:
     near = np.concatenate([near, np.arange(wide, base.size)])
     changed: NDArray[np.intp] = near[base[near] != words[near]]
     return changed
-
-
-def _encode_gap(words: Words, *, base: Words, changed: NDArray[np.intp]) -> bytes:
-    skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
-    ends = np.cumsum(skips + 1) - 1
-    gaps = np.full(ends[-1] + 1, _SKIP, np.uint8)
-    gaps[ends] = rest
-    step = (words[changed] - base[changed]).view(np.int16)
-    zigzag = ((step << 1) ^ (step >> 15)).view(np.uint16) - np.uint16(1)
-    large = zigzag[zigzag >= _LARGE].astype("<u2")
-    steps = np.minimum(zigzag, _LARGE).astype(np.uint8)
-    plain = _GAP_HEADER.pack(gaps.size, large.size) + gaps.tobytes() + steps.tobytes() + large.tobytes()
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
 
 
 def _apply_gap(payload: bytes, out: Words) -> None:

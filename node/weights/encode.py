@@ -1,5 +1,6 @@
 """A new version of the weights -> its manifest and payloads. CPU work: call it in a thread."""
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES
 from node.weights.codec import encode_frame
-from node.weights.digests import Words, payload_digest, version_root, words_digest
+from node.weights.digests import Words, payload_digest, version_root
 from node.weights.held import HeldPolicy, check_size
 from node.weights.layout import FrameSpan, Layout
 from node.weights.manifest import FrameRecord, Manifest
@@ -30,9 +31,12 @@ def encode_version(
     run_id: str,
     learner_epoch: int,
     published_at_s: float,
+    executor: Executor | None = None,
 ) -> EncodedVersion:
     """Code ``words`` against ``base``, or as a keyframe if that is None, each frame as small as it gets.
 
+    Args:
+        executor: threads that share the frames, without the interpreter lock; None: only this one.
     Raises:
         RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
         ValueError: the words are not of this layout, or ``version`` is not newer than its base.
@@ -40,7 +44,10 @@ def encode_version(
     check_size(words, layout)
     if base is not None and not base.version.number < version:
         raise ValueError(f"version {version} cannot start from version {base.version.number}")
-    coded = [_encode(words, base=base, frame=frame, layout=layout) for frame in layout.frames]
+    each = map if executor is None else executor.map
+    coded = list(
+        each(lambda frame: _encode(words, base=base, frame=frame, layout=layout), range(len(layout.frames)))
+    )
     records = tuple(record for record, _ in coded)
     manifest = Manifest(
         run_id=run_id,
@@ -57,29 +64,29 @@ def encode_version(
 
 
 def _encode(
-    words: Words, *, base: HeldPolicy | None, frame: FrameSpan, layout: Layout
+    words: Words, *, base: HeldPolicy | None, frame: int, layout: Layout
 ) -> tuple[FrameRecord, bytes]:
-    new = words[frame.slice]
-    _check_finite(new, frame=frame, layout=layout)
-    old = None if base is None else base.words[frame.slice]
+    span = layout.frames[frame]
+    new = words[span.slice]
+    old = None if base is None else base.words[span.slice]
     coded = encode_frame(new, base=old)
+    if not coded.is_finite:
+        raise _non_finite(new, span=span, layout=layout)
     record = FrameRecord(
         codec=coded.codec,
         payload_bytes=len(coded.payload),
-        base_digest=0 if old is None else words_digest(old),
-        new_digest=words_digest(new),
+        base_digest=0 if base is None else base.frame_digest(frame, layout=layout),
+        new_digest=coded.digest,
         payload_digest=payload_digest(coded.payload),
     )
     return record, coded.payload
 
 
-def _check_finite(words: Words, *, frame: FrameSpan, layout: Layout) -> None:
-    # All exponent bits set. Without the sign bit every such word is at or above 0x7F80.
-    if ((words & 0x7FFF).max()) < 0x7F80:
-        return
-    word = frame.start_word + int(np.flatnonzero((words & 0x7FFF) >= 0x7F80)[0])
+def _non_finite(words: Words, *, span: FrameSpan, layout: Layout) -> RefusedError:
+    # All exponent bits set: without the sign bit such a word is at or above 0x7F80.
+    word = span.start_word + int(np.flatnonzero((words & 0x7FFF) >= 0x7F80)[0])
     tensor = layout.tensor_at(word)
-    raise RefusedError(
+    return RefusedError(
         Reason.NON_FINITE,
         f"tensor {tensor.name!r} has a NaN or an infinity at element {word - tensor.start_word}",
         fix="lower the learning rate or the gradient norm bound; nothing was published",

@@ -1,45 +1,60 @@
-"""Frames of an artifact from a hub: in parallel, resumable, each verified as it arrives.
+"""Frames of an artifact from its sources: in parallel, resumable, each verified as it arrives.
 
-    frames wanted -> ranges of about 8 MiB -> streams, spread over the channels
+    frames wanted -> ranges of at most 8 MiB -> lanes, each reading one range from one source at a time
 
-    line cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, after a backoff
+    line cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, or elsewhere
     a frame that fails its digest                       ask for this frame alone, from its first byte
-    an answer nobody asked for, a lying offset          cut that stream, go on as after a lost line
+    an answer nobody asked for, a lying offset          set that source aside, go on elsewhere
+    a lane without a range                              take over what a slower source would finish late
 
 Attempts are bounded where nothing is won by them: in a row without one byte of progress, and per
 damaged frame. There is no deadline on a whole transfer: a slow link is not an error.
 """
 
 import asyncio
-import itertools
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
 import grpc.aio
 
-from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from heterorl.v1 import policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
 from node.weights.manifest import Manifest, verify_signed
+from node.weights.source_book import Fault
+from node.weights.sources import Sources
+from node.weights.transfer import Arrived, PutFrame, Range, Transfer
 from node.wire import artifact_key_to_wire
 
 log = logging.getLogger(__name__)
-
-PutFrame = Callable[[int, bytes], None]
-"""Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
 
 _PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED})
 """Refusals that pass while the plan stays right."""
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
+
+_RANGES_PER_LANE: Final = 4
+"""So that fast sources take more of them; each costs a request, not a connection."""
+
+_WORTH_TAKING_S: Final = 1.0
+"""A range is taken over from a slower source if that saves this much and halves the time."""
+
+_MOST_TAKEOVERS: Final = 2
+"""Of one range: where every source waits for the same upstream, moving it on wins nothing."""
+
+
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +62,22 @@ class FetchLimits:
     """How hard to try."""
 
     streams: int = 4
-    """Ranges in flight, over all channels; two per connection fill it."""
+    """Ranges in flight per source; two per connection fill it."""
+    most_streams: int = 16
+    """Over all sources."""
     range_bytes: int = 8 << 20
     stall_s: float = 20.0
     attempts: int = 8
-    """In a row without a byte: with the backoff about 13 s, at most 25 s."""
+    """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
     attempts_per_damaged_frame: int = 3
 
 
 class Fetcher:
-    """Fetches manifests and frames from one hub."""
+    """Fetches manifests and frames from whoever has them."""
 
     def __init__(
         self,
-        channels: Sequence[grpc.aio.Channel],
+        sources: Sources,
         *,
         public_key: bytes,
         run_id: str,
@@ -68,8 +85,7 @@ class Fetcher:
         random: Callable[[], float],
         limits: FetchLimits | None = None,
     ) -> None:
-        """Fetch over ``channels``, at least one: more connections carry more over a long way."""
-        self._stubs = [policy_pb2_grpc.PolicyServiceStub(channel) for channel in channels]
+        self._sources = sources
         self._public_key = public_key
         self._run_id = run_id
         self._metrics = metrics
@@ -77,123 +93,200 @@ class Fetcher:
         self._limits = limits or FetchLimits()
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
-        """Give the manifest of an artifact, its signature and run verified.
+        """Give the manifest of an artifact; see ``signed_manifest``."""
+        return (await self.signed_manifest(key))[0]
+
+    async def signed_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
+        """Give the manifest of an artifact, its signature and run verified, and its bytes as signed.
 
         Raises:
             RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``;
                 MALFORMED, if it is the manifest of another artifact.
             ConnectionLost: after ``attempts``.
         """
-        attempts = _Attempts(self._limits.attempts, Backoff(self._random))
-        request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
+        attempts = self._attempts()
         while True:
+            name = self._sources.choose(self._names(key))
             try:
-                answer = await call(self._stubs[0].GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
-                break
+                manifest, signed = await self._signed_manifest(name, key)
             except (ConnectionLost, RefusedError) as error:
-                await attempts.wait_after(error)
-        manifest = await asyncio.to_thread(
-            verify_signed, answer.signed_manifest, public_key=self._public_key, run_id=self._run_id
-        )
-        if manifest.key != key:
-            raise RefusedError(Reason.MALFORMED, f"the hub gave the manifest of {manifest.key} for {key}")
-        return manifest
+                await self._blame(name, key, error, attempts)
+                continue
+            self._sources.signed(manifest)
+            return manifest, signed
 
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
         """Hand each frame's payload to ``put``, in any order, several at a time.
 
         Raises:
             DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
-            RefusedError: the hub refuses for a reason that does not pass; UNKNOWN_VERSION: plan again.
+            RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
             ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        transfer = _Transfer(manifest, put, deque(self._ranges(manifest, frames)))
-        streams = min(self._limits.streams, len(transfer.ranges))
+        sources = len(self._names(manifest.key))
+        lanes = min(self._limits.streams * sources, self._limits.most_streams)
+        transfer = Transfer(manifest, put, deque(self._ranges(manifest, frames, lanes=lanes)))
         try:
             async with asyncio.TaskGroup() as group:
-                for stub in itertools.islice(itertools.cycle(self._stubs), streams):
-                    group.create_task(self._drain_ranges(stub, transfer))
+                for _ in range(min(lanes, len(transfer.waiting))):
+                    group.create_task(self._run_lane(transfer))
         except ExceptionGroup as failures:
             # The first to fail cancelled the others.
-            raise failures.exceptions[0] from None
+            first = failures.exceptions[0]
+            raise first.refusal if isinstance(first, _NotTakenError) else first from None
 
-    def _ranges(self, manifest: Manifest, frames: Iterable[int]) -> Iterator[deque[int]]:
-        """Cut ``frames`` so that every stream has something to do and no range is over its limits."""
+    def _attempts(self) -> "_Attempts":
+        return _Attempts(self._limits.attempts * len(self._sources), Backoff(self._random))
+
+    def _names(self, key: ArtifactKey) -> tuple[str, ...]:
+        names = self._sources.candidates(key)
+        if not names:
+            raise RefusedError(
+                Reason.UNKNOWN_VERSION,
+                f"no source has version {key.version} from {key.base_version} any more",
+                fix="plan again from a new announcement",
+            )
+        return names
+
+    async def _signed_manifest(self, name: str, key: ArtifactKey) -> tuple[Manifest, bytes]:
+        request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
+        with self._sources.lane(name) as stub:
+            answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
+        manifest = await asyncio.to_thread(
+            verify_signed, answer.signed_manifest, public_key=self._public_key, run_id=self._run_id
+        )
+        if manifest.key != key:
+            raise RefusedError(Reason.MALFORMED, f"{name} gave the manifest of {manifest.key} for {key}")
+        return manifest, answer.signed_manifest
+
+    def _ranges(self, manifest: Manifest, frames: Iterable[int], *, lanes: int) -> Iterator[Range]:
+        """Cut ``frames`` so that every lane has something to do and no range is over its limits."""
         wanted = list(frames)
         total_bytes = sum(manifest.frames[frame].payload_bytes for frame in wanted)
-        most_bytes = min(self._limits.range_bytes, total_bytes // self._limits.streams)
+        pieces = lanes * (_RANGES_PER_LANE if lanes > self._limits.streams else 1)
+        most_bytes = min(self._limits.range_bytes, total_bytes // pieces)
         pending: deque[int] = deque()
         pending_bytes = 0
         for frame in wanted:
             pending.append(frame)
             pending_bytes += manifest.frames[frame].payload_bytes
             if pending_bytes >= most_bytes or len(pending) == limits.FRAMES_PER_FETCH:
-                yield pending
+                yield Range(pending)
                 pending, pending_bytes = deque(), 0
         if pending:
-            yield pending
+            yield Range(pending)
 
-    async def _drain_ranges(
-        self, stub: "policy_pb2_grpc.PolicyServiceAsyncStub", transfer: "_Transfer"
-    ) -> None:
-        attempts = _Attempts(self._limits.attempts, Backoff(self._random))
-        while transfer.ranges:
-            pending = transfer.ranges.popleft()
-            partial = bytearray()
-            while pending:
-                try:
-                    await self._read(stub, transfer, pending, partial, attempts)
-                except DamagedFrameError:
-                    raise
-                except (ConnectionLost, RefusedError) as error:
-                    await attempts.wait_after(error)
+    async def _run_lane(self, transfer: Transfer) -> None:
+        attempts = self._attempts()
+        while not transfer.is_over:
+            transfer.changed.clear()
+            names = self._names(transfer.key)
+            span = transfer.take() or self._take_over(transfer, names)
+            if span is None:
+                await wait_at_most(transfer.changed, _WORTH_TAKING_S)
+                continue
+            others = [name for name in names if name not in span.avoid]
+            span.source = self._sources.choose(others or names)
+            source = span.source
+            try:
+                await self._read(transfer, span, attempts)
+                transfer.leave(span)
+            except DamagedFrameError:
+                raise
+            except (ConnectionLost, RefusedError) as error:
+                transfer.leave(span)
+                if span.frames:  # else it was taken over
+                    span.avoid = frozenset({source})
+                    transfer.give_back(span)
+                    await self._blame(source, transfer.key, error, attempts)
 
-    async def _read(
-        self,
-        stub: "policy_pb2_grpc.PolicyServiceAsyncStub",
-        transfer: "_Transfer",
-        pending: deque[int],
-        partial: bytearray,
-        attempts: "_Attempts",
+    def _take_over(self, transfer: Transfer, names: Iterable[str]) -> Range | None:
+        """Take a range from a lane that would take longer with it than another source; None: leave them."""
+        now = time.monotonic()
+        for slow in transfer.reading:
+            known = (self._sources.bytes_per_s(name) for name in names if name != slow.source)
+            best = max((rate for rate in known if rate), default=None)
+            read_s = now - slow.started_s
+            may_be_taken = slow.frames and slow.deadline is not None and slow.times_taken < _MOST_TAKEOVERS
+            if best is None or not may_be_taken or read_s < _WORTH_TAKING_S:
+                continue
+            left_bytes = sum(transfer.manifest.frames[frame].payload_bytes for frame in slow.frames)
+            left_bytes -= len(slow.partial)
+            here_s, there_s = left_bytes * read_s / max(slow.read_bytes, 1), left_bytes / best
+            if here_s - there_s > _WORTH_TAKING_S and there_s < here_s / 2:
+                return transfer.take_over(slow)
+        return None
+
+    async def _blame(
+        self, name: str, key: ArtifactKey, error: ConnectionLost | RefusedError, attempts: "_Attempts"
     ) -> None:
-        """Read one stream; what arrived is gone from ``pending``, or in ``partial``, however it ends."""
-        key = transfer.manifest.key
+        """Set a source aside; return when it is time to try again.
+
+        Raises:
+            ConnectionLost, RefusedError: ``error``, if trying again will not help.
+        """
+        reason = error.reason if isinstance(error, RefusedError) else None
+        if reason is Reason.UNKNOWN_VERSION:
+            self._sources.lacks(name, key)
+        elif reason in (None, *_PASSING):
+            fault = Fault.LIED if isinstance(error, LyingSourceError) else Fault.LOST
+            self._sources.fault(name, fault, str(error))
+        else:
+            self._sources.fault(name, Fault.LIED, str(error))
+        has_other = any(other != name for other in self._sources.candidates(key))
+        passes = has_other or reason in (None, *_PASSING)
+        await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
+
+    async def _read(self, transfer: Transfer, span: Range, attempts: "_Attempts") -> None:
+        """Read one stream; what arrived is gone from the range, or in its ``partial``, however it ends."""
         request = policy_pb2.FetchFramesRequest(
-            key=artifact_key_to_wire(key), frames=pending, first_offset_bytes=len(partial)
+            key=artifact_key_to_wire(transfer.key), frames=span.frames, first_offset_bytes=len(span.partial)
         )
-        stream = stub.FetchFrames(request)
-        try:
-            while pending:
-                message = await self._next(stream)
-                size_bytes = transfer.manifest.frames[pending[0]].payload_bytes
-                _check_chunk(message, frame=pending[0], offset_bytes=len(partial), size_bytes=size_bytes)
-                attempts.reset()
-                self._metrics.count_received(key, len(message.data))
-                partial += message.data
-                if len(partial) == size_bytes:
-                    payload = bytes(partial)
-                    partial.clear()
-                    await self._deliver(transfer, pending.popleft(), payload)
-        finally:
-            stream.cancel()
+        span.started_s, span.read_bytes = time.monotonic(), 0
+        with self._sources.lane(span.source) as stub:
+            stream = stub.FetchFrames(request)
+            try:
+                while span.frames:
+                    message = await self._next(stream, span)
+                    frame = span.frames[0]
+                    size_bytes = transfer.manifest.frames[frame].payload_bytes
+                    _check_chunk(message, frame=frame, offset_bytes=len(span.partial), size_bytes=size_bytes)
+                    attempts.reset()
+                    self._metrics.count_received(transfer.key, len(message.data))
+                    span.read_bytes += len(message.data)
+                    span.partial += message.data
+                    span.senders.add(span.source)
+                    if len(span.partial) == size_bytes:
+                        await self._deliver(transfer, span.pop_frame())
+            finally:
+                stream.cancel()
+                if span.read_bytes:
+                    took_s = time.monotonic() - span.started_s
+                    self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
 
     async def _next(
         self,
         stream: "grpc.aio.UnaryStreamCall[policy_pb2.FetchFramesRequest, policy_pb2.FetchFramesResponse]",
+        span: Range,
     ) -> policy_pb2.FetchFramesResponse:
         try:
             with classified():
-                async with asyncio.timeout(self._limits.stall_s):
+                async with asyncio.timeout(self._limits.stall_s) as span.deadline:
                     message = await stream.read()
         except TimeoutError:
             raise ConnectionLost(f"no byte for {self._limits.stall_s:g} s") from None
+        finally:
+            span.deadline = None
+        if not span.frames:
+            raise ConnectionLost("the range was taken over")
         if not isinstance(message, policy_pb2.FetchFramesResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
 
-    async def _deliver(self, transfer: "_Transfer", frame: int, payload: bytes) -> None:
+    async def _deliver(self, transfer: Transfer, arrived: Arrived) -> None:
+        frame = arrived.frame
         try:
-            await asyncio.to_thread(transfer.put, frame, payload)
+            await asyncio.to_thread(transfer.put, frame, arrived.payload)
         except DamagedFrameError as error:
             self._metrics.count_damaged_frame()
             transfer.damaged[frame] += 1
@@ -201,17 +294,22 @@ class Fetcher:
                 "a frame arrived damaged",
                 extra={"version": transfer.manifest.version, "frame": frame, "error": str(error)},
             )
+            if len(arrived.senders) == 1:
+                (sender,) = arrived.senders
+                self._sources.fault(sender, Fault.DAMAGED, str(error))
             if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
                 raise
-            transfer.ranges.append(deque([frame]))
+            transfer.give_back(Range(deque([frame]), avoid=arrived.senders))
+        except RefusedError as error:
+            raise _NotTakenError(error) from error
 
 
-@dataclass(slots=True)
-class _Transfer:
-    manifest: Manifest
-    put: PutFrame
-    ranges: deque[deque[int]]
-    damaged: Counter[int] = field(default_factory=Counter)
+class _NotTakenError(Exception):
+    """The receiver of a frame will not have it; no source is to blame."""
+
+    def __init__(self, refusal: RefusedError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 class _Attempts:
@@ -226,14 +324,14 @@ class _Attempts:
         self._failed = 0
         self._backoff.reset()
 
-    async def wait_after(self, error: ConnectionLost | RefusedError) -> None:
+    async def wait_after(self, error: ConnectionLost | RefusedError, *, passes: bool, at_once: bool) -> None:
         """Wait before the next attempt, or raise ``error`` if it will not pass or there were too many."""
         self._failed += 1
-        passes = isinstance(error, ConnectionLost) or error.reason in _PASSING
         if not passes or self._failed >= self._limit:
             raise error
         log.debug("trying again", extra={"error": str(error), "failed": self._failed})
-        await self._backoff.wait()
+        if not at_once:
+            await self._backoff.wait()
 
 
 def _check_chunk(
@@ -241,7 +339,7 @@ def _check_chunk(
 ) -> None:
     size_ok = 1 <= len(message.data) <= min(limits.CHUNK_BYTES, size_bytes - offset_bytes)
     if message.frame != frame or message.offset_bytes != offset_bytes or not size_ok:
-        raise ConnectionLost(
-            f"the hub sent {len(message.data)} bytes of frame {message.frame} at {message.offset_bytes}, "
+        raise LyingSourceError(
+            f"the source sent {len(message.data)} bytes of frame {message.frame} at {message.offset_bytes}, "
             f"where frame {frame} at {offset_bytes} of {size_bytes} was due"
         )

@@ -15,6 +15,8 @@ class HeldPolicy:
 
     version: PolicyVersion
     words: Words
+    frame_digests: tuple[int, ...] | None = None
+    """``words_digest`` of every frame, if known; whoever needs one need not read the words for it."""
 
     @classmethod
     def of(cls, number: int, words: Words, *, layout: Layout) -> "HeldPolicy":
@@ -24,8 +26,14 @@ class HeldPolicy:
             ValueError: the words are not of this layout.
         """
         check_size(words, layout)
-        root = version_root(layout.digest, (words_digest(words[frame.slice]) for frame in layout.frames))
-        return cls(PolicyVersion(number, root), words)
+        digests = tuple(words_digest(words[frame.slice]) for frame in layout.frames)
+        return cls(PolicyVersion(number, version_root(layout.digest, digests)), words, digests)
+
+    def frame_digest(self, frame: int, *, layout: Layout) -> int:
+        """Give the digest of the words of one frame."""
+        if self.frame_digests is not None:
+            return self.frame_digests[frame]
+        return words_digest(self.words[layout.frames[frame].slice])
 
 
 def check_size(words: Words, layout: Layout) -> None:

@@ -7,6 +7,8 @@
 Only what is in complete/ is announced. The head is the newest version that a peer with nothing
 but the public base model can get to; once announced it never goes back, across restarts too
 (``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
+A relay announces what is arriving too, and whoever asks for a frame of it waits: a chain of relays
+then takes hardly longer than one.
 
 Every method may block on the disk and may be called from any thread: not from an event loop,
 except ``announcement``, ``listening`` and ``lease``. One process owns the directory.
@@ -17,16 +19,17 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.artifact_files import ArtifactFiles, sync_directory
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
+from node.weights.listeners import Listeners
 from node.weights.manifest import Manifest, verify_signed
 from node.weights.offers import admit_offer
 from node.weights.retention import surplus
@@ -57,11 +60,13 @@ class ArtifactStore:
         self._public_key = public_key
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
+        self._arriving: set[ArtifactKey] = set()
         self._lock = threading.Lock()
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
         self._lease_lock = threading.Lock()
         self._leases: Counter[ArtifactKey] = Counter()
-        self._listeners: list[Callable[[], object]] = []
+        self._listeners = Listeners()
+        self._frame_listeners = Listeners()
         self._announcement: Announcement | None = None
         try:
             self._mark = self._recover()
@@ -75,14 +80,42 @@ class ArtifactStore:
         """Give the head and every artifact that can be fetched; None before the first version."""
         return self._announcement
 
-    @contextmanager
-    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+    def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
+        return self._listeners.hearing(listener)
+
+    def whole(self) -> tuple[Artifact, ...]:
+        """Give every artifact of which no frame is missing, whatever is announced."""
+        with self._lock:
+            whole = (a.manifest.artifact for a in self._artifacts.values() if self._is_complete(a))
+            return tuple(sorted(whole, key=lambda artifact: artifact.key))
+
+    def hearing_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
+        return self._frame_listeners.hearing(listener)
+
+    def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
+        """Announce an offered artifact while its frames arrive, or only once it is whole.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION; DISK.
+        """
+        with self._lock, _disk_errors_refused(key):
+            if is_arriving:
+                self._find(key)
+                self._arriving.add(key)
+            else:
+                self._arriving.discard(key)
+            self._announce()
+        self._frame_listeners.tell()
+
+    def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
+        """Say whether a frame is on its way here.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION.
+        """
+        return key in self._arriving and not self._find(key).has(frame)
 
     def put_version(self, signed: bytes, payloads: Sequence[bytes]) -> None:
         """Store a whole artifact made by this process.
@@ -128,6 +161,7 @@ class ArtifactStore:
             artifact = self._find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
+        self._frame_listeners.tell()
         if artifact.is_whole:
             self._finish(artifact)
 
@@ -180,9 +214,9 @@ class ArtifactStore:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lease_lock:
+            self._find(key)
             self._leases[key] += 1
         try:
-            self._find(key)
             yield
         finally:
             with self._lease_lock:
@@ -247,7 +281,10 @@ class ArtifactStore:
     def _announce(self) -> None:
         """Remove what is surplus, move the head on, and tell the listeners if anything changed."""
         complete = {k: a.manifest.artifact for k, a in self._artifacts.items() if self._is_complete(a)}
-        newest = newest_reachable(complete.values())
+        visible = {
+            k: a.manifest.artifact for k, a in self._artifacts.items() if k in complete or k in self._arriving
+        }
+        newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
             head = self._head_of(newest)
@@ -255,19 +292,21 @@ class ArtifactStore:
         if head is None:
             return
         for key in surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes):
-            if key not in self._leases:
-                del complete[key]
-                self._remove(key)
+            # Under the lock that a lease is taken under: what a reader has found does not go.
+            with self._lease_lock:
+                artifact = None if key in self._leases else self._artifacts.pop(key)
+            if artifact is not None:
+                del visible[key]
+                self._discard(artifact)
         announcement = Announcement(
             head=head.policy_version,
             learner_epoch=head.learner_epoch,
             published_at_s=head.published_at_s,
-            artifacts=tuple(complete[key] for key in sorted(complete)),
+            artifacts=tuple(visible[key] for key in sorted(visible)),
         )
         if announcement != self._announcement:
             self._announcement = announcement
-            for listener in tuple(self._listeners):
-                listener()
+            self._listeners.tell()
 
     def _head_of(self, number: int) -> Head:
         manifests = (artifact.manifest for artifact in self._artifacts.values())
@@ -296,10 +335,13 @@ class ArtifactStore:
     def _remove(self, key: ArtifactKey) -> None:
         artifact = self._artifacts.pop(key, None)
         if artifact is not None:
-            # By way of scratch/: a directory half removed is never mistaken for an artifact.
-            self._move(artifact, self._scratch)
-            # What cannot be removed now is removed at the next start.
-            shutil.rmtree(artifact.directory, ignore_errors=True)
+            self._discard(artifact)
+
+    def _discard(self, artifact: ArtifactFiles) -> None:
+        # By way of scratch/: a directory half removed is never mistaken for an artifact.
+        self._move(artifact, self._scratch)
+        # What cannot be removed now is removed at the next start.
+        shutil.rmtree(artifact.directory, ignore_errors=True)
 
     def _recover(self) -> StoreMark:
         for room in (self._complete, self._incoming, self._scratch):

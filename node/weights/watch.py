@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 async def watch_versions(
-    channel: grpc.aio.Channel, *, random: Callable[[], float]
+    channel: grpc.aio.Channel, *, random: Callable[[], float], lost: Callable[[], None] = lambda: None
 ) -> AsyncGenerator[Announcement, None]:
     """Yield every announcement, at once the newest; reconnect for ever.
 
@@ -26,6 +26,7 @@ async def watch_versions(
     Args:
         channel: a control channel: an announcement never waits behind weights.
         random: draws in [0, 1), for the backoff.
+        lost: called whenever the hub is not heard any more.
     Raises:
         RefusedError: for a reason that does not pass with time.
     """
@@ -46,4 +47,5 @@ async def watch_versions(
             log.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
         finally:
             call.cancel()
+        lost()
         await backoff.wait()

@@ -19,6 +19,7 @@ from node.coordinator.leases import SlotState
 from node.coordinator.membership import PeerState
 from node.coordinator.metrics import CoordinatorMetrics
 from node.errors import Reason
+from node.relay.metrics import RelayMetrics
 from node.rollout import Verdict
 from node.run import Role
 from node.telemetry.fleet import FleetCollector
@@ -32,6 +33,7 @@ MONITORING: Final = DEPLOY / "monitoring"
 INSTRUMENT_MODULES: Final = {
     "learner/metrics.py",
     "node/coordinator/metrics.py",
+    "node/relay/metrics.py",
     "node/telemetry/metrics.py",
     "node/telemetry/transfer_metrics.py",
     "sampler/metrics.py",
@@ -87,6 +89,7 @@ def instruments_in_code() -> dict[str, Instrument]:
     NodeMetrics(registry, roles=["coordinator"], clock=SystemClock())
     TransferMetrics(registry)
     CoordinatorMetrics(registry)
+    RelayMetrics(registry)
     LearnerMetrics(registry)
     SamplerMetrics(registry)
     registry.register(FleetCollector())

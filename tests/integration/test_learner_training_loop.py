@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,6 @@ from learner.mailbox import SnapshotMailbox
 from learner.metrics import LearnerMetrics
 from learner.model import Policy, load_policy
 from learner.step_log import StepLog
-from learner.train_step import StepSettings
 from learner.trainee import Trainee, TrainingError
 from learner.training_loop import GroupIdentity, LoopSettings, TrainingLoop
 from node.clock import SystemClock
@@ -31,6 +31,7 @@ from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
 from support.groups import SAMPLING, make_completion, make_group
 from support.scripted_hub import ScriptedHub, scripted_hub
+from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
 BATCH = 2
@@ -43,13 +44,7 @@ RUN = RunSettings(
     head=None,
     sampling=SAMPLING,
 )
-STEP = StepSettings(
-    clip_epsilon=0.2,
-    kl_coefficient=0.0,
-    gradient_clip_norm=1.0,
-    staleness_half_life_versions=8.0,
-    micro_batch_tokens=256,
-)
+STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=256)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +82,7 @@ async def learner(
     run: RunSettings = RUN,
     buffer_groups: int = 8,
     max_versions: int = 0,
+    quarantine_mismatch_nats: float = math.inf,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -118,7 +114,11 @@ async def learner(
     loop = TrainingLoop(
         trainee,
         step_log=log,
-        settings=LoopSettings(buffer_groups=buffer_groups, max_versions=max_versions),
+        settings=LoopSettings(
+            buffer_groups=buffer_groups,
+            max_versions=max_versions,
+            quarantine_mismatch_nats=quarantine_mismatch_nats,
+        ),
         identity=GroupIdentity("run", b"t" * 16),
         run_settings=run_settings,
         drain=drain,
@@ -180,6 +180,22 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
             "2.1": Verdict.FOREIGN,
             "3.1": Verdict.FOREIGN,
         }
+
+
+async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_believed(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Every token is claimed to be likely, -0.5 nats, from the version the learner holds."""
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, quarantine_mismatch_nats=0.2) as running,
+    ):
+        await hub.give(*(running.delivered(f"0{n}.1", version=0) for n in range(2)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        await hub.give(*(running.delivered(f"1{n}.1", version=1) for n in range(2)))
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        await hub.give(running.delivered("9.1", version=2))
+        await hub.wait_until(lambda: hub.verdicts_of("9.1") == [Verdict.SUSPECT])
 
 
 async def test_a_buffered_group_that_grows_stale_is_given_up(model_dir: Path, tmp_path: Path) -> None:

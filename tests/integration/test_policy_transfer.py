@@ -15,7 +15,7 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.relay.policy_servicer import damage_first
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
-from node.weights.advance import fetch_version
+from node.weights.advance import Remedy, fetch_version
 from node.weights.apply import DamagedFrameError, Stage
 from node.weights.chain import plan_fresh
 from node.weights.fetch import Fetcher
@@ -53,7 +53,7 @@ async def fetch(
         layout=hub.learner.layout,
         held=held,
         spare=None,
-        artifacts=announcement.artifacts,
+        remedy=Remedy(announcement.artifacts),
         metrics=(registry or Registry()).metrics,
     )
 

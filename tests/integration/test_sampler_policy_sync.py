@@ -1,27 +1,29 @@
 """A sampler's policy sync against a real hub: the newest signed version is served, or none that is not."""
 
 import asyncio
+import errno
+import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from heterorl.v1 import policy_pb2
 from node.clock import SystemClock
 from node.errors import Reason, StartupError
 from node.policy import PolicyVersion
 from node.relay.policy_servicer import damage_first
-from node.rpc.channel import Purpose
 from node.weights.digests import Words
 from node.weights.held import HeldPolicy
-from node.weights.watch import watch_versions
-from sampler.policy_sync import HELD_FILE, MARK_FILE, PolicySync
+from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
+from sampler.policy_sync import PolicySync
 from support.identity import MadeRun, make_run
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, random_words
 
@@ -44,14 +46,17 @@ class Serving:
     def __init__(self) -> None:
         self.versions: list[PolicyVersion] = []
         self.words: dict[int, Words] = {}
+        self.held: list[HeldPolicy] = []
         self.is_taking = asyncio.Event()
         self.is_taking.set()
         self.refusals: Counter[Reason] = Counter()
+        self.registry = Registry()
         self.sync: PolicySync
 
     async def hand_over(self, policy: HeldPolicy) -> None:
         await self.is_taking.wait()
         self.versions.append(policy.version)
+        self.held.append(policy)
         self.words[policy.version.number] = policy.words.copy()
 
     def count_refusal(self, *, service: str, reason: Reason) -> None:
@@ -68,23 +73,35 @@ class Serving:
 
 @asynccontextmanager
 async def syncing(
-    hub: PolicyHub, state_dir: Path, *, words0: Words | None = None, save_every_s: float = 0.0
+    hub: PolicyHub,
+    state_dir: Path,
+    *,
+    others: tuple[PolicyHub, ...] = (),
+    words0: Words | None = None,
+    save_every_s: float = 0.0,
 ) -> AsyncIterator[Serving]:
     """Run a policy sync beside the body; where it fails, the body ends with it."""
-    serving, registry = Serving(), Registry()
-    control = await hub.dial(hub.made.sampler, purpose=Purpose.CONTROL)
+    serving = Serving()
+    registry = serving.registry
+    sources = make_sources(registry, *[await each.source() for each in (*others, hub)])
     base = hub.learner.versions[0].words if words0 is None else words0
     serving.sync = PolicySync(
-        await hub.fetcher(registry, attempts=2),
-        watch=lambda: watch_versions(control, random=lambda: 0.01),
+        make_fetcher(hub.made, sources, registry, attempts=2),
+        watch=sources.announcements,
         layout=hub.learner.layout,
         words0=base.copy,
         hand_over=serving.hand_over,
-        state_dir=state_dir,
-        save_every_s=save_every_s,
+        disk=PolicyDisk(
+            state_dir,
+            layout=hub.learner.layout,
+            public_key=hub.made.run.learner_public_key,
+            run_id=hub.made.run_id,
+            save_every_s=save_every_s,
+            count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
+            clock=SystemClock(),
+        ),
         transfer_metrics=registry.metrics,
         count_refusal=serving.count_refusal,
-        clock=SystemClock(),
         random=random.random,
     )
     ready, stopping = asyncio.Event(), asyncio.Event()
@@ -177,6 +194,37 @@ async def test_a_hub_that_only_sends_damage_is_never_believed_and_can_recover(
             await serving.reaches(hub.learner.versions[1])
 
 
+def _other_size(said: policy_pb2.WatchVersionsResponse) -> None:
+    said.artifacts[0].size_bytes = 1
+
+
+def _other_root(said: policy_pb2.WatchVersionsResponse) -> None:
+    said.head.root = b"r" * 16
+
+
+def _future_version(said: policy_pb2.WatchVersionsResponse) -> None:
+    said.head.number = 1_000_000
+    said.artifacts.add(key=policy_pb2.ArtifactKey(version=1_000_000, base_version=0))
+
+
+@pytest.mark.parametrize("lie", [_other_size, _other_root, _future_version])
+async def test_a_source_that_announces_what_was_never_signed_keeps_nobody_from_the_head(
+    made: MadeRun, tmp_path: Path, state_dir: Path, lie: Callable[[policy_pb2.WatchVersionsResponse], None]
+) -> None:
+    async with (
+        policy_hub(made, tmp_path / "hub") as hub,
+        policy_hub(made, tmp_path / "liar", learner=hub.learner) as liar,
+    ):
+        hub.learner.put(hub.store, (1, 0), (2, 1), (3, 2))
+        hub.learner.put(liar.store, (1, 0), (2, 1), (3, 2))
+        liar.servicer.announced_instead = lie
+        async with syncing(hub, state_dir, others=(liar,)) as serving:
+            await serving.reaches(hub.learner.versions[3])
+            if lie is not _future_version:
+                faults = serving.registry.value("heterorl_node_source_faults_total", fault="lied")
+                assert faults == 1
+
+
 async def test_a_base_model_that_is_not_the_runs_is_replaced_by_a_keyframe(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -215,17 +263,19 @@ async def test_a_restarted_sampler_goes_on_from_its_copy(
             assert {fetch.key.version for fetch in hub.servicer.fetches} == {3}
 
 
-async def test_a_copy_is_left_when_stopping_however_rarely_it_is_saved(
+async def test_between_two_copies_a_restarted_sampler_goes_on_from_its_log(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
+        hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[1])
+            await serving.reaches(hub.learner.versions[2])
             assert not (state_dir / HELD_FILE).exists()
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            assert serving.numbers == [1]
+        hub.servicer.fetches.clear()
+        async with syncing(hub, state_dir, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [2]
+            assert hub.servicer.fetches == []
 
 
 async def test_a_damaged_copy_is_fetched_anew(made: MadeRun, tmp_path: Path, state_dir: Path) -> None:
@@ -270,7 +320,7 @@ async def test_a_second_learner_with_an_older_epoch_is_refused(
             assert serving.numbers == [1]
 
 
-async def test_doubt_begins_again_from_the_base_and_ends_at_the_same_version(
+async def test_doubt_about_words_that_are_right_fetches_no_frame(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
@@ -281,9 +331,107 @@ async def test_doubt_begins_again_from_the_base_and_ends_at_the_same_version(
             hub.servicer.fetches.clear()
             serving.sync.doubt()
             await serving.reaches(hub.learner.versions[2])
-            # What is older than the version served before is not handed to the engine again.
             assert serving.numbers == [2]
-            assert {fetch.key.version for fetch in hub.servicer.fetches} == {1, 2}
+            assert hub.servicer.fetches == []
+
+
+@pytest.mark.parametrize("chain", [[(1, 0), (2, 1)], [(1, None), (2, 1)]])
+async def test_doubt_about_a_frame_that_went_bad_in_memory_fetches_that_frame_alone(
+    made: MadeRun, tmp_path: Path, state_dir: Path, chain: list[tuple[int, int | None]]
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, *chain)
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.held[-1].words[LAYOUT.frames[3].start_word] ^= 1
+            hub.servicer.fetches.clear()
+            serving.sync.doubt()
+            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
+            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
+
+
+async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
+    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.weights.advance.MENDED_FRAMES", 0)
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.held[-1].words[:] ^= 1
+            hub.servicer.fetches.clear()
+            serving.sync.doubt()
+            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
+            # What is older than the version served before is not handed to the engine again.
+            assert serving.numbers[-2:] == [2, 2]
+            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+
+
+async def test_a_sampler_killed_in_mid_fetch_goes_on_with_the_frames_it_had(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async def stuck(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            if answer.frame >= 3:
+                await asyncio.Event().wait()
+            yield answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, None))
+        sizes = [len(payload) for payload in hub.learner.encode(1, None).payloads]
+        hub.servicer.spoil = stuck
+        async with syncing(hub, state_dir) as serving:
+            await until(lambda: serving.registry.transferred("keyframe", "in") >= sum(sizes[:3]))
+        hub.servicer.spoil = lambda number, answers: answers
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            assert serving.registry.transferred("keyframe", "in") <= sum(sizes[2:])
+
+
+async def test_a_payload_that_rots_in_the_log_is_fetched_again_and_a_logged_version_is_not_believed(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[2])
+        flip_bit(state_dir / LOG_DIRECTORY / "2-1" / "frames", 5)
+        hub.servicer.fetches.clear()
+        async with syncing(hub, state_dir, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [1, 2]
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0]]
+
+
+async def test_the_log_is_folded_into_a_copy_and_begins_anew(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
+            assert (state_dir / HELD_FILE).exists()
+
+
+async def test_a_full_disk_costs_the_log_and_not_the_version(
+    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, state_dir, save_every_s=3600) as serving:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pwrite", full)
+                await serving.reaches(hub.learner.versions[1])
+            assert serving.refusals[Reason.DISK] >= 1
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            await serving.reaches(hub.learner.versions[2])
+        async with syncing(hub, state_dir, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[2])
 
 
 async def test_a_damaged_high_water_mark_is_not_ignored(

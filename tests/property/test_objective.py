@@ -10,8 +10,14 @@ from torch import Tensor
 
 from learner.objective.advantage import centred_advantage
 from learner.objective.divergence import effective_sample_size_ratio, kl_behaviour_learner
-from learner.objective.importance import group_expectation_weight, log_group_expectation
+from learner.objective.groups import Groups
+from learner.objective.importance import (
+    expectation_weight,
+    group_expectation_weight,
+    log_group_expectation,
+)
 from learner.objective.surrogate import clipped_surrogate
+from learner.objective.version_aware import log_version_aware_denominator, trust_by_sample_size
 
 logprobs = st.floats(min_value=-50, max_value=0, allow_subnormal=False)
 rewards = st.floats(min_value=-10, max_value=10)
@@ -40,7 +46,7 @@ def distributions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 def gepo_loss(learner_logprob: Tensor, behaviour_logprob: Tensor, reward: Tensor) -> Tensor:
     weight = group_expectation_weight(learner_logprob, behaviour_logprob)
-    return clipped_surrogate(weight, centred_advantage(reward), clip_epsilon=0.2).loss.mean()
+    return clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss.mean()
 
 
 @unhurried
@@ -150,3 +156,32 @@ def test_the_divergence_estimate_is_never_negative(group: tuple[Tensor, Tensor])
 def test_the_effective_share_lies_between_one_completion_and_all(weights: list[float]) -> None:
     ratio = effective_sample_size_ratio(column(weights))
     assert 1 / len(weights) - 1e-12 <= ratio <= 1 + 1e-12
+
+
+@unhurried
+@given(groups(), st.floats(0.5, 4))
+def test_the_version_aware_denominator_lies_between_a_completion_and_its_group(
+    group: tuple[Tensor, Tensor], power: float
+) -> None:
+    p, q = group
+    one = Groups.single(q)
+    expectation = log_group_expectation(q, one)
+    trust = trust_by_sample_size(p - q, one, power=power)
+    denominator = log_version_aware_denominator(q, expectation, trust)
+    assert (denominator >= torch.minimum(q, expectation) - 1e-9).all()
+    assert (denominator <= torch.maximum(q, expectation) + 1e-9).all()
+    assert ((trust >= 0) & (trust < 1)).all()
+
+
+@unhurried
+@given(groups(), st.floats(-5, 5))
+def test_a_learner_in_step_with_the_sampler_makes_version_aware_weights_plain(
+    group: tuple[Tensor, Tensor], offset: float
+) -> None:
+    """The same offset for all leaves the group's weights equal, however far it is: nothing to distrust."""
+    q = group[1]
+    one = Groups.single(q)
+    trust = trust_by_sample_size(q + offset - q, one, power=3.0)
+    denominator = log_version_aware_denominator(q, log_group_expectation(q, one), trust)
+    weight = expectation_weight(q + offset, denominator)
+    torch.testing.assert_close(weight, torch.full_like(q, math.exp(offset)), rtol=1e-9, atol=0)

@@ -11,12 +11,14 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.clock import SystemClock
 from node.identity.store import Identity
 from node.relay.policy_servicer import PolicyServicer
 from node.rpc.channel import Purpose, dial
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.fetch import Fetcher, FetchLimits
 from node.weights.layout import Layout
+from node.weights.sources import Source, Sources
 from node.weights.store import ArtifactStore
 from support.identity import MadeRun
 from support.rpc import Serving, serving
@@ -29,11 +31,11 @@ class Registry:
     """A registry with the transfer metrics on it, and what they count."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.metrics = TransferMetrics(self._registry)
+        self.registry = CollectorRegistry()
+        self.metrics = TransferMetrics(self.registry)
 
     def value(self, name: str, **labels: str) -> float:
-        return self._registry.get_sample_value(name, labels) or 0.0
+        return self.registry.get_sample_value(name, labels) or 0.0
 
     def transferred(self, kind: str, direction: str) -> float:
         return self.value("heterorl_node_transfer_bytes_total", kind=kind, direction=direction)
@@ -49,6 +51,15 @@ class WatchedServicer(PolicyServicer):
         """Frame of every piece that came in."""
         self.spoil: Callable[[int, Answers], Answers] = lambda number, answers: answers
         """(number of the request, good answers) -> what is sent instead."""
+        self.announced_instead: Callable[[policy_pb2.WatchVersionsResponse], None] = lambda announcement: None
+        """Changes each announcement before it is sent."""
+
+    async def WatchVersions(  # noqa: N802
+        self, request: policy_pb2.WatchVersionsRequest, context: Any
+    ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
+        async for announcement in super().WatchVersions(request, context):
+            self.announced_instead(announcement)
+            yield announcement
 
     async def FetchFrames(self, request: policy_pb2.FetchFramesRequest, context: Any) -> Answers:  # noqa: N802
         self.fetches.append(request)
@@ -83,19 +94,39 @@ class PolicyHub:
         channel = dial(self.serving.address, identity, purpose=purpose, now=self.made.made_at_s)
         return await self._channels.enter_async_context(channel)
 
+    async def source(self, *, channels: int = 1) -> Source:
+        """Give this hub as a sampler's source."""
+        bulk = [await self.dial(self.made.sampler) for _ in range(channels)]
+        control = await self.dial(self.made.sampler, purpose=Purpose.CONTROL)
+        return Source(self.serving.address, control, tuple(bulk))
+
     async def fetcher(self, registry: Registry, *, channels: int = 1, **limits: Any) -> Fetcher:
         """Give a sampler's fetcher; its backoff takes no time."""
-        return Fetcher(
-            [await self.dial(self.made.sampler) for _ in range(channels)],
-            public_key=self.made.run.learner_public_key,
-            run_id=self.made.run_id,
-            metrics=registry.metrics,
-            random=lambda: 0.0,
-            limits=FetchLimits(**limits),
+        return make_fetcher(
+            self.made, make_sources(registry, await self.source(channels=channels)), registry, **limits
         )
 
     async def close(self) -> None:
         await self._channels.aclose()
+
+
+def make_sources(registry: Registry, *sources: Source, last_resort: Source | None = None) -> Sources:
+    """Give sources whose watches reconnect at once."""
+    return Sources(
+        sources, last_resort=last_resort, clock=SystemClock(), random=lambda: 0.01, metrics=registry.metrics
+    )
+
+
+def make_fetcher(made: MadeRun, sources: Sources, registry: Registry, **limits: Any) -> Fetcher:
+    """Give a sampler's fetcher; its backoff takes no time."""
+    return Fetcher(
+        sources,
+        public_key=made.run.learner_public_key,
+        run_id=made.run_id,
+        metrics=registry.metrics,
+        random=lambda: 0.0,
+        limits=FetchLimits(**limits),
+    )
 
 
 @asynccontextmanager

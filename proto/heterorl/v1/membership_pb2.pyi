@@ -390,6 +390,7 @@ class HeartbeatResponse(_message.Message):
     LOST_LEASE_IDS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     MUST_REPAIR_FIELD_NUMBER: _builtins.int
+    LONGEST_LAG_VERSIONS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The beat this answers."""
     received_at_s: _builtins.float
@@ -398,6 +399,10 @@ class HeartbeatResponse(_message.Message):
     """Unix seconds on the coordinator's clock when this was sent."""
     must_repair: _builtins.bool
     """The peer's root differs from the signed one of the version it claims: fetch it again."""
+    longest_lag_versions: _builtins.int
+    """Learners: the most versions a sampler that holds any is behind the head; deltas over many
+    versions are worth making up to that. Others: 0.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -420,10 +425,11 @@ class HeartbeatResponse(_message.Message):
         lost_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         verdicts: _abc.Iterable[Global___GroupVerdict] | None = ...,
         must_repair: _builtins.bool = ...,
+        longest_lag_versions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -176,6 +176,11 @@ class SubmitRolloutsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    sampler_id: _builtins.str
+    """Relays only: node id of the sampler that handed the group in, from the certificate it
+    showed. Empty: the caller itself.
+    """
     @_builtins.property
     def group(self) -> Global___RolloutGroup:
         """The group, whole."""
@@ -184,10 +189,11 @@ class SubmitRolloutsRequest(_message.Message):
         self,
         *,
         group: Global___RolloutGroup | None = ...,
+        sampler_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "sampler_id", b"sampler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,9 +82,11 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitRollouts(self, request, context):
-        """Sampler only. Hands one finished group in; the answer comes after it is on disk. The
-        group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat.
+        """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
+        on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
+        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
+        and so does the coordinator's where a relay took the group in. Of this service, a relay
+        serves this rpc alone.
 
         Errors:
 

@@ -46,9 +46,11 @@ class RolloutServiceStub:
     Leases the caller does not hold are passed over.
     """
     SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
-    """Sampler only. Hands one finished group in; the answer comes after it is on disk. The
-    group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat.
+    """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
+    on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
+    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
+    and so does the coordinator's where a relay took the group in. Of this service, a relay
+    serves this rpc alone.
 
     Errors:
 
@@ -83,9 +85,11 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     Leases the caller does not hold are passed over.
     """
     SubmitRollouts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
-    """Sampler only. Hands one finished group in; the answer comes after it is on disk. The
-    group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat.
+    """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
+    on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
+    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
+    and so does the coordinator's where a relay took the group in. Of this service, a relay
+    serves this rpc alone.
 
     Errors:
 
@@ -135,9 +139,11 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.SubmitRolloutsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.SubmitRolloutsResponse, _abc.Awaitable[_rollout_pb2.SubmitRolloutsResponse]]:
-        """Sampler only. Hands one finished group in; the answer comes after it is on disk. The
-        group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat.
+        """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
+        on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
+        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
+        and so does the coordinator's where a relay took the group in. Of this service, a relay
+        serves this rpc alone.
 
         Errors:
 

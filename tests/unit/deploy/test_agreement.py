@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,16 @@ from node.config_sources import Reading
 from node.coordinator.config import CoordinatorConfig
 from node.identity.init_run import IDENTITY_DIRECTORY, init_run
 from node.identity.store import load_identity
+from node.relay.config import RelayConfig
 
 UNIT: Final = (DEPLOY / "systemd/heterorl-node@.service").read_text()
 IMAGE: Final = (DEPLOY / "Dockerfile").read_text()
-MANIFESTS: Final = {"coordinator": "hub.yaml", "learner": "learner.yaml", "sampler": "samplers.yaml"}
+MANIFESTS: Final = {
+    "coordinator": "hub.yaml",
+    "relay": "relay.yaml",
+    "learner": "learner.yaml",
+    "sampler": "samplers.yaml",
+}
 
 
 def config(role: str, folder: str) -> NodeConfig:
@@ -70,7 +77,7 @@ def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
     assert mounted[settings.node.state_dir] is False
     assert mounted[settings.node.run_file.parent] is True
     section = getattr(settings, role)
-    if role != "coordinator":
+    if role in ("learner", "sampler"):
         assert section.model_dir.parent in mounted
     assert Path(container["args"][-1]).parent in mounted
     assert container["args"][:2] == ["--role", role]
@@ -96,8 +103,19 @@ def test_the_hub_is_reached_where_its_configuration_listens() -> None:
     }
     assert served == ports
     assert (ports["node"], ports["enrolment"]) == (port(hub.listen), port(hub.enrolment_listen))
-    for role in ("learner", "sampler"):
+    for role in ("relay", "learner", "sampler"):
         assert config(role, "k8s/base/config").node.coordinator == f"heterorl-hub:{ports['node']}"
+
+
+def test_the_relay_is_reached_where_its_configuration_listens() -> None:
+    relay = config("relay", "k8s/base/config").section(RelayConfig)
+    (container,) = pod("relay")["containers"]
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    (service,) = (document for document in documents("relay") if document["kind"] == "Service")
+    (served,) = service["spec"]["ports"]
+    assert served["port"] == ports[served["targetPort"]] == port(relay.listen)
+    sampler = tomllib.loads((DEPLOY / "k8s/base/config/sampler.toml").read_text())["sampler"]
+    assert sampler["weight_sources"] == [f"{service['metadata']['name']}:{served['port']}"]
 
 
 def test_the_image_exposes_and_asks_the_ports_of_the_configuration() -> None:

@@ -9,20 +9,15 @@ from learner.checkpoint import CheckpointStore, Progress
 from learner.epoch import raise_epoch
 from learner.model import Policy, load_policy
 from learner.step_log import StepLine, StepLog, TrainedGroup
-from learner.train_step import StepSettings, train_step
+from learner.train_step import train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
 from support.groups import make_completion, make_group
+from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
-SETTINGS = StepSettings(
-    clip_epsilon=0.2,
-    kl_coefficient=0.0,
-    gradient_clip_norm=1.0,
-    staleness_half_life_versions=4.0,
-    micro_batch_tokens=64,
-)
+SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
 
 @pytest.fixture(scope="module")

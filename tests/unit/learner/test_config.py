@@ -8,7 +8,7 @@ from learner.config import LearnerConfig
 
 def test_only_what_has_no_safe_default_must_be_given() -> None:
     config = LearnerConfig.model_validate({"model_dir": "m", "learning_rate": 1e-6})
-    assert config.clip_epsilon == 0.2
+    assert config.objective == "gepo"
     assert config.staleness_half_life_versions == math.inf
 
 
@@ -18,7 +18,11 @@ def test_only_what_has_no_safe_default_must_be_given() -> None:
         {"learning_rate": 0},
         {"learning_rate": math.nan},
         {"betas": [0.9, 1.0]},
-        {"clip_epsilon": 1.0},
+        {"objective": "gepp"},
+        {"objective_options": {"clip_low": 1.5}},
+        {"objective": "gspo", "objective_options": {"threshold_nats": 0.1}},
+        {"staleness_discount": "linear"},
+        {"fast_steps": -1},
         {"device": "tpu"},
         {"staleness_half_life_versions": 0},
         {"a_key_nobody_knows": 1},

@@ -3,9 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from learner.model import Policy, load_policy
+from learner.model import Policy, has_plain_head, load_policy
 from node.errors import StartupError
 from support.tiny_model import make_tiny_model
 
@@ -59,8 +60,9 @@ def test_logprobs_are_those_of_the_tempered_softmax_of_the_whole_vocabulary(
     with torch.no_grad():
         expected = torch.log_softmax(model(tokens).logits / temperature, dim=-1)
         expected = expected[0, 1:4].gather(1, tokens[0, 2:, None]).squeeze(1)
-        actual = policy.token_logprobs(tokens[:, :-1], tokens[:, 2:], torch.tensor([temperature]))
-    torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-5)
+        is_target = torch.tensor([[False, True, True, True]])
+        actual = policy.token_logprobs(tokens[:, :-1], is_target, tokens[0, 2:], torch.tensor([temperature]))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_a_parameter_that_is_not_a_number_is_noticed(policy: Policy) -> None:
@@ -78,3 +80,75 @@ def test_what_is_not_a_causal_language_model_is_refused_with_its_path(
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(StartupError, match=str(tmp_path)):
         load_policy(tmp_path, device="cpu")
+
+
+def gradients(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
+    tokens = torch.tensor([[5, 9, 3, 17, 1, 8], [2, 2, 7, 30, 4, 0]])
+    is_target = torch.tensor([[False, True, True, True, True], [True, True, True, False, False]])
+    logprob = policy.token_logprobs(
+        tokens[:, :-1], is_target, tokens[:, 1:][is_target], torch.tensor([1.0, 0.7])
+    )
+    grads = torch.autograd.grad(logprob.sum(), list(policy.parameters.values()))
+    return logprob.detach(), dict(zip(policy.parameters, grads, strict=True))
+
+
+def test_checkpointed_activations_change_nothing_but_memory(model_dir: Path) -> None:
+    plain, checkpointed = (
+        load_policy(model_dir, device="cpu", checkpoints_activations=checkpoints)
+        for checkpoints in (False, True)
+    )
+    (expected, wanted), (actual, got) = gradients(plain), gradients(checkpointed)
+    assert torch.equal(actual, expected)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+    assert saved_bytes(checkpointed) < 0.7 * saved_bytes(plain)
+
+
+def saved_bytes(policy: Policy) -> int:
+    """What the graph of a forward pass keeps for the backward pass."""
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        tokens = torch.arange(40)[None] % 30
+        every = torch.ones(1, 39, dtype=torch.bool)
+        policy.token_logprobs(tokens[:, :-1], every, tokens[0, 1:], torch.ones(1))
+    return sum(seen.values()) - sum(p.untyped_storage().nbytes() for p in policy.parameters.values())
+
+
+def test_narrow_products_move_logprobs_a_little_and_keep_wide_gradients(model_dir: Path) -> None:
+    exact, _ = gradients(load_policy(model_dir, device="cpu"))
+    narrow, got = gradients(load_policy(model_dir, device="cpu", compute_dtype=torch.bfloat16))
+    assert narrow.dtype == torch.float32
+    assert all(gradient.dtype == torch.float32 for gradient in got.values())
+    assert not torch.equal(narrow, exact)
+    torch.testing.assert_close(narrow, exact, rtol=0, atol=0.5)
+
+
+def test_a_model_that_caps_its_logits_is_asked_for_them() -> None:
+    config = Gemma2Config(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        final_logit_softcapping=2.0,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(config).double()
+    policy = Policy(model)
+    assert not has_plain_head(model)
+    tokens = torch.tensor([[5, 9, 3, 17]])
+    actual = policy.token_logprobs(
+        tokens[:, :-1], torch.ones(1, 3, dtype=torch.bool), tokens[0, 1:], torch.tensor([2.0])
+    )
+    with torch.no_grad():
+        expected = torch.log_softmax(model(tokens).logits[0, :-1] / 2, -1).gather(-1, tokens[0, 1:, None])[
+            :, 0
+        ]
+    torch.testing.assert_close(actual.detach(), expected, rtol=1e-10, atol=1e-10)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from learner.catch_up import CatchUp, Signer
 from learner.mailbox import Snapshot, SnapshotMailbox
 from learner.metrics import LearnerMetrics
-from learner.publisher import Publisher, Signer
+from learner.publisher import Publisher
 from node.clock import SystemClock
 from node.errors import RefusedError, StartupError
 from node.identity.signatures import SigningKey
@@ -21,8 +22,10 @@ from node.run import RunSettings
 from node.weights.apply import Stage
 from node.weights.chain import plan
 from node.weights.digests import Words
+from node.weights.encode import encode_version
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import sign
 from node.weights.store import ArtifactStore
 from support.groups import SAMPLING
 
@@ -84,19 +87,34 @@ class Publishing:
 
 @asynccontextmanager
 async def publishing(
-    directory: Path, *, start: HeldPolicy, hub_head: PolicyVersion | None = None, keyframe_every: int = 100
+    directory: Path,
+    *,
+    start: HeldPolicy,
+    hub_head: PolicyVersion | None = None,
+    keyframe_every: int = 100,
+    public_every: int = 100,
+    lag: int = 0,
 ) -> AsyncIterator[Publishing]:
     async def run_settings() -> RunSettings:
         return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
 
     store, mailbox, stopping = open_store(directory), SnapshotMailbox(LAYOUT.words), asyncio.Event()
+    signer = Signer(KEY, "run", 1)
     publisher = Publisher(
         mailbox,
         store,
         start=start,
         layout=LAYOUT,
-        signer=Signer(KEY, "run", 1),
+        signer=signer,
         keyframe_every_versions=keyframe_every,
+        catch_up=CatchUp(
+            store,
+            layout=LAYOUT,
+            words0=words_of(0),
+            signer=signer,
+            public_every_versions=public_every,
+            longest_lag_versions=lambda: lag,
+        ),
         run_settings=run_settings,
         clock=SystemClock(),
         metrics=LearnerMetrics(CollectorRegistry()),
@@ -216,3 +234,54 @@ async def test_a_version_that_is_not_finite_ends_the_learner_and_is_not_publishe
         with pytest.raises(RefusedError, match="tensor 'b'"):
             await asyncio.wait_for(asyncio.shield(running.task), timeout=10)
         assert running.keys == []
+
+
+async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_who_are_behind(
+    tmp_path: Path,
+) -> None:
+    async with publishing(tmp_path, start=held(0), public_every=8, lag=4) as publishing_:
+        for version in range(1, 9):
+            publishing_.put(version)
+            await publishing_.stored(ArtifactKey(version, version - 1))
+        await publishing_.stored(ArtifactKey(8, 4))
+        await publishing_.stored(ArtifactKey(8, 0))
+        for base in (0, 4):
+            assert fetched(publishing_.store, base=held(base), version=8).version == held(8).version
+
+
+async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> None:
+    async with publishing(tmp_path, start=held(0), public_every=100) as publishing_:
+        for version in range(1, 9):
+            publishing_.put(version)
+            await publishing_.stored(ArtifactKey(version, version - 1))
+        await publishing_.stop()
+        assert [key.base_version for key in publishing_.keys] == list(range(8))
+
+
+def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
+    store, signer = open_store(tmp_path), Signer(KEY, "run", 1)
+    catch_up = CatchUp(
+        store,
+        layout=LAYOUT,
+        words0=words_of(0),
+        signer=signer,
+        public_every_versions=2,
+        longest_lag_versions=lambda: 0,
+    )
+    for version in (1, 2):
+        encoded = encode_version(
+            words_of(version),
+            version=version,
+            base=held(version - 1),
+            layout=LAYOUT,
+            run_id="run",
+            learner_epoch=1,
+            published_at_s=0.0,
+        )
+        store.put_version(sign(encoded.manifest, KEY), encoded.payloads)
+    assert catch_up.next_key(2) == ArtifactKey(2, 0)
+    catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
+    assert catch_up.next_key(2) == ArtifactKey(2, 0)
+    catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
+    assert catch_up.next_key(2) is None
+    assert catch_up.next_key(1) is None

@@ -18,7 +18,7 @@ def test_only_moves_that_went_far_enough_are_clipped(
     advantage: float, loss: list[float], is_clipped: list[bool]
 ) -> None:
     weight = torch.tensor(W, dtype=torch.float64, requires_grad=True)
-    surrogate = clipped_surrogate(weight, torch.full_like(weight, advantage), clip_epsilon=0.2)
+    surrogate = clipped_surrogate(weight, torch.full_like(weight, advantage), clip_low=0.2, clip_high=0.2)
     torch.testing.assert_close(surrogate.loss, torch.tensor(loss, dtype=torch.float64), rtol=0, atol=1e-12)
     assert surrogate.is_clipped.tolist() == is_clipped
     surrogate.loss.sum().backward()  # type: ignore[no-untyped-call]
@@ -26,12 +26,15 @@ def test_only_moves_that_went_far_enough_are_clipped(
     assert weight.grad.tolist() == [0.0 if clipped else -advantage for clipped in is_clipped]
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, -0.2, float("nan")])
-def test_a_clip_outside_zero_to_one_is_refused(epsilon: float) -> None:
-    with pytest.raises(ValueError, match="clip_epsilon"):
-        clipped_surrogate(torch.ones(2), torch.ones(2), clip_epsilon=epsilon)
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.0, 0.2), (1.1, 0.2), (-0.2, 0.2), (0.2, 0.0), (float("nan"), 0.2), (0.2, float("nan"))],
+)
+def test_a_clip_out_of_range_is_refused(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="clip_"):
+        clipped_surrogate(torch.ones(2), torch.ones(2), clip_low=low, clip_high=high)
 
 
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="shape"):
-        clipped_surrogate(torch.ones(2), torch.ones(1), clip_epsilon=0.2)
+        clipped_surrogate(torch.ones(2), torch.ones(1), clip_low=0.2, clip_high=0.2)

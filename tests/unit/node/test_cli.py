@@ -87,13 +87,27 @@ def test_help_answers_in_half_a_second() -> None:
 
 def test_a_wrong_value_is_answered_with_everything_to_mend_it_before_torch_and_grpc_load() -> None:
     code, modules, _, error = call(
-        "--role", "learner", *LEARNER, "--set", "learner.clip_epsilon=7", "--set", "node.drain_timeout_s=5s"
+        "--role",
+        "learner",
+        *LEARNER,
+        "--set",
+        "learner.kl_coefficient=-7",
+        "--set",
+        "node.drain_timeout_s=5s",
     )
     assert code == 2
     assert not modules & {"torch", "transformers", "vllm", "grpc"}
-    assert "learner.clip_epsilon = '7' (from flag --set): must be less than 1" in error
-    assert "the default is 0.2" in error
+    assert "learner.kl_coefficient = '-7' (from flag --set): must be greater than or equal to 0" in error
+    assert "the default is 0.005" in error
     assert "node.drain_timeout_s = '5s'" in error
+
+
+def test_an_unknown_objective_is_answered_with_those_there_are_before_torch_loads() -> None:
+    code, modules, _, error = call("--role", "learner", *LEARNER, "--set", "learner.objective=gepp")
+    assert code == 2
+    assert "torch" not in modules
+    assert "learner.objective = 'gepp'" in error
+    assert "gepo_plus, gmpo, grpo, gspo" in error
     assert "node.state_dir (from nowhere): is required" in error
 
 

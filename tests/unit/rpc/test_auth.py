@@ -21,8 +21,9 @@ def test_only_the_learner_publishes_and_drains_and_only_samplers_lease_and_submi
     allowed = {path.removeprefix(PREFIX): set(rule.roles or ()) for path, rule in RULES.items()}
     for name in ("PolicyService/OfferArtifact", "PolicyService/UploadFrames", "RolloutService/DrainRollouts"):
         assert allowed[name] == {Role.LEARNER}
-    for name in ("LeasePrompts", "ReleaseLeases", "SubmitRollouts"):
+    for name in ("LeasePrompts", "ReleaseLeases"):
         assert allowed[f"RolloutService/{name}"] == {Role.SAMPLER}
+    assert allowed["RolloutService/SubmitRollouts"] == {Role.SAMPLER, Role.RELAY}
 
 
 def test_an_operator_may_look_and_do_nothing_else() -> None:

@@ -63,11 +63,18 @@ def test_an_artifact_that_failed_is_planned_around_until_announced_again() -> No
     assert next_key(around.announced(offered)) == (1, 0)
 
 
-def test_the_right_number_with_other_words_is_fetched_from_a_keyframe() -> None:
+def test_the_right_number_with_other_words_is_made_again_from_the_base_model_or_a_keyframe() -> None:
     wrong = SyncState(PolicyVersion(1, root(9)), HighWater())
     state = wrong.announced(announcement(1, (1, 0, 10), (1, NO_BASE, 100)))
     assert not state.is_at_head
-    assert next_key(state) == (1, NO_BASE)
+    assert next_key(state) == (1, 0)
+    assert next_key(state.failed(ArtifactKey(1, 0))) == (1, NO_BASE)
+
+
+def test_after_a_long_sleep_the_public_base_model_may_be_the_cheapest_start() -> None:
+    offered = announcement(9, (5, 4, 10), (9, 5, 10), (8, 0, 5), (9, 8, 10), (9, NO_BASE, 100))
+    assert next_key(holding(4).announced(offered)) == (8, 0)
+    assert next_key(holding(5).announced(offered)) == (9, 5)
 
 
 def test_a_hub_that_is_behind_changes_nothing() -> None:

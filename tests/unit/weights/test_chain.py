@@ -1,7 +1,7 @@
 """The cheapest way, worked by hand."""
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.chain import newest_reachable, plan, plan_fresh, plan_upload
+from node.weights.chain import newest_reachable, plan, plan_catch_up, plan_fresh, plan_upload
 
 
 def artifact(version: int, base: int, size: int = 10) -> Artifact:
@@ -93,3 +93,17 @@ def test_nothing_is_sent_that_the_hub_would_drop() -> None:
 def test_a_step_that_was_damaged_on_the_hub_is_sent_again() -> None:
     remote = [artifact(2, NO_BASE), *STEPS[2:5], *STEPS[6:]]
     assert plan_upload([*STEPS, artifact(2, NO_BASE)], remote=remote, head=8) == (STEPS[5],)
+
+
+def test_after_a_long_sleep_a_peer_may_start_from_the_public_base_model() -> None:
+    public = artifact(8, 0, 30)
+    assert plan_catch_up(2, 8, [*STEPS, public]) == (public,)
+    assert plan_catch_up(6, 8, [*STEPS, public]) == STEPS[6:]
+    assert plan_catch_up(9, 8, [public]) is None
+    assert plan_catch_up(NO_BASE, 8, [public]) == (public,)
+
+
+def test_late_joiners_come_before_history_in_an_upload() -> None:
+    local = [*STEPS, artifact(6, NO_BASE, 100), artifact(4, 0, 20), artifact(8, 0, 30)]
+    wanted = plan_upload(local, remote=STEPS, head=8)
+    assert [each.key for each in wanted] == [ArtifactKey(8, 0), ArtifactKey(6), ArtifactKey(4, 0)]

@@ -155,10 +155,10 @@ def test_a_frame_count_beyond_the_limit_is_refused_unread() -> None:
     assert refused.value.reason is Reason.OVER_LIMIT
 
 
-def test_the_number_kept_for_a_later_codec_is_refused_today() -> None:
+def test_the_number_of_a_codec_to_come_is_refused() -> None:
     content = bytearray(DELTA.to_bytes())
-    content[-37 * len(DELTA.frames)] = 3
-    with pytest.raises(RefusedError, match="codec 3"):
+    content[-37 * len(DELTA.frames)] = 5
+    with pytest.raises(RefusedError, match="codec 5"):
         parse(bytes(content))
 
 

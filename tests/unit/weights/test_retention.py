@@ -33,3 +33,9 @@ def test_a_skip_delta_from_before_goes_though_it_ends_after() -> None:
     assert surplus([artifact(6), *STEPS[6:], artifact(8, 4)], head=9, retained_keyframes=1) == {
         ArtifactKey(8, 4)
     }
+
+
+def test_the_newest_deltas_from_the_public_base_model_stay_for_late_joiners() -> None:
+    public = [artifact(version, 0) for version in (2, 6, 7, 8)]
+    kept = [artifact(6), artifact(7), *STEPS[6:], *public[2:]]
+    assert surplus([*kept, *public[:2]], head=9, retained_keyframes=2) == {each.key for each in public[:2]}

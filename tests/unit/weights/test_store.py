@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_frame_that_came_damaged_is_refused_and_still_missing(
     signed, payloads = learner.signed(1, 0)
     key = store.offer(signed)[0].key
     with refused(Reason.DAMAGED):
-        store.write_frame(key, 1, payloads[1][:-1] + b"\0")
+        store.write_frame(key, 1, payloads[1][:-1] + bytes([payloads[1][-1] ^ 1]))
     with refused(Reason.DAMAGED):
         store.write_frame(key, 1, payloads[1][:-1])
     assert store.missing(key) == (0, 1, 2, 3, 4)
@@ -318,6 +319,57 @@ def test_a_leased_artifact_is_never_removed(store: ArtifactStore, learner: Learn
     assert (1, 0) in keys(store)
     learner.put(store, (4, None))
     assert keys(store) == [(3, -1), (4, -1)]
+
+
+def test_what_a_reader_has_found_is_not_cleaned_away_before_it_is_leased(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = learner.store(tmp_path, retained_keyframes=1)
+    learner.put(store, (1, None))
+    old, new = ArtifactKey(1), learner.signed(2, None)
+    find = store._find
+    cleaners: list[threading.Thread] = []
+
+    def find_while_the_cleaner_runs(key: ArtifactKey) -> object:
+        found = find(key)
+        if key == old and not cleaners:
+            cleaners.append(threading.Thread(target=store.put_version, args=new))
+            cleaners[0].start()
+            cleaners[0].join(timeout=0.5)
+        return found
+
+    monkeypatch.setattr(store, "_find", find_while_the_cleaner_runs)
+    with store.lease(old):
+        cleaners[0].join(timeout=10)
+        assert (2, -1) in keys(store)
+        assert store.read_payload(old, 0) == learner.signed(1, None)[1][0]
+
+
+def test_what_is_arriving_is_announced_and_awaited_until_it_is_whole_or_given_up(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    signed, payloads = learner.signed(1, 0)
+    key = ArtifactKey(1, 0)
+    store.offer(signed)
+    assert store.announcement() is None
+    store.set_arriving(key, True)
+    assert keys(store) == [(1, 0)]
+    assert store.whole() == ()
+    heard = []
+    with store.hearing_frames(lambda: heard.append(1)):
+        store.write_frame(key, 0, payloads[0])
+        assert not store.is_awaited(key, 0)
+        assert store.is_awaited(key, 1)
+        store.set_arriving(key, False)
+    assert len(heard) == 2
+    assert not store.is_awaited(key, 1)
+    assert keys(store) == []
+    store.set_arriving(key, True)
+    for frame in store.missing(key):
+        store.write_frame(key, frame, payloads[frame])
+    store.set_arriving(key, False)
+    assert keys(store) == [(1, 0)]
+    assert [artifact.key for artifact in store.whole()] == [key]
 
 
 def test_unfinished_offers_are_bounded(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:

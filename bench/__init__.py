@@ -1,0 +1,1 @@
+"""Measurements: what the claims of this repository rest on."""

@@ -1,0 +1,1 @@
+"""Every method, the same tasks, the same staleness: see ``bench.staleness``."""

@@ -1,0 +1,291 @@
+"""Bytes and speed of weight deltas: ours, what others send, and the bound. One JSON line per codec.
+
+    python -m bench.weights --pair FILE.npz        two versions of your own: bench/weight_pairs.py says how
+    python -m bench.weights                        trains a small model first: some minutes
+
+    codec      ours, pulse, gap_xor, leb128, dense_xor, raw, bound
+    bytes      the whole delta; ours with its signed manifest
+    ratio      bytes of the full bf16 model / bytes
+    encode_gb_s_per_core, decode_gb_s_per_core      bytes of the full model per second of one thread's time:
+               find the changes, code and hash them; decode, apply to a copy of the base, verify by hash
+    encode_gb_s_all_cores, decode_gb_s_all_cores    the same by the clock with a thread per core, which
+               share frames (ours) or tensors (others)
+    encode_peak_extra_bytes, decode_peak_extra_bytes    resident memory above that of the versions; Linux only
+
+Whole models are timed, never one frame again and again, which a branch predictor learns by heart. Each
+figure is the best of the repetitions.
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+from unittest import mock
+
+import numpy as np
+import xxhash
+
+from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
+from bench.weight_pairs import Pair, load_pair, trained_pair
+from node.identity.signatures import SigningKey
+from node.weights import native
+from node.weights.apply import Stage
+from node.weights.digests import Words
+from node.weights.encode import EncodedVersion, encode_version
+from node.weights.exponent_conditioned import choice, reference
+from node.weights.exponent_conditioned.choice import Implementation
+from node.weights.exponent_conditioned.native import NativeCodec
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import sign
+
+IMPLEMENTATIONS: Final = ("best", "portable", "numba", "numpy")
+CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+T = TypeVar("T")
+
+
+class Codec(Protocol):
+    """Something that moves a pair's words from the base to the new version."""
+
+    name: str
+
+    def encode(self, pool: ThreadPoolExecutor | None) -> Any:
+        """Give the delta; on the threads of ``pool``, or on this one."""
+
+    def decode(self, delta: Any, pool: ThreadPoolExecutor | None) -> Words:
+        """Give the new words, verified, in an array that is used again."""
+
+    def sizes(self, delta: Any) -> tuple[int, int]:
+        """Give the bytes of the whole delta, and how many of them are container."""
+
+
+class Ours:
+    """What learner and sampler call."""
+
+    name = "ours"
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._layout = Layout.of(TensorSpec(tensor.name, tensor.shape) for tensor in pair.tensors)
+        self._base = HeldPolicy.of(0, pair.base, layout=self._layout)
+        self._spare = np.zeros_like(pair.base)
+        self._key = SigningKey.generate()
+
+    def encode(self, pool: ThreadPoolExecutor | None) -> EncodedVersion:
+        return encode_version(
+            self._pair.words,
+            version=1,
+            base=self._base,
+            layout=self._layout,
+            run_id="bench",
+            learner_epoch=1,
+            published_at_s=0.0,
+            executor=pool,
+        )
+
+    def decode(self, delta: EncodedVersion, pool: ThreadPoolExecutor | None) -> Words:
+        stage = Stage(delta.manifest, layout=self._layout, base=self._base, spare=self._spare)
+        each = map if pool is None else pool.map
+        for _ in each(stage.put, range(len(delta.payloads)), delta.payloads):
+            pass
+        return self._spare
+
+    def sizes(self, delta: EncodedVersion) -> tuple[int, int]:
+        container = len(sign(delta.manifest, self._key))
+        return container + delta.manifest.size_bytes, container
+
+
+class Theirs:
+    """A rival's format; with a pool the tensors are dealt out to its threads."""
+
+    def __init__(self, pair: Pair, rival: Format) -> None:
+        self.name = rival.name
+        self._pair = pair
+        self._rival = rival
+        self._spare = np.zeros_like(pair.base)
+
+    def encode(self, pool: ThreadPoolExecutor | None) -> list[bytes]:
+        shards = _shards(self._pair.tensors, 1 if pool is None else CORES)
+        return list((map if pool is None else pool.map)(self._encode, shards))
+
+    def decode(self, delta: list[bytes], pool: ThreadPoolExecutor | None) -> Words:
+        shards = _shards(self._pair.tensors, len(delta))
+        list((map if pool is None else pool.map)(self._decode, shards, delta))
+        return self._spare
+
+    def sizes(self, delta: list[bytes]) -> tuple[int, int]:
+        return sum(map(len, delta)), 0
+
+    def _encode(self, shard: "Shard") -> bytes:
+        pair = self._pair
+        words = pair.words[shard.slice]
+        xxhash.xxh3_64_intdigest(words.data)
+        return self._rival.encode(words, base=pair.base[shard.slice], tensors=shard.tensors)
+
+    def _decode(self, shard: "Shard", payload: bytes) -> None:
+        out = self._spare[shard.slice]
+        np.copyto(out, self._pair.base[shard.slice])
+        self._rival.apply(payload, out=out, tensors=shard.tensors)
+        xxhash.xxh3_64_intdigest(out.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some tensors that follow each other, counted from where they begin."""
+
+    slice: slice
+    tensors: tuple[Tensor, ...]
+
+
+def _shards(tensors: Sequence[Tensor], count: int) -> list[Shard]:
+    total = sum(tensor.words for tensor in tensors)
+    share = [min(count - 1, tensor.start * count // total) for tensor in tensors]
+    shards = []
+    for number in sorted(set(share)):
+        mine = [tensor for tensor, owner in zip(tensors, share, strict=True) if owner == number]
+        start, end = mine[0].start, mine[-1].start + mine[-1].words
+        moved = (Tensor(tensor.name, tensor.start - start, tensor.shape) for tensor in mine)
+        shards.append(Shard(slice(start, end), tuple(moved)))
+    return shards
+
+
+def compare(pair: Pair, *, only: Sequence[str] | None, repetitions: int) -> Iterator[dict[str, Any]]:
+    """Give a line for every codec, or for ``only`` some."""
+    bound = bound_bytes(pair.words, base=pair.base, tensors=pair.tensors)
+    if not only or "ours" in only:
+        line = measure(pair, Ours(pair), repetitions=repetitions, bound=bound)
+        yield {**line, "implementation": choice.implementation().name}
+    for rival in RIVALS:
+        if not only or rival.name in only:
+            yield measure(pair, Theirs(pair, rival), repetitions=repetitions, bound=bound)
+    if not only or "bound" in only:
+        yield _size_fields("bound", bound, pair, bound=bound)
+
+
+def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> dict[str, Any]:
+    """Give the line of one codec.
+
+    Raises:
+        AssertionError: the words that came out are not those that went in.
+    """
+    encode_peak, delta = _peak(lambda: candidate.encode(None))
+    decode_peak, made = _peak(lambda: candidate.decode(delta, None))
+    assert np.array_equal(made, pair.words), candidate.name
+    size, container = candidate.sizes(delta)
+    full = 2 * pair.words.size / 1e9
+    encode_s = _best(lambda: candidate.encode(None), time.thread_time, repetitions)
+    decode_s = _best(lambda: candidate.decode(delta, None), time.thread_time, repetitions)
+    with ThreadPoolExecutor(CORES) as pool:
+        shared = candidate.encode(pool)
+        encode_all_s = _best(lambda: candidate.encode(pool), time.perf_counter, repetitions)
+        decode_all_s = _best(lambda: candidate.decode(shared, pool), time.perf_counter, repetitions)
+    return {
+        **_size_fields(candidate.name, size, pair, bound=bound),
+        "container_share": round(container / size, 5),
+        "encode_gb_s_per_core": round(full / encode_s, 3),
+        "decode_gb_s_per_core": round(full / decode_s, 3),
+        "encode_gb_s_all_cores": round(full / encode_all_s, 3),
+        "decode_gb_s_all_cores": round(full / decode_all_s, 3),
+        "cores": CORES,
+        "encode_peak_extra_bytes": encode_peak,
+        "decode_peak_extra_bytes": decode_peak,
+    }
+
+
+def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[str, Any]:
+    return {
+        "codec": name,
+        "bytes": round(size),
+        "ratio": round(2 * pair.words.size / size, 2),
+        "bits_per_change": round(8 * size / pair.changes, 3),
+        "over_bound": round(size / bound, 4),
+        "pair": pair.name,
+        "words": pair.words.size,
+        "density": round(pair.changes / pair.words.size, 6),
+    }
+
+
+def _best(run: Callable[[], object], clock: Callable[[], float], repetitions: int) -> float:
+    took = []
+    for _ in range(repetitions):
+        started = clock()
+        run()
+        took.append(clock() - started)
+    return min(took)
+
+
+def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
+    """Run, and give how far resident memory rose meanwhile above where it was."""
+    gc.collect()
+    status = Path("/proc/self/status")
+    try:
+        # 5: start the high-water mark of resident memory anew. See proc(5).
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _kibibytes(status, "VmRSS")
+    except OSError:
+        return None, run()
+    result = run()
+    return 1024 * (_kibibytes(status, "VmHWM") - before), result
+
+
+def _kibibytes(status: Path, field: str) -> int:
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1])
+
+
+def _implementation(name: str) -> Implementation:
+    if name == "numba":
+        from node.weights.exponent_conditioned import jit
+
+        return jit
+    if name == "numpy":
+        return reference
+    if name == "portable":
+        kernel = native.load(native.PATHS.index("portable"))
+        if kernel is None:
+            raise SystemExit("the C kernel is not installed")
+        return NativeCodec(kernel)
+    return choice.implementation()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the lines."""
+    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__.splitlines()[0])
+    parser.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
+    parser.add_argument("--save", type=Path, help="keep the trained pair in this file")
+    parser.add_argument("--learning-rate", type=float, default=1e-6, help="of the trained pair's last steps")
+    parser.add_argument("--pretrain-steps", type=int, default=250)
+    parser.add_argument(
+        "--steps", type=int, default=24, help="of policy gradient, the last of which is coded"
+    )
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, default="best", help="of ours")
+    parser.add_argument("--only", action="append", help="a codec; may be given several times")
+    parser.add_argument("--repetitions", type=int, default=5)
+    options = parser.parse_args(arguments)
+    if options.pair is not None:
+        pair = load_pair(options.pair)
+    else:
+        pair = trained_pair(
+            learning_rate=options.learning_rate, pretrain_steps=options.pretrain_steps, steps=options.steps
+        )
+        if options.save is not None:
+            pair.save(options.save)
+    if pair.changes == 0:
+        raise SystemExit(f"{pair.name}: nothing changed, so there is nothing to compare")
+    implementation = _implementation(options.implementation)
+    with mock.patch.object(choice, "implementation", return_value=implementation):
+        for line in compare(pair, only=options.only, repetitions=options.repetitions):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Deltas over many versions, made in the publishing thread's spare time for those who fell behind."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.errors import RefusedError
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.weights.catch_up import next_base
+from node.weights.digests import Words
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout
+from node.weights.manifest import sign
+from node.weights.merge import merge_version, stored_version
+from node.weights.store import ArtifactStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """What makes an artifact this learner's."""
+
+    key: SigningKey
+    run_id: str
+    learner_epoch: int
+
+
+class CatchUp:
+    """Knows what is missing and makes it, one artifact at a time."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        *,
+        layout: Layout,
+        words0: Words,
+        signer: Signer,
+        public_every_versions: int,
+        longest_lag_versions: Callable[[], int],
+    ) -> None:
+        """Make artifacts for ``store``.
+
+        Args:
+            words0: the public base model; may be a memory map.
+            longest_lag_versions: of any peer, as far as is known.
+        """
+        self._store = store
+        self._layout = layout
+        self._words0 = words0
+        self._signer = signer
+        self._public_every_versions = public_every_versions
+        self._longest_lag_versions = longest_lag_versions
+        self._given_up: set[ArtifactKey] = set()
+
+    def next_key(self, head: int) -> ArtifactKey | None:
+        """Give what to make next; None: nothing."""
+        announcement = self._store.announcement()
+        if announcement is None or announcement.head.number != head:
+            return None
+        base = next_base(
+            head,
+            announcement.artifacts,
+            longest_lag_versions=self._longest_lag_versions(),
+            public_every_versions=self._public_every_versions,
+        )
+        key = None if base is None else ArtifactKey(head, base)
+        return None if key in self._given_up else key
+
+    def make(self, head: HeldPolicy, key: ArtifactKey, *, is_superseded: Callable[[], bool]) -> None:
+        """Code, sign and store one artifact; leave it when ``is_superseded``. In the publishing thread."""
+        try:
+            with stored_version(
+                self._store, key.base_version, layout=self._layout, words0=self._words0
+            ) as base_frame:
+                encoded = merge_version(
+                    head,
+                    base_version=key.base_version,
+                    base_frame=base_frame,
+                    layout=self._layout,
+                    run_id=self._signer.run_id,
+                    learner_epoch=self._signer.learner_epoch,
+                    published_at_s=self._published_at_s(),
+                    is_superseded=is_superseded,
+                )
+            if encoded is None:
+                return
+            self._store.put_version(sign(encoded.manifest, self._signer.key), encoded.payloads)
+        except RefusedError as refused:
+            # Nobody depends on it: the steps lead to the same words.
+            self._given_up = {key}
+            _log.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
+            return
+        told = {"version": key.version, "base_version": key.base_version}
+        _log.info("merged", extra={**told, "size_bytes": encoded.manifest.size_bytes})
+
+    def _published_at_s(self) -> float:
+        announcement = self._store.announcement()
+        return 0.0 if announcement is None else announcement.published_at_s

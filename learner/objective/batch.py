@@ -1,0 +1,128 @@
+"""What every objective takes and gives: completions as padded rows, and one loss.
+
+An objective is a function ``(batch, options) -> ObjectiveOutcome``. Gradients reach it and leave
+it through ``learner_logprob`` alone; everything else is data.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.objective.groups import Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectiveBatch:
+    """All completions of a step: n rows of t tokens, groups whole, in any order, padded anywhere.
+
+    What is outside ``mask`` may hold anything, also NaN, and changes nothing.
+    """
+
+    learner_logprob: Tensor
+    """[n, t], nats; carries the gradient."""
+    behaviour_logprob: Tensor
+    """[n, t], nats, as recorded when the tokens were drawn."""
+    mask: Tensor
+    """[n, t], bool: which positions are tokens of the completion; at least one a row."""
+    group_index: Tensor
+    """[n], integers: equal for completions of one prompt."""
+    reward: Tensor
+    """[n]"""
+    staleness_versions: Tensor
+    """[n], >= 0: learner version minus the version each completion is counted from."""
+    max_tokens: int
+    """Longest completion the sampler may write; >= t."""
+    discount: Tensor | None = None
+    """[n], >= 0: the outer factor, what each completion still counts. None: all count in full."""
+    proximal_logprob: Tensor | None = None
+    """[n, t], nats: the learner at the start of this batch. None: the learner has not moved since."""
+
+    def __post_init__(self) -> None:
+        """Check the shapes.
+
+        Raises:
+            ValueError: they do not fit together, or a row has no token.
+        """
+        rows, tokens = self.learner_logprob.shape[0], tuple(self.learner_logprob.shape)
+        shapes = {
+            "behaviour_logprob": (self.behaviour_logprob, tokens),
+            "mask": (self.mask, tokens),
+            "group_index": (self.group_index, (rows,)),
+            "reward": (self.reward, (rows,)),
+            "staleness_versions": (self.staleness_versions, (rows,)),
+            "discount": (self.discount, (rows,)),
+            "proximal_logprob": (self.proximal_logprob, tokens),
+        }
+        for name, (tensor, shape) in shapes.items():
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, learner_logprob asks for {shape}")
+        if len(tokens) != 2 or rows == 0:
+            raise ValueError(f"learner_logprob has shape {tokens}; a batch has a row and two axes")
+        if not bool(self.mask.any(dim=1).all()):
+            raise ValueError("a completion without tokens has no likelihood")
+
+    @property
+    def groups(self) -> Groups:
+        """The completions by prompt."""
+        return Groups.of(self.group_index)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[n], tokens of each completion, in the type of ``learner_logprob``."""
+        return self.mask.sum(dim=1).to(self.learner_logprob.dtype)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """[n, t], log p/q of each token, 0 outside the mask; carries the gradient."""
+        behaviour = self.behaviour_logprob.detach().to(self.learner_logprob.dtype)
+        return self.within(self.learner_logprob - behaviour)
+
+    @property
+    def proximal(self) -> Tensor:
+        """[n, t], nats, without gradient: the learner as it is now where ``proximal_logprob`` is None."""
+        known = self.learner_logprob if self.proximal_logprob is None else self.proximal_logprob
+        return known.detach().to(self.learner_logprob.dtype)
+
+    @property
+    def learner_mean(self) -> Tensor:
+        """[n], mean token log-probability under the learner; carries the gradient."""
+        return self.token_mean(self.learner_logprob)
+
+    @property
+    def behaviour_mean(self) -> Tensor:
+        """[n], likewise under the behaviour policy, float64: what group expectations are made of."""
+        return self.token_mean(self.behaviour_logprob.detach().double())
+
+    def within(self, values: Tensor) -> Tensor:
+        """Give [n, t] with 0 outside the mask."""
+        return torch.where(self.mask, values, 0.0)
+
+    def token_mean(self, values: Tensor) -> Tensor:
+        """Give each completion's mean over its tokens: [n] from [n, t]."""
+        return self.within(values).sum(dim=1) / self.mask.sum(dim=1)
+
+    def counted(self, values: Tensor) -> Tensor:
+        """Multiply [n] or [n, t] by the outer factor."""
+        if self.discount is None:
+            return values
+        discount = self.discount.detach().to(values.dtype)
+        return values * (discount if values.ndim == 1 else discount[:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectiveOutcome:
+    """A loss, and what it was made of."""
+
+    loss: Tensor
+    """Scalar; carries the gradient."""
+    weight: Tensor
+    """[n] or [n, t]: what each completion or token counted for its age; without gradient."""
+    is_clipped: Tensor
+    """Like ``weight``, bool: where the loss has no gradient on purpose; False outside the mask."""
+
+
+ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]
+"""The second argument is the objective's own options, see ``registry``."""

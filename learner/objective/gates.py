@@ -1,0 +1,72 @@
+"""Which tokens count, decided by numbers that carry no gradient."""
+
+import torch
+from torch import Tensor
+
+
+def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
+    """Tell where least <= p/q <= most: [...], bool.
+
+    Source: IcePop, in "Every Step Evolves", arXiv:2510.18855, section 3.
+    """
+    ratio = log_ratio.detach().exp()
+    return (ratio >= least) & (ratio <= most)
+
+
+def within_total_variation(
+    learner_logprob: Tensor, behaviour_logprob: Tensor, advantage: Tensor, *, limit: float
+) -> Tensor:
+    """Tell which tokens have not yet moved by ``limit`` of probability the way they are pushed.
+
+    Args:
+        learner_logprob: [n, t], nats.
+        behaviour_logprob: [n, t], nats.
+        advantage: [n]
+        limit: in (0, 1), of |p - q|.
+
+    Returns:
+        [n, t], bool: False where p - q > limit and the token is good, or q - p > limit and it is not.
+
+    Source: DPPO with binary total variation, arXiv:2602.04879, section 4.
+    """
+    moved = learner_logprob.detach().exp() - behaviour_logprob.detach().exp()
+    is_good = (advantage > 0)[:, None]
+    return ~torch.where(is_good, moved > limit, moved < -limit)
+
+
+def within_second_moment(log_ratio: Tensor, mask: Tensor, *, limit: float) -> Tensor:
+    """Tell which tokens stay: those of largest log^2 ratio go, until its mean over the rest is low enough.
+
+    Equal squares stay or go together, so that the order of tokens does not matter.
+
+    Args:
+        log_ratio: [n, t], nats.
+        mask: [n, t]
+        limit: of the mean of log^2 ratio, > 0.
+
+    Returns:
+        [n, t], bool; False outside the mask.
+
+    Source: M2PO, arXiv:2510.01161, algorithm 1.
+    """
+    squares = log_ratio.detach().double()[mask] ** 2
+    ordered = squares.sort().values
+    up_to = torch.searchsorted(ordered, squares, right=True)
+    stays = ordered.cumsum(0)[up_to - 1] / up_to <= limit
+    return torch.zeros_like(mask).masked_scatter(mask, stays)
+
+
+def delight_gate(learner_logprob: Tensor, advantage: Tensor, *, temperature: float) -> Tensor:
+    """Give sigmoid(U l / eta), l = -log p: near 1 for rare successes, near 0 for rare failures.
+
+    Args:
+        learner_logprob: [n, t], nats.
+        advantage: U, [n].
+        temperature: eta > 0, nats times the unit of U.
+
+    Returns:
+        [n, t], in (0, 1), without gradient.
+
+    Source: Delightful Policy Gradient, arXiv:2603.14608, section 2.
+    """
+    return torch.sigmoid(-learner_logprob.detach() * advantage.detach()[:, None] / temperature)

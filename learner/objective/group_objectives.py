@@ -1,0 +1,99 @@
+"""Objectives whose denominator looks at the group, and the one that looks at it only when it must.
+
+All work on mean token log-probabilities and centred rewards, with a clipped surrogate; the batch
+loss is the mean over groups of the mean over completions.
+"""
+
+from torch import Tensor
+
+from learner.objective.advantage import centred_advantage
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.divergence import completion_divergence
+from learner.objective.importance import (
+    expectation_weight,
+    log_defensive_mixture,
+    log_expectation_where_far,
+    log_expected_learner,
+    log_group_expectation,
+    log_group_mean,
+)
+from learner.objective.options import (
+    ClipOptions,
+    DefensiveOptions,
+    GepoPlusOptions,
+    VersionAwareKlOptions,
+    VersionAwareOptions,
+)
+from learner.objective.reduction import mean_over_groups
+from learner.objective.surrogate import clipped_surrogate
+from learner.objective.version_aware import (
+    log_version_aware_denominator,
+    trust_by_divergence,
+    trust_by_sample_size,
+)
+
+
+def gepo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
+    """Group expectation policy optimization: p_i / (sum_j q_j^2 / sum_j q_j).
+
+    Source: arXiv:2508.17850, eq. 2-3.
+    """
+    return _over(log_group_expectation(batch.behaviour_mean, batch.groups), batch, options)
+
+
+def gepo_mean(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
+    """GEPO with the unbiased estimate of E_q[q]: p_i / mean_j q_j."""
+    return _over(log_group_mean(batch.behaviour_mean, batch.groups), batch, options)
+
+
+def gepo_plus(batch: ObjectiveBatch, options: GepoPlusOptions) -> ObjectiveOutcome:
+    """GEPO for completions that the learner finds far, p_i / q_i for those it finds near."""
+    denominator = log_expectation_where_far(
+        batch.behaviour_mean,
+        log_group_expectation(batch.behaviour_mean, batch.groups),
+        completion_divergence(batch.learner_logprob, batch.behaviour_logprob, batch.mask),
+        threshold=options.threshold_nats,
+    )
+    return _over(denominator, batch, options)
+
+
+def gepo_defensive(batch: ObjectiveBatch, options: DefensiveOptions) -> ObjectiveOutcome:
+    """p_i / (a p_i + (1 - a) q_i), the denominator data."""
+    denominator = log_defensive_mixture(batch.learner_mean, batch.behaviour_mean, share=options.learner_share)
+    return _over(denominator, batch, options)
+
+
+def eqp(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
+    """p_i / sum_j q-hat_j p_j, the gradient flowing through the denominator too."""
+    denominator = log_expected_learner(batch.learner_mean, batch.behaviour_mean, batch.groups)
+    return _over(denominator, batch, options)
+
+
+def version_aware(batch: ObjectiveBatch, options: VersionAwareOptions) -> ObjectiveOutcome:
+    """p_i / (q_i^(1-a) E^a), a = (1 - ESS/size)^power of the group: p/q on policy, GEPO far from it.
+
+    Source: README.md in this folder.
+    """
+    groups, behaviour = batch.groups, batch.behaviour_mean
+    trust = trust_by_sample_size(batch.learner_mean - behaviour, groups, power=options.power)
+    expectation = log_group_expectation(behaviour, groups)
+    return _over(log_version_aware_denominator(behaviour, expectation, trust), batch, options)
+
+
+def version_aware_kl(batch: ObjectiveBatch, options: VersionAwareKlOptions) -> ObjectiveOutcome:
+    """Likewise with a = 1 - exp(-KL_i / scale) of each completion.
+
+    Source: README.md in this folder.
+    """
+    groups, behaviour = batch.groups, batch.behaviour_mean
+    kl = completion_divergence(batch.learner_logprob, batch.behaviour_logprob, batch.mask)
+    trust = trust_by_divergence(kl, scale_nats=options.scale_nats)
+    expectation = log_group_expectation(behaviour, groups)
+    return _over(log_version_aware_denominator(behaviour, expectation, trust), batch, options)
+
+
+def _over(log_denominator: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
+    weight = expectation_weight(batch.learner_mean, log_denominator)
+    advantage = centred_advantage(batch.reward, batch.groups)
+    surrogate = clipped_surrogate(weight, advantage, clip_low=options.clip_low, clip_high=options.clip_high)
+    return ObjectiveOutcome(mean_over_groups(surrogate.loss, batch), weight.detach(), surrogate.is_clipped)

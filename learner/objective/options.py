@@ -1,0 +1,176 @@
+"""What can be set about each objective; free of torch, so that a wrong value is answered at once.
+
+Defaults are the published ones, where there is a publication.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+StalenessDiscount = Literal["none", "exponential", "polynomial", "sample_size"]
+"""The outer factor: how a group's age, or what its weights leave of it, enters the loss."""
+
+
+class Options(BaseModel):
+    """No options; what the others have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ClipOptions(Options):
+    """A clipped surrogate."""
+
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """What is bad is pushed down until its weight is below 1 - this; 1: without end."""
+
+    clip_high: float = Field(default=0.2, gt=0)
+    """What is good is pushed up until its weight is above 1 + this; inf: without end."""
+
+
+class GepoPlusOptions(ClipOptions):
+    """GEPO with the plain ratio for completions that are near."""
+
+    threshold_nats: float = Field(default=0.01, ge=0)
+    """Divergence per token up to which a completion is near. 0: GEPO; inf: the plain ratio."""
+
+
+class DefensiveOptions(ClipOptions):
+    """A denominator with a share of p in it."""
+
+    learner_share: float = Field(default=0.2, gt=0, lt=1)
+    """No weight exceeds 1 / this. Higher is steadier, and blinder to how unlikely q found a completion."""
+
+
+class VersionAwareOptions(ClipOptions):
+    """A denominator that moves from q_i to the group's expectation as the group's plain weights part."""
+
+    power: float = Field(default=3.0, gt=0)
+    """Of 1 - ESS/size. 1 trusts the group at the first sign of divergence: least variance, most bias;
+    higher waits until few completions carry the plain weights."""
+
+
+class VersionAwareKlOptions(ClipOptions):
+    """A denominator that moves from q_i to the group's expectation with a completion's divergence."""
+
+    scale_nats: float = Field(default=0.5, gt=0)
+    """Divergence per token that moves it 63 % of the way. Lower trusts the group earlier."""
+
+
+class GspoOptions(ClipOptions):
+    """GSPO clips tightly: the geometric mean of token ratios stays near 1."""
+
+    clip_low: float = Field(default=3e-4, gt=0, le=1)
+    """As in ClipOptions."""
+
+    clip_high: float = Field(default=4e-4, gt=0)
+    """As in ClipOptions."""
+
+
+class GmpoOptions(Options):
+    """GMPO clips each token's log ratio, widely, before the geometric mean."""
+
+    log_clip: float = Field(default=0.4, gt=0)
+    """Nats; ratios within e^-this and e^this are whole."""
+
+
+class ToprOptions(Options):
+    """TOPR has one choice."""
+
+    is_length_normalised: bool = False
+    """Whether ratio and likelihood are per token. As published, whole completions: long ones that the
+    learner finds less likely than the sampler did then count for almost nothing when bad."""
+
+
+class VespoOptions(Options):
+    """Powers k and rates lambda of W^k exp(lambda (1 - W))."""
+
+    power_good: float = Field(default=2.0, gt=0)
+    """k where the advantage is >= 0. Higher takes more from unlikely completions."""
+
+    rate_good: float = Field(default=3.0, gt=0)
+    """lambda where the advantage is >= 0. Higher takes more from likely completions."""
+
+    power_bad: float = Field(default=3.0, gt=0)
+    """k where the advantage is below 0."""
+
+    rate_bad: float = Field(default=2.0, gt=0)
+    """lambda where the advantage is below 0."""
+
+
+class DapoOptions(ClipOptions):
+    """DAPO: clip higher, drop what teaches nothing, take from what is too long."""
+
+    clip_high: float = Field(default=0.28, gt=0)
+    """As in ClipOptions."""
+
+    overlong_buffer_share: float = Field(default=0.2, ge=0, le=1)
+    """Last part of the token limit over which up to 1 is taken from the reward; 0: nothing."""
+
+    drops_uninformative: bool = True
+    """Whether groups of equal rewards are left out of the divisor too (dynamic sampling)."""
+
+
+class CispoOptions(ClipOptions):
+    """CISPO bounds the weight and drops no token; as published, above only."""
+
+    clip_low: float = Field(default=1.0, gt=0, le=1)
+    """Weights are at least 1 - this."""
+
+    clip_high: float = Field(default=4.0, gt=0)
+    """Weights are at most 1 + this."""
+
+
+class TruncatedOptions(ClipOptions):
+    """TIS: GRPO against the proximal policy, times prox/q held below a ceiling."""
+
+    ceiling: float = Field(default=2.0, gt=0)
+    """Largest prox/q of a token that counts as it is."""
+
+
+class MaskedOptions(ClipOptions):
+    """MIS: likewise, times prox/q within a band and 0 outside."""
+
+    least: float = Field(default=0.5, ge=0)
+    """Lower end of the band."""
+
+    most: float = Field(default=2.0, gt=0)
+    """Upper end of the band."""
+
+
+class IcePopOptions(MaskedOptions):
+    """IcePop: likewise, times 1 within a band and 0 outside."""
+
+    most: float = Field(default=5.0, gt=0)
+    """Upper end of the band."""
+
+
+class DecoupledOptions(ClipOptions):
+    """Decoupled PPO."""
+
+    proximal: Literal["recomputed", "log_linear"] = "recomputed"
+    """The policy that the step is clipped to: the learner at the start of the batch, or the version
+    before it as interpolated between p and q."""
+
+
+class TotalVariationOptions(Options):
+    """DPPO with total variation."""
+
+    limit: float = Field(default=0.2, gt=0, lt=1)
+    """How far p may be from q, in probability, the way a token is pushed."""
+
+    penalty: float = Field(default=1e-3, ge=0)
+    """Weight of log^2 ratio in the loss."""
+
+
+class SecondMomentOptions(Options):
+    """M2PO."""
+
+    limit: float = Field(default=0.04, gt=0)
+    """Of the mean of log^2 ratio over the tokens that stay."""
+
+
+class DelightOptions(Options):
+    """DG."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """eta; higher gates less."""

@@ -1,0 +1,116 @@
+"""The loss of a step, and its gradient brought to the parameters micro-batch by micro-batch.
+
+    logprobs [n, t] of all completions --objective--> loss --backward--> gradient [n, t]
+                  ^                                                          |
+          forward, micro-batch by micro-batch               backward, micro-batch by micro-batch
+
+The gradient at the logprobs is that of the whole batch, also for objectives that rank, whiten or
+mask over it; how the model's work is cut up cannot change it. Where every row's gradient depends on
+its own logprobs alone, one pass of the model does: the other rows may hold anything meanwhile.
+Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.model import Policy
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.reduction import mean_over_groups
+from learner.objective.registry import Objective
+from learner.objective.staleness import sample_size_discount
+from learner.packing import MicroBatch
+
+
+class LossOutcome(NamedTuple):
+    """The loss of a batch and what it was made of."""
+
+    loss: Tensor
+    """Scalar, the penalty included; carries the gradient of the learner's logprobs."""
+    objective: ObjectiveOutcome
+    kl_nats: Tensor
+    """[n, t], estimate of KL(behaviour || learner), 0 outside the mask; without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """An objective, a penalty and, if so chosen, a discount by effective sample size."""
+
+    objective: Objective
+    kl_coefficient: float
+    discounts_by_sample_size: bool
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether a row's gradient depends on no other row's learner logprobs."""
+        return self.objective.is_separable and not self.discounts_by_sample_size
+
+    def __call__(self, batch: ObjectiveBatch) -> LossOutcome:
+        """Evaluate on a whole batch."""
+        if self.discounts_by_sample_size:
+            batch = replace(
+                batch, discount=sample_size_discount(batch.token_mean(batch.log_ratio), batch.groups)
+            )
+        outcome = self.objective(batch)
+        behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)
+        kl = batch.within(kl_behaviour_learner(batch.learner_logprob, behaviour))
+        loss = outcome.loss
+        if self.kl_coefficient > 0:
+            loss = loss + self.kl_coefficient * mean_over_groups(batch.token_mean(kl), batch)
+        return LossOutcome(loss, outcome, kl.detach())
+
+
+def add_gradient(
+    policy: Policy, parts: Sequence[MicroBatch], batch: ObjectiveBatch, loss: StepLoss
+) -> ObjectiveBatch:
+    """Add the gradient of the loss to the parameters'.
+
+    Args:
+        policy: Its gradients are added to.
+        parts: All rows of ``batch``, each once.
+        batch: Its ``learner_logprob`` is not looked at.
+        loss: See StepLoss.
+
+    Returns:
+        The batch with the learner's logprobs, without gradient.
+    """
+    if loss.is_separable or len(parts) == 1:
+        for part in parts:
+            logprob = _forward(policy, part)
+            batch = _with_rows(batch, part, logprob)
+            _backward(logprob, part, batch, _gradient(batch, loss))
+        return batch
+    with torch.no_grad():
+        for part in parts:
+            batch = _with_rows(batch, part, _forward(policy, part))
+    gradient = _gradient(batch, loss)
+    for part in parts:
+        _backward(_forward(policy, part), part, batch, gradient)
+    return batch
+
+
+def _forward(policy: Policy, part: MicroBatch) -> Tensor:
+    return policy.token_logprobs(part.input_ids, part.is_target, part.target_ids, part.temperature)
+
+
+def _with_rows(batch: ObjectiveBatch, part: MicroBatch, logprob: Tensor) -> ObjectiveBatch:
+    learner_logprob = batch.learner_logprob.detach().clone()
+    rows = learner_logprob[part.numbers]
+    rows[batch.mask[part.numbers]] = logprob.detach().to(rows.dtype)
+    learner_logprob[part.numbers] = rows
+    return replace(batch, learner_logprob=learner_logprob)
+
+
+def _gradient(batch: ObjectiveBatch, loss: StepLoss) -> Tensor:
+    leaf = batch.learner_logprob.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(replace(batch, learner_logprob=leaf)).loss, leaf)
+    return gradient
+
+
+def _backward(logprob: Tensor, part: MicroBatch, batch: ObjectiveBatch, gradient: Tensor) -> None:
+    at_rows = gradient[part.numbers][batch.mask[part.numbers]]
+    logprob.backward(at_rows.to(logprob.dtype))  # type: ignore[no-untyped-call]

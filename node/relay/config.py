@@ -1,0 +1,22 @@
+"""Settings of a relay."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from node.config import Address
+
+
+class RelayConfig(BaseModel):
+    """Section ``[relay]``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    listen: Address = "127.0.0.1:7710"
+    """Where samplers, and relays behind this one, connect. Port 0: any free one, printed at the start."""
+    upstream: tuple[Address, ...] = ()
+    """Relays to take policy versions from, ``host:port`` each; the coordinator is asked only when they are
+    all behind it. Empty: the coordinator. Never a relay that is behind this one."""
+    retained_keyframes: int = Field(default=2, ge=1, le=64)
+    """Keyframes kept on disk, with every delta after the oldest of them; as the coordinator's."""
+    spool_groups: int = Field(default=1024, ge=1, le=65_536)
+    """Finished groups kept on disk, each up to 64 MiB, while the coordinator is away or slow. When full,
+    samplers keep theirs."""

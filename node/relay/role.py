@@ -1,0 +1,136 @@
+"""Builds a relay from its section of the configuration: a hub of weights that cannot forge one.
+
+    upstream --announcements, frames--> mirror --> store --> policy servicer --> samplers, relays
+    coordinator <--groups-- forwarder <-- spool <-- rollout servicer <--groups-- samplers
+
+The server comes first and needs nobody: what was mirrored before is served while the coordinator
+is away.
+"""
+
+import random
+from functools import partial
+from typing import Final
+
+from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
+from node.errors import StartupError
+from node.identity.peer import Peer
+from node.identity.revocation import FILE_NAME as REVOCATION_FILE
+from node.identity.revocation import RevocationList
+from node.membership_client import Member, MembershipClient, Notices, PeerState
+from node.policy import PolicyVersion
+from node.relay.config import RelayConfig
+from node.relay.forwarder import Forwarder
+from node.relay.metrics import RelayMetrics
+from node.relay.mirror import Mirror
+from node.relay.policy_servicer import PolicyServicer
+from node.relay.rollout_servicer import RelayRolloutServicer
+from node.relay.rollout_spool import RolloutSpool
+from node.role import RoleContext
+from node.rollout_client import RelayRolloutClient
+from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.server import RpcServer
+from node.run import Role
+from node.service import Service
+from node.stop_order import StopsAfter
+from node.telemetry.metrics import snapshot
+from node.weights.fetch import Fetcher
+from node.weights.sources import Sources, dial_source
+from node.weights.store import ArtifactStore
+
+BULK_CONNECTIONS: Final = 4
+"""To each source: a relay serves many and is worth a full line."""
+
+VERSIONS_DIRECTORY: Final = "versions"
+SPOOL_FILE: Final = "rollouts.sqlite"
+
+
+def build(context: RoleContext) -> list[Service]:
+    """Open what the relay keeps on disk and put its services together.
+
+    Raises:
+        StartupError: store or spool cannot be opened, or the coordinator's address is missing.
+    """
+    config = context.config.section(RelayConfig)
+    target = context.config.node.coordinator
+    if target is None:
+        raise StartupError("The relay does not know its coordinator", fix="Set node.coordinator = HOST:PORT.")
+    clock, run_id = context.clock, context.run.run_id
+    store = ArtifactStore(
+        context.state_dir / VERSIONS_DIRECTORY,
+        public_key=context.run.learner_public_key,
+        run_id=run_id,
+        retained_keyframes=config.retained_keyframes,
+    )
+    caller = context.identity or Peer(run_id, Role.RELAY, context.node_id)
+    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=clock.now())
+    coordinator = dial_upstream(target, control=control)
+    relays = [dial_upstream(address) for address in config.upstream]
+    sources = Sources(
+        relays or [coordinator],
+        last_resort=coordinator if relays else None,
+        clock=clock,
+        random=random.random,
+        metrics=context.transfer_metrics,
+    )
+    mirror = Mirror(
+        store,
+        Fetcher(
+            sources,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            metrics=context.transfer_metrics,
+            random=random.random,
+        ),
+        watch=sources.announcements,
+        count_refusal=context.node_metrics.count_refusal,
+        random=random.random,
+    )
+    metrics = RelayMetrics(context.registry)
+    spool = RolloutSpool.open(context.state_dir / SPOOL_FILE, capacity_groups=config.spool_groups)
+    forwarder = Forwarder(
+        spool,
+        RelayRolloutClient(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
+        metrics=metrics,
+        random=random.random,
+    )
+    rollouts = RelayRolloutServicer(forwarder, run_id=run_id, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    server = RpcServer(
+        "relay",
+        listen=config.listen,
+        servicers=(
+            partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+        ),
+        run_id=run_id,
+        identity=context.identity,
+        revocations=RevocationList(context.state_dir / REVOCATION_FILE),
+        clock=clock,
+        count_refusal=context.node_metrics.count_refusal,
+        drain_grace_s=context.config.node.drain_timeout_s / 2,
+    )
+
+    def head() -> PolicyVersion | None:
+        announcement = store.announcement()
+        return None if announcement is None else announcement.head
+
+    def head_number() -> int:
+        held = head()
+        return -1 if held is None else held.number
+
+    metrics.watch(head=head_number, spooled=lambda: len(spool))
+    membership = MembershipClient(
+        control,
+        Member(run_id, Role.RELAY, layout_digest=b"", tokenizer_digest=b""),
+        state=PeerState(
+            held=head,
+            waits_for=lambda: context.node_metrics.waits_for,
+            metrics=lambda: snapshot(context.registry),
+        ),
+        notices=Notices(),
+        clock=clock,
+        backoff=Backoff(random.random),
+    )
+    serving = StopsAfter(server)
+    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]

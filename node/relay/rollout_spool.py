@@ -1,0 +1,134 @@
+"""Groups on a relay's disk until the coordinator has answered for them.
+
+One SQLite file (WAL, synchronous=FULL): what was put is on disk. SQLite keeps no checksum of what it
+stores, so each group carries its own.
+
+Blocking: one thread calls this, never the event loop's.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import xxhash
+
+from node.errors import Reason, RefusedError, StartupError
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS groups (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, sampler_id TEXT NOT NULL, group_id TEXT NOT NULL,
+    digest BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (sampler_id, group_id)
+) STRICT;
+"""
+
+_LOCK_TIMEOUT_S: Final = 1.0
+"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledGroup:
+    """A group as it was handed in."""
+
+    number: int
+    """Counts up from 1, never used twice."""
+    sampler_id: str
+    group_id: str
+    data: bytes | None
+    """None: the disk changed it."""
+
+
+class RolloutSpool:
+    """An open spool; nobody else can open it meanwhile."""
+
+    def __init__(self, connection: sqlite3.Connection, *, capacity_groups: int) -> None:
+        self._connection = connection
+        self._capacity_groups = capacity_groups
+        self._size = int(connection.execute("SELECT count(*) FROM groups").fetchone()[0])
+
+    @classmethod
+    def open(cls, path: Path, *, capacity_groups: int) -> Self:
+        """Open the spool, making it where there is none.
+
+        Raises:
+            StartupError: it is damaged or locked.
+        """
+        try:
+            connection = sqlite3.connect(
+                path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(_SCHEMA)
+            return cls(connection, capacity_groups=capacity_groups)
+        except sqlite3.Error as error:
+            raise StartupError(
+                f"the rollout spool {path} cannot be opened: {error}",
+                fix="Stop the relay that uses it; move a damaged file away: its groups are sampled again.",
+            ) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __len__(self) -> int:
+        """Give how many groups wait."""
+        return self._size
+
+    def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
+        """Put a group on disk; False if it is there already.
+
+        Raises:
+            RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
+        """
+        if self._size >= self._capacity_groups:
+            raise RefusedError(Reason.BUSY, f"{self._size} groups wait for the coordinator", fix="try again")
+        row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
+        try:
+            done = self._connection.execute(
+                "INSERT OR IGNORE INTO groups (sampler_id, group_id, digest, data) VALUES (?, ?, ?, ?)", row
+            )
+        except sqlite3.Error as error:
+            raise _disk_error(error) from error
+        self._size += done.rowcount
+        return done.rowcount == 1
+
+    def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
+        """Give the groups that wait longest.
+
+        Raises:
+            RefusedError: DISK, if they cannot be read.
+        """
+        try:
+            rows = self._connection.execute(
+                "SELECT number, sampler_id, group_id, digest, data FROM groups ORDER BY number LIMIT ?",
+                [limit],
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise _disk_error(error) from error
+        return tuple(
+            SpooledGroup(
+                number, sampler_id, group_id, data if xxhash.xxh3_128_digest(data) == digest else None
+            )
+            for number, sampler_id, group_id, digest, data in rows
+        )
+
+    def remove(self, number: int) -> None:
+        """Forget a group.
+
+        Raises:
+            RefusedError: DISK, if that cannot be written.
+        """
+        try:
+            done = self._connection.execute("DELETE FROM groups WHERE number = ?", [number])
+        except sqlite3.Error as error:
+            raise _disk_error(error) from error
+        self._size -= done.rowcount
+
+
+def _disk_error(error: sqlite3.Error) -> RefusedError:
+    return RefusedError(
+        Reason.DISK,
+        f"the rollout spool fails: {error}",
+        fix="make room on the disk of the state directory",
+    )

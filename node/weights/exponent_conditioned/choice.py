@@ -1,0 +1,38 @@
+"""Which implementation of the exponent-conditioned codec this process uses."""
+
+import functools
+from typing import Protocol
+
+from node.weights import native as kernels
+from node.weights.digests import Words
+from node.weights.exponent_conditioned import reference
+from node.weights.exponent_conditioned.format import Delta
+from node.weights.exponent_conditioned.native import NativeCodec
+
+
+class Implementation(Protocol):
+    """What the three have in common. A frame has at least one word and at most limits.FRAME_WORDS."""
+
+    @property
+    def name(self) -> str:
+        """What runs, in words, for the log."""
+
+    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
+        """Code what makes ``words`` of ``base``."""
+
+    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
+        """Make the words in ``out``, and give their digest, or raise BrokenPayloadError."""
+
+
+@functools.cache
+def implementation() -> Implementation:
+    """Give the fastest there is: the C kernel, else numba, else numpy."""
+    kernel = kernels.load()
+    if kernel is not None:
+        return NativeCodec(kernel)
+    try:
+        # Takes a second to import, so only where it is needed.
+        from node.weights.exponent_conditioned import jit
+    except ImportError:
+        return reference
+    return jit

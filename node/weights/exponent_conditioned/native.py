@@ -1,0 +1,42 @@
+"""The exponent-conditioned codec by the C kernel."""
+
+from typing import Final
+
+from node.weights.digests import Words, words_digest
+from node.weights.exponent_conditioned.format import BrokenPayloadError, Delta, Fault
+from node.weights.native import Kernel
+
+_INFINITY: Final = 0x7F80
+"""The smallest bfloat16, signs aside, that is not finite."""
+
+
+class NativeCodec:
+    """The codec on one path of the kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def name(self) -> str:
+        return f"C, {self._kernel.path}"
+
+    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
+        """Code ``words``."""
+        payload, facts = self._kernel.encode(words, base=base, limit_bytes=limit_bytes)
+        return Delta(
+            payload,
+            changes=facts.changes,
+            digest=facts.digest or words_digest(words),
+            is_finite=facts.largest < _INFINITY,
+        )
+
+    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
+        """Make the words in ``out``, and give their digest.
+
+        Raises:
+            BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
+        """
+        fault, facts = self._kernel.decode(payload, base=base, out=out)
+        if fault:
+            raise BrokenPayloadError(Fault(fault))
+        return facts.digest or words_digest(out)

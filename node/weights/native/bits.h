@@ -1,0 +1,138 @@
+/* Bit streams, lowest bit of the first byte first, and the number code. bits.py says what it is. */
+#ifndef HETERORL_BITS_H
+#define HETERORL_BITS_H
+
+#include <string.h>
+
+#include "format.h"
+
+struct bit_writer {
+    uint8_t *bytes;
+    size_t limit, size; /* Once size > limit nothing more is stored. */
+    uint64_t pending;   /* Fewer than 32 bits between calls. */
+    unsigned pending_bits;
+};
+
+/* Write `width` bits, at most 32; the bits of `value` above them are zero. */
+static inline void put_bits(struct bit_writer *writer, uint64_t value, unsigned width)
+{
+    writer->pending |= value << writer->pending_bits;
+    writer->pending_bits += width;
+    if (writer->pending_bits >= 32) {
+        if (writer->size + 4 <= writer->limit) {
+            uint32_t low = (uint32_t)writer->pending;
+            memcpy(writer->bytes + writer->size, &low, 4);
+        }
+        writer->size += 4;
+        writer->pending >>= 32;
+        writer->pending_bits -= 32;
+    }
+}
+
+static inline void put_number(struct bit_writer *writer, uint32_t number, unsigned low_bits)
+{
+    uint32_t ones = number >> low_bits;
+    if (ones < GROWS_AT) {
+        uint64_t low = number & ((1u << low_bits) - 1);
+        put_bits(writer, low << (ones + 1) | ((1u << ones) - 1), ones + 1 + low_bits);
+        return;
+    }
+    unsigned growth = 31 - (unsigned)__builtin_clz(ones - (GROWS_AT - 1));
+    put_bits(writer, (1u << (GROWS_AT + growth)) - 1, GROWS_AT + growth + 1);
+    put_bits(writer, number - ((GROWS_AT - 1 + (1u << growth)) << low_bits), low_bits + growth);
+}
+
+static inline void flush_bits(struct bit_writer *writer)
+{
+    for (; writer->pending_bits > 0; writer->pending >>= 8) {
+        if (writer->size < writer->limit)
+            writer->bytes[writer->size] = (uint8_t)writer->pending;
+        writer->size++;
+        writer->pending_bits -= writer->pending_bits < 8 ? writer->pending_bits : 8;
+    }
+}
+
+struct bit_reader {
+    const uint8_t *bytes;
+    size_t size;
+    uint64_t at, end; /* Bits. A field may be looked at while at <= end. */
+};
+
+/* Give how many ones come first, at most 63. */
+static inline unsigned leading_ones(uint64_t window)
+{
+    return (unsigned)__builtin_ctzll(~window | (uint64_t)1 << 63);
+}
+
+/* Give the next 57 bits or more; past the end of the payload they are zeros. */
+static inline uint64_t peek_bits(const struct bit_reader *reader)
+{
+    size_t byte = reader->at >> 3;
+    uint64_t window = 0;
+    if (byte + 8 <= reader->size)
+        memcpy(&window, reader->bytes + byte, 8);
+    else if (byte < reader->size)
+        memcpy(&window, reader->bytes + byte, reader->size - byte);
+    return window >> (reader->at & 7);
+}
+
+static inline enum fault skip_bits(struct bit_reader *reader, unsigned width)
+{
+    reader->at += width;
+    return reader->at > reader->end ? TRUNCATED : NONE;
+}
+
+/* Read `width` bits, at most 32. */
+static inline enum fault take_bits(struct bit_reader *reader, unsigned width, uint32_t *value)
+{
+    *value = (uint32_t)(peek_bits(reader) & (((uint64_t)1 << width) - 1));
+    return skip_bits(reader, width);
+}
+
+/* Read a number with `low_bits` <= NUMBER_BITS; it is below 2^24. */
+static inline enum fault take_number(struct bit_reader *reader, unsigned low_bits, uint32_t *number)
+{
+    /* At most 8 + 20 ones, a zero and 20 bits: always within the window. */
+    uint64_t window = peek_bits(reader);
+    unsigned ones = leading_ones(window);
+    uint32_t start = ones;
+    unsigned width = low_bits;
+    if (__builtin_expect(ones >= GROWS_AT, 0)) {
+        unsigned growth = ones - GROWS_AT;
+        if (low_bits + growth > NUMBER_BITS)
+            return NUMBER;
+        start = GROWS_AT - 1 + (1u << growth);
+        width += growth;
+    }
+    *number = (start << low_bits) + (uint32_t)(window >> (ones + 1) & (((uint64_t)1 << width) - 1));
+    return skip_bits(reader, ones + 1 + width);
+}
+
+/* Bits that were looked at and are not used up. The chain from one number to the next is what reading
+ * costs: this halves it. */
+struct bit_window {
+    uint64_t bits;
+    unsigned valid;
+};
+
+/* Read a number as take_number does. */
+static inline enum fault take_number_from(struct bit_reader *reader, struct bit_window *window, unsigned low_bits,
+                                          uint32_t *number)
+{
+    if (window->valid < GROWS_AT + low_bits) {
+        window->bits = peek_bits(reader);
+        window->valid = 64 - (unsigned)(reader->at & 7);
+    }
+    unsigned ones = leading_ones(window->bits);
+    if (__builtin_expect(ones >= GROWS_AT, 0)) {
+        window->valid = 0;
+        return take_number(reader, low_bits, number);
+    }
+    unsigned width = ones + 1 + low_bits;
+    *number = (ones << low_bits) + (uint32_t)(window->bits >> (ones + 1) & ((1u << low_bits) - 1));
+    window->bits >>= width;
+    window->valid -= width;
+    return skip_bits(reader, width);
+}
+
+#endif

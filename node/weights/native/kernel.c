@@ -1,0 +1,123 @@
+/* The exponent-conditioned codec as a shared library that depends on nothing, not even on Python.
+ *
+ * The caller gives the memory, `heterorl_room` says how much: nothing is allocated or kept here, so that every
+ * thread may call. Little-endian machines only.
+ */
+#include "decode.h"
+#include "encode.h"
+#include "portable.h"
+
+#if defined(__x86_64__)
+#include "avx512.h"
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words and digests are little-endian"
+#endif
+
+/* What is learnt of the words of a frame on the way. */
+struct frame_facts {
+    uint64_t digest;  /* Of the new words; only if they are more than XXH3_LONG bytes. */
+    uint32_t changes;
+    uint32_t largest; /* The largest of the new words, signs aside: a NaN or an infinity is 0x7F80 or more. */
+};
+
+enum { PATH_PORTABLE, PATH_AVX512 };
+
+#define EXPORTED __attribute__((visibility("default")))
+
+static const struct path *path_of(int number)
+{
+#if defined(__x86_64__)
+    if (number == PATH_AVX512)
+        return &AVX512_PATH;
+#endif
+    return number == PATH_PORTABLE ? &PORTABLE : NULL;
+}
+
+/* Give the best path that this machine can take. */
+EXPORTED int heterorl_best_path(void)
+{
+#if defined(__x86_64__)
+    if (has_avx512())
+        return PATH_AVX512;
+#endif
+    return PATH_PORTABLE;
+}
+
+/* Give how many bytes of memory encoding or decoding a frame of `words` words needs. */
+EXPORTED size_t heterorl_room(uint32_t words)
+{
+    size_t encode = (size_t)words * ENCODE_ROOM, decode = (size_t)words * DECODE_ROOM + DECODE_ROOM_MORE;
+    return encode > decode ? encode : decode;
+}
+
+/* Hash the blocks of a leaf while it is in the cache. The frame's last block is left to xxh3_finish. */
+static void hash_leaf(const struct path *path, uint64_t lanes[XXH3_LANES], const uint16_t *leaf, uint32_t start,
+                      uint32_t leaf_words, uint32_t count)
+{
+    size_t left = xxh3_block_count(2 * (size_t)count) - 2 * (size_t)start / XXH3_BLOCK;
+    size_t here = 2 * (size_t)leaf_words / XXH3_BLOCK;
+    path->hash(lanes, (const uint8_t *)leaf, here < left ? here : left);
+}
+
+/* Give the digest of a frame whose leaves were hashed; 0 if it is too short for this hash. */
+static uint64_t finish_hash(uint64_t lanes[XXH3_LANES], const uint16_t *words, uint32_t count)
+{
+    size_t size = 2 * (size_t)count;
+    return size > XXH3_LONG ? xxh3_finish(lanes, (const uint8_t *)words, size) : 0;
+}
+
+static inline uint32_t leaf_words_at(uint32_t start, uint32_t count)
+{
+    return count - start < LEAF_WORDS ? count - start : LEAF_WORDS;
+}
+
+/* Code `count` >= 1 words. Gives the bytes of the payload; 0 if nothing changed; more than `limit` if it would
+ * be longer than that, and then it is worthless. */
+EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uint16_t *words, uint32_t count,
+                                void *memory, uint8_t *payload, size_t limit, struct frame_facts *facts)
+{
+    const struct path *path = path_of(path_number);
+    struct encode_room room = encode_room_in(memory, count);
+    struct changes changes = {.class_ = room.found_class, .gap = room.found_gap, .step = room.found_step};
+    uint64_t lanes[XXH3_LANES];
+    memcpy(lanes, XXH3_FIRST, sizeof lanes);
+    const struct class_map map = class_map_from(first_exponent(base, words, count));
+    for (uint32_t start = 0, leaf; start < count; start += leaf) {
+        leaf = leaf_words_at(start, count);
+        path->find(&changes, &map, base + start, words + start, leaf);
+        hash_leaf(path, lanes, words + start, start, leaf, count);
+    }
+    facts->digest = finish_hash(lanes, words, count);
+    facts->changes = changes.count;
+    facts->largest = changes.largest;
+    return changes.count == 0 ? 0 : write_payload(path, &changes, map.first, &room, payload, limit);
+}
+
+/* Make `count` >= 1 words of their base, which may be themselves, and a payload. Gives a fault; if there is one,
+ * `words` are worthless. */
+EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t size, const uint16_t *base,
+                             uint16_t *words, uint32_t count, void *memory, struct frame_facts *facts)
+{
+    const struct path *path = path_of(path_number);
+    struct decode_room room = decode_room_in(memory, count);
+    struct cursors cursors;
+    uint16_t made[LEAF_WORDS] __attribute__((aligned(64)));
+    unsigned first;
+    CHECK(read_payload(payload, size, count, &room, &first, &cursors));
+    const struct class_map map = class_map_from(first);
+    uint64_t lanes[XXH3_LANES];
+    memcpy(lanes, XXH3_FIRST, sizeof lanes);
+    for (uint32_t start = 0, leaf; start < count; start += leaf) {
+        leaf = leaf_words_at(start, count);
+        path->apply(&cursors, &map, base + start, made, leaf);
+        hash_leaf(path, lanes, made, start, leaf, count);
+        path->store(words + start, made, leaf);
+    }
+    for (int class_ = 0; class_ < CLASSES; class_++)
+        if (*cursors.rank[class_] != NO_RANK)
+            return POSITION;
+    facts->digest = finish_hash(lanes, words, count);
+    return NONE;
+}

@@ -1,0 +1,57 @@
+/* The four loops over words or numbers that take the time. There is a portable set and one in AVX-512;
+ * everything else in the kernel is shared, so that the two cannot differ in the format. */
+#ifndef HETERORL_PATH_H
+#define HETERORL_PATH_H
+
+#include "format.h"
+#include "xxh3.h"
+
+/* Words looked at in one go: they and the notes about them stay in the first-level cache. A multiple of the
+ * hash's blocks. */
+enum { LEAF_WORDS = 1 << 12 };
+
+/* The changes of a frame in the order of their positions. */
+struct changes {
+    uint32_t count;
+    uint8_t *class_;
+    uint32_t *gap;  /* Unchanged words of the class since its last change. */
+    uint16_t *step; /* New - old, modulo 2^16. */
+    uint32_t seen[CLASSES];       /* Words of each class so far. */
+    uint32_t after_last[CLASSES]; /* Words of each class up to its last change, with it. */
+    uint16_t largest;             /* The largest of the new words, signs aside. */
+};
+
+static inline void add_change(struct changes *changes, unsigned class_, uint32_t rank, uint16_t step)
+{
+    changes->class_[changes->count] = (uint8_t)class_;
+    changes->gap[changes->count] = rank - changes->after_last[class_];
+    changes->step[changes->count] = step;
+    changes->after_last[class_] = rank + 1;
+    changes->count++;
+}
+
+/* The changes of a frame by class. The ranks of a class end with NO_RANK. */
+struct cursors {
+    const uint32_t *rank[CLASSES];
+    const uint16_t *step[CLASSES];
+    uint32_t seen[CLASSES];
+};
+
+static const uint32_t NO_RANK = UINT32_MAX;
+
+struct path {
+    /* Add the changes of the next `count` <= LEAF_WORDS words of the frame. */
+    void (*find)(struct changes *changes, const struct class_map *map, const uint16_t *base, const uint16_t *words,
+                 uint32_t count);
+    /* Make the next `count` <= LEAF_WORDS words of the frame. `words` is aligned to 64 bytes. */
+    void (*apply)(struct cursors *cursors, const struct class_map *map, const uint16_t *base, uint16_t *words,
+                  uint32_t count);
+    /* Copy words to memory that nobody will read soon. */
+    void (*store)(uint16_t *to, const uint16_t *from, uint32_t count);
+    /* As xxh3_blocks. */
+    void (*hash)(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t blocks);
+    /* The sum of numbers >> low_bits, each taken as COST_ONES at most. */
+    uint64_t (*count_ones)(const uint32_t *numbers, uint32_t count, unsigned low_bits);
+};
+
+#endif

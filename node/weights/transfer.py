@@ -1,0 +1,101 @@
+"""The ranges of one fetch: which wait for a lane, which are read, and what has arrived of them.
+
+waiting --take--> read by one lane --every frame arrived--> gone
+   ^                 |        |
+   `-- give_back ----'        `-- take_over: another lane goes on where it is
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node.policy import ArtifactKey
+from node.weights.manifest import Manifest
+
+PutFrame = Callable[[int, bytes], None]
+"""Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A whole payload, not verified yet."""
+
+    frame: int
+    payload: bytes
+    senders: frozenset[str]
+    """Whose bytes these are; of one alone it is known whom to blame."""
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """Frames to be read one after the other, and what has arrived of the first."""
+
+    frames: deque[int]
+    avoid: frozenset[str] = frozenset()
+    partial: bytearray = field(default_factory=bytearray)
+    senders: set[str] = field(default_factory=set)
+    source: str = ""
+    deadline: asyncio.Timeout | None = None
+    """Of the read under way."""
+    started_s: float = 0.0
+    read_bytes: int = 0
+    """Since then, from the source it is read from now."""
+    times_taken: int = 0
+
+    def pop_frame(self) -> Arrived:
+        """Give the first frame, all of which has arrived, and go on to the next."""
+        arrived = Arrived(self.frames.popleft(), bytes(self.partial), frozenset(self.senders))
+        self.partial.clear()
+        self.senders.clear()
+        return arrived
+
+
+class Transfer:
+    """The ranges of one fetch: waiting for a lane, or being read."""
+
+    def __init__(self, manifest: Manifest, put: PutFrame, waiting: deque[Range]) -> None:
+        self.manifest = manifest
+        self.put = put
+        self.waiting = waiting
+        self.reading: set[Range] = set()
+        self.damaged: Counter[int] = Counter()
+        self.changed = asyncio.Event()
+
+    @property
+    def key(self) -> ArtifactKey:
+        """Give the artifact fetched."""
+        return self.manifest.key
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether nothing is left to read."""
+        return not self.waiting and not self.reading
+
+    def take(self) -> Range | None:
+        """Give a range to read; None: none waits."""
+        if not self.waiting:
+            return None
+        span = self.waiting.popleft()
+        self.reading.add(span)
+        return span
+
+    def take_over(self, slow: Range) -> Range:
+        """Take what is left of a range, its partial frame included; whoever reads it finds it empty."""
+        span = Range(slow.frames, frozenset({slow.source}), slow.partial, slow.senders)
+        span.times_taken = slow.times_taken + 1
+        slow.frames, slow.partial, slow.senders = deque(), bytearray(), set()
+        if slow.deadline is not None:
+            slow.deadline.reschedule(0.0)
+        self.reading.add(span)
+        return span
+
+    def give_back(self, span: Range) -> None:
+        """Let any lane read a range."""
+        self.waiting.append(span)
+        self.changed.set()
+
+    def leave(self, span: Range) -> None:
+        """Say that a range is not read any more."""
+        self.reading.discard(span)
+        self.changed.set()

@@ -1,0 +1,164 @@
+"""Everything of a policy that a sampler finds again after it was killed.
+
+    held.words        a whole version, copied now and then
+    delta_log/        what was fetched since
+    high_water.json   the newest version ever believed: nothing older is believed again
+
+At any moment what is on disk is a verified version or none. Blocking: called in threads, one call
+after the other.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from node.clock import Clock
+from node.errors import Reason, RefusedError, StartupError
+from node.weights.apply import Stage
+from node.weights.digests import Words
+from node.weights.head_file import StoreMark
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout
+from node.weights.manifest import Manifest
+from sampler.delta_log import DeltaLog, StagedArtifact
+from sampler.held_file import load_held, save_held
+
+logger = logging.getLogger(__name__)
+
+HELD_FILE: Final = "held.words"
+LOG_DIRECTORY: Final = "delta_log"
+MARK_FILE: Final = "high_water.json"
+
+WORD_BYTES: Final = 2
+
+
+class PolicyDisk:
+    """The state directory of one sampler."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        layout: Layout,
+        public_key: bytes,
+        run_id: str,
+        save_every_s: float,
+        count_refusal: Callable[[Reason], None],
+        clock: Clock,
+    ) -> None:
+        """Use ``directory``; nothing is read before ``load``.
+
+        Args:
+            save_every_s: shortest time between two copies, unless the log outgrows one.
+            count_refusal: told why something was not logged.
+        """
+        self._directory = directory
+        self._layout = layout
+        self._public_key = public_key
+        self._run_id = run_id
+        self._save_every_s = save_every_s
+        self._count_refusal = count_refusal
+        self._clock = clock
+        self._saved_version = 0
+        self._saved_at_s = clock.monotonic()
+        self._log: DeltaLog
+
+    def load_mark(self) -> StoreMark:
+        """Read the newest version ever believed.
+
+        Raises:
+            StartupError: it cannot be read.
+        """
+        path = self._directory / MARK_FILE
+        try:
+            return StoreMark.load(path)
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"{path} cannot be read: {error}",
+                fix="Restore it; without it this sampler would believe policies older than it has seen",
+            ) from error
+
+    def load(self, base: Callable[[], HeldPolicy]) -> tuple[HeldPolicy, Manifest | None]:
+        """Give the newest version on disk, else ``base``; and its manifest, where it is from the log.
+
+        Raises:
+            StartupError: the log cannot be used.
+        """
+        path = self._directory / LOG_DIRECTORY
+        try:
+            self._log = DeltaLog(
+                path, public_key=self._public_key, run_id=self._run_id, count_refusal=self._count_refusal
+            )
+        except OSError as error:
+            raise StartupError(
+                f"{path} cannot be used: {error}", fix="Give the node a state directory it can write."
+            ) from error
+        copy = load_held(self._directory / HELD_FILE, self._layout)
+        self._saved_version = 0 if copy is None else copy.version.number
+        held, newest = copy or base(), None
+        spare: Words | None = None
+        while (logged := self._log.after(held.version)) is not None:
+            manifest, staged = logged
+            policy = self._applied(manifest, staged, held, spare)
+            if policy is None:
+                self._log.drop(manifest.key)
+                spare = None
+            else:
+                spare, held, newest = held.words, policy, manifest
+        return held, newest
+
+    def stage(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
+        """Keep the payloads of an artifact as they arrive; None: they cannot be kept."""
+        return self._log.begin(manifest, signed)
+
+    def remember(self, mark: StoreMark, staged: StagedArtifact | None) -> None:
+        """Put a version on disk that is to be served: first its payloads, then that it was believed.
+
+        Raises:
+            RefusedError: DISK, if the mark cannot be written.
+        """
+        if staged is not None:
+            try:
+                staged.sync()
+            except OSError as error:
+                logger.warning("version not logged", extra={"detail": str(error)})
+                self._log.drop(staged.key)
+        try:
+            mark.save(self._directory / MARK_FILE)
+        except OSError as error:
+            raise RefusedError(
+                Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
+            ) from error
+
+    def fold(self, policy: HeldPolicy) -> None:
+        """Copy what is held and begin a new log, if that is due."""
+        is_outgrown = self._log.size_bytes > WORD_BYTES * self._layout.words
+        is_due = self._clock.monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
+        if not is_due or policy.version.number == self._saved_version:
+            return
+        try:
+            save_held(self._directory / HELD_FILE, policy)
+        except OSError as error:
+            logger.warning("policy not saved", extra={"detail": str(error)})
+            return
+        self._log.drop_until(policy.version.number)
+        self._saved_version = policy.version.number
+        self._saved_at_s = self._clock.monotonic()
+
+    def _applied(
+        self, manifest: Manifest, staged: StagedArtifact, held: HeldPolicy, spare: Words | None
+    ) -> HeldPolicy | None:
+        try:
+            stage = Stage(manifest, layout=self._layout, base=held, spare=spare)
+            stage.take_held()
+            for frame in stage.missing():
+                payload = staged.payload(frame)
+                if payload is not None:
+                    stage.put(frame, payload)
+            return stage.finish()
+        except RefusedError as refused:
+            logger.warning(
+                "logged version not usable", extra={"version": manifest.version, "detail": str(refused)}
+            )
+            return None

@@ -1,0 +1,110 @@
+/* Runs the kernel on frames and on mutated payloads, in memory of exactly the size it was promised, so that the
+ * address sanitizer sees every step beyond. Arguments: seed, frames. Prints how many payloads were refused.
+ */
+#include "../../node/weights/native/kernel.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t state;
+
+static uint32_t draw(uint32_t below) /* xorshift64* */
+{
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return (uint32_t)((state * 0x2545F4914F6CDD1D >> 32) % below);
+}
+
+static void check(int is_true, const char *what)
+{
+    if (!is_true) {
+        fprintf(stderr, "not so: %s\n", what);
+        exit(1);
+    }
+}
+
+/* Words around a few exponents; a few changed, at any density and size of step. */
+static void draw_frame(uint16_t *base, uint16_t *words, uint32_t count)
+{
+    uint32_t spread = 1 + draw(40), sparsity = 1 + draw(1u << draw(12)), largest = 1u << draw(16);
+    for (uint32_t i = 0; i < count; i++) {
+        base[i] = (uint16_t)(draw(2) << 15 | (90 + draw(spread)) << 7 | draw(128));
+        words[i] = base[i];
+        if (draw(sparsity) == 0)
+            words[i] = (uint16_t)(base[i] + (draw(2) ? 1 + draw(largest) : 0u - 1 - draw(largest)));
+    }
+}
+
+static size_t encode_on(int path, const uint16_t *base, const uint16_t *words, uint32_t count, uint8_t **payload)
+{
+    struct frame_facts facts;
+    size_t limit = 2 * (size_t)count;
+    void *memory = malloc(heterorl_room(count));
+    uint8_t *room = malloc(limit);
+    size_t size = heterorl_encode(path, base, words, count, memory, room, limit, &facts);
+    check(size == 0 || facts.changes > 0, "a payload has changes");
+    *payload = malloc(size <= limit && size > 0 ? size : 1);
+    if (size <= limit)
+        memcpy(*payload, room, size);
+    free(room);
+    free(memory);
+    return size <= limit ? size : 0;
+}
+
+static int decode_on(int path, const uint8_t *payload, size_t size, const uint16_t *base, uint16_t *words,
+                     uint32_t count)
+{
+    struct frame_facts facts;
+    void *memory = malloc(heterorl_room(count));
+    uint8_t *exact = malloc(size ? size : 1);
+    memcpy(exact, payload, size);
+    int fault = heterorl_decode(path, exact, size, base, words, count, memory, &facts);
+    free(exact);
+    free(memory);
+    return fault;
+}
+
+static size_t mutate(uint8_t *payload, size_t size)
+{
+    for (uint32_t hit = draw(4); hit > 0; hit--) {
+        uint32_t at = draw(draw(2) && size > 16 ? 16 : (uint32_t)size);
+        payload[at] = (uint8_t)(draw(2) ? payload[at] ^ 1u << draw(8) : draw(3) == 0 ? 0xFF : draw(256));
+    }
+    return draw(4) == 0 ? draw((uint32_t)size) : size;
+}
+
+int main(int argc, char **argv)
+{
+    check(argc == 3, "there are two arguments");
+    state = 0x9E3779B97F4A7C15 + strtoull(argv[1], NULL, 10);
+    long frames = strtol(argv[2], NULL, 10), refused = 0, tried = 0;
+    int best = heterorl_best_path();
+    for (; frames > 0; frames--) {
+        uint32_t count = 1 + draw(draw(8) ? 3000 : 3 * LEAF_WORDS);
+        uint16_t *base = malloc(2 * (size_t)count), *words = malloc(2 * (size_t)count);
+        uint16_t *made[2] = {malloc(2 * (size_t)count), malloc(2 * (size_t)count)};
+        uint8_t *payload, *other;
+        draw_frame(base, words, count);
+        size_t size = encode_on(0, base, words, count, &payload);
+        check(encode_on(best, base, words, count, &other) == size, "both paths give payloads of a size");
+        check(memcmp(payload, other, size) == 0, "both paths give the same payload");
+        if (size > 0) {
+            check(decode_on(0, payload, size, base, made[0], count) == NONE, "a payload is sound");
+            check(memcmp(made[0], words, 2 * (size_t)count) == 0, "what was coded comes back");
+        }
+        for (int round = 0; size > 0 && round < 40; round++) {
+            memcpy(other, payload, size);
+            size_t cut = mutate(other, size);
+            int fault = decode_on(0, other, cut, base, made[0], count);
+            check(decode_on(best, other, cut, base, made[1], count) == fault, "both paths find the same fault");
+            if (fault == NONE)
+                check(memcmp(made[0], made[1], 2 * (size_t)count) == 0, "both paths make the same words");
+            refused += fault != NONE;
+            tried++;
+        }
+        free(base), free(words), free(made[0]), free(made[1]), free(payload), free(other);
+    }
+    printf("%ld of %ld refused\n", refused, tried);
+    return 0;
+}

@@ -1,0 +1,64 @@
+"""Payloads from strangers: every implementation refuses the same ones for the same reason.
+
+FUZZ_FRAMES: frames that the sanitized kernel is run on; each is mutated 40 times.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.weights.digests import Words
+from support.exponent_conditioned import coded, fault_of, implementations, trained_step, trained_words
+
+IMPLEMENTATIONS = implementations()
+
+BASE = trained_words(700, seed=1)
+GOOD = [coded(trained_step(BASE, seed=2, step=step), base=BASE) for step in (2e-6, 2e-5, 1e-3)] + [
+    coded(BASE ^ np.uint16(0x8000), base=BASE)
+]
+
+
+def check_agreement(payload: bytes, base: Words) -> None:
+    answers = [fault_of(each, payload, base=base) for each in IMPLEMENTATIONS]
+    assert all(answer == answers[0] for answer in answers)
+
+
+@settings(deadline=None, max_examples=400)
+@given(payload=st.binary(max_size=60), size=st.sampled_from([1, 9, 700]))
+def test_any_bytes_are_answered_alike(payload: bytes, size: int) -> None:
+    check_agreement(payload, BASE[:size])
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    good=st.sampled_from(GOOD),
+    flips=st.lists(st.integers(0, 1 << 16), min_size=1, max_size=4),
+    early=st.booleans(),
+    cut=st.integers(0, 1 << 12),
+)
+def test_damaged_payloads_are_answered_alike(good: bytes, flips: list[int], early: bool, cut: int) -> None:
+    payload = bytearray(good)
+    for flip in flips:
+        bit = flip % (200 if early else 8 * len(payload))
+        payload[bit // 8 % len(payload)] ^= 1 << bit % 8
+    check_agreement(bytes(payload), BASE)
+    check_agreement(bytes(payload[: len(payload) - cut % len(payload)]), BASE)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_the_kernel_keeps_within_its_memory(tmp_path: Path) -> None:
+    program = tmp_path / "kernel_asan"
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    source = Path(__file__).with_name("kernel_asan.c")
+    subprocess.run(["gcc", "-g", "-O1", "-std=c11", *sanitizers, str(source), "-o", str(program)], check=True)
+    frames = os.environ.get("FUZZ_FRAMES", "200")
+    result = subprocess.run([program, "1", frames], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    refused, tried = (int(word) for word in result.stdout.split() if word.isdigit())
+    assert 0 < refused < tried

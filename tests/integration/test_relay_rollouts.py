@@ -1,0 +1,151 @@
+"""Groups handed in at a relay: on its disk first, then at the coordinator, under their sampler's name."""
+
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from heterorl.v1 import common_pb2, rollout_pb2
+from node.errors import Reason
+from node.rpc.channel import REASON_KEY, Purpose, dial
+from node.run import Role
+from node.wire import group_to_wire
+from support.hub import HandPeer, answer_to, running_hub
+from support.identity import MadeRun, make_run
+from support.relay import RunningRelay, running_relay
+from support.waiting import until
+
+SPOOLED = common_pb2.VERDICT_SPOOLED
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+def at(relay: RunningRelay) -> HandPeer:
+    """Give the sampler as it dials the relay."""
+    sampler = relay.made.sampler
+    channel = dial(relay.address, sampler, purpose=Purpose.ROLLOUTS, now=time.time())
+    return HandPeer(sampler, channel)
+
+
+async def reason_of(call: Awaitable[object]) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])
+
+
+async def test_a_group_handed_in_at_a_relay_reaches_the_learner_under_its_samplers_name(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await learner.join()
+        await sampler.join()
+        drain = await learner.drain(credits=1)
+        (lease,) = (await sampler.lease()).leases
+        assert (await at(relay).submit(lease)).verdict == SPOOLED
+        delivered = (await drain.hear()).group
+        assert (delivered.group.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
+        await until(lambda: relay.registry.value("heterorl_relay_spooled_groups") == 0)
+        assert relay.registry.value("heterorl_relay_forwarded_groups_total", verdict="spooled") == 1
+
+
+async def test_a_relay_keeps_groups_on_its_disk_while_the_coordinator_is_away_and_through_a_restart(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        leases = (await sampler.lease(2)).leases
+        address = hub.address
+    async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
+        for lease in leases:
+            assert (await at(relay).submit(lease)).verdict == SPOOLED
+        assert (await at(relay).submit(leases[0])).verdict == common_pb2.VERDICT_DUPLICATE
+        assert relay.registry.value("heterorl_relay_spooled_groups") == 2
+    async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
+        assert relay.registry.value("heterorl_relay_spooled_groups") == 2
+        async with running_hub(made, listen=address) as hub, hub.peer() as learner:
+            await learner.join(learner_epoch=2)
+            drain = await learner.drain(credits=2, learner_epoch=2)
+            assert {await drain.group(), await drain.group()} == {lease.lease_id for lease in leases}
+
+
+async def test_a_group_the_coordinator_does_not_want_is_told_to_its_sampler_in_a_heartbeat(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await learner.join()
+        await sampler.join()
+        (lease,) = (await sampler.lease()).leases
+        lease.lease_id = "99.1"
+        assert (await at(relay).submit(lease)).verdict == SPOOLED
+        await until(lambda: relay.registry.value("heterorl_relay_spooled_groups") == 0)
+        (told,) = (await sampler.beat()).verdicts
+        assert (told.group_id, told.verdict) == ("99.1", common_pb2.VERDICT_FOREIGN)
+
+
+async def test_a_malformed_group_and_one_of_another_run_are_refused_at_the_relay(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1") as relay:
+        lease = rollout_pb2.PromptLease(lease_id="0.1", task="addition", group_size=2)
+        lease.sampling.CopyFrom(
+            common_pb2.SamplingParameters(temperature=1, top_p=1, top_k=0, max_new_tokens=8)
+        )
+        malformed = group_to_wire(answer_to(lease, run_id=made.run_id))
+        malformed.rewards = b"abc"
+        foreign = group_to_wire(answer_to(lease, run_id="another"))
+        for group, verdict in (
+            (malformed, common_pb2.VERDICT_MALFORMED),
+            (foreign, common_pb2.VERDICT_FOREIGN),
+        ):
+            request = rollout_pb2.SubmitRolloutsRequest(group=group)
+            assert (await at(relay).rollout.SubmitRollouts(request)).verdict == verdict
+        assert relay.registry.value("heterorl_relay_spooled_groups") == 0
+
+
+async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: MadeRun, tmp_path: Path) -> None:
+    async with running_hub(made) as hub:
+        relay = made.issue(Role.RELAY, "relay-1")
+        for identity, named, reason in (
+            (made.sampler, "sampler-2", Reason.WRONG_ROLE),
+            (relay, "", Reason.MALFORMED),
+            (relay, "No Name", Reason.MALFORMED),
+        ):
+            async with hub.peer(identity) as peer:
+                request = rollout_pb2.SubmitRolloutsRequest(sampler_id=named)
+                assert await reason_of(peer.rollout.SubmitRollouts(request, timeout=10)) == reason
+
+
+async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tmp_path: Path) -> None:
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        leases = (await sampler.lease(2)).leases
+    async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1", spool_groups=1) as relay:
+        assert (await at(relay).submit(leases[0])).verdict == SPOOLED
+        request = rollout_pb2.SubmitRolloutsRequest(
+            group=group_to_wire(answer_to(leases[1], run_id=made.run_id))
+        )
+        assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == Reason.BUSY
+
+
+async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
+    async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1") as relay:
+        rollout = at(relay).rollout
+        lease = rollout.LeasePrompts(rollout_pb2.LeasePromptsRequest(max_leases=1), timeout=10)
+        assert await reason_of(lease) == Reason.WRONG_ROLE

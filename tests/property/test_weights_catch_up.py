@@ -1,0 +1,172 @@
+"""However long a peer was away and whatever it holds, it arrives by the cheapest way, bit-exact."""
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.weights.apply import Stage
+from node.weights.catch_up import next_base
+from node.weights.chain import PUBLIC_VERSION, plan_catch_up
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import sign
+from node.weights.merge import merge_version, stored_version
+from node.weights.store import ArtifactStore
+from support.weights import Learner
+
+SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
+
+
+def publish(learner: Learner, store: ArtifactStore, version: int, previous: int, *, keyframe: bool) -> None:
+    """Publish as a learner does whose uplink is idle: step, keyframe, then every delta that is wanted."""
+    learner.put(store, (version, previous))
+    if keyframe:
+        learner.put(store, (version, None))
+    learner.words(version)
+    while True:
+        announcement = store.announcement()
+        assert announcement is not None
+        base = next_base(version, announcement.artifacts, longest_lag_versions=1000, public_every_versions=16)
+        if base is None:
+            return
+        with stored_version(
+            store, base, layout=learner.layout, words0=learner.versions[0].words
+        ) as base_frame:
+            merged = merge_version(
+                learner.versions[version],
+                base_version=base,
+                base_frame=base_frame,
+                layout=learner.layout,
+                run_id=learner.run_id,
+                learner_epoch=learner.epoch,
+                published_at_s=1000.0 + version,
+                is_superseded=lambda: False,
+            )
+        assert merged is not None
+        store.put_version(sign(merged.manifest, learner.key), merged.payloads)
+
+
+def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(tmp_path: Path) -> None:
+    learner = Learner(layout=SMALL)
+    store = learner.store(tmp_path)
+    learner.put(store, (1, 0), (2, 1), (3, None), (4, 3), (5, 4))
+    learner.words(5)
+    for base in (0, 1, 2, 3):
+        with stored_version(store, base, layout=SMALL, words0=learner.words(0)) as base_frame:
+            merged = merge_version(
+                learner.versions[5],
+                base_version=base,
+                base_frame=base_frame,
+                layout=SMALL,
+                run_id=learner.run_id,
+                learner_epoch=1,
+                published_at_s=1005.0,
+                is_superseded=lambda: False,
+            )
+        assert merged == learner.encode(5, base)
+
+
+def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolicy, tuple[Artifact, ...]]:
+    """Go from ``held`` (NO_BASE: a peer without the base model) to the head; give what was taken."""
+    announcement = store.announcement()
+    assert announcement is not None
+    path = plan_catch_up(held, announcement.head.number, announcement.artifacts)
+    assert path is not None
+    policy = None if held == NO_BASE else learner.versions[held]
+    for artifact in path:
+        manifest, _ = store.manifest(artifact.key)
+        base = learner.versions[0] if artifact.key.base_version == PUBLIC_VERSION else policy
+        stage = Stage(manifest, layout=learner.layout, base=base)
+        stage.take_held()
+        for frame in stage.missing():
+            stage.put(frame, store.read_payload(artifact.key, frame))
+        policy = stage.finish()
+    assert policy is not None
+    return policy, path
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
+def test_who_slept_for_1_7_33_or_1000_versions_or_is_new_arrives_in_few_strides(tmp_path: Path) -> None:
+    learner, head = Learner(layout=SMALL), 1100
+    store = learner.store(tmp_path)
+    for version in range(1, head + 1):
+        publish(learner, store, version, version - 1, keyframe=version % 64 == 0)
+    announcement = store.announcement()
+    assert announcement is not None
+    whole_bytes = 2 * SMALL.words
+    for lag, most_strides in ((1, 1), (7, 5), (33, 8), (1000, 6), (head, 6)):
+        policy, path = arrive(learner, store, head - lag)
+        assert policy.version == announcement.head
+        np.testing.assert_array_equal(policy.words, learner.words(head))
+        assert len(path) <= most_strides
+        assert sum(artifact.size_bytes for artifact in path) <= whole_bytes
+    sizes = {artifact.key: artifact.size_bytes for artifact in announcement.artifacts}
+    steps_bytes = sum(sizes[ArtifactKey(v, v - 1)] for v in range(head - 32, head + 1))
+    _, path = arrive(learner, store, head - 33)
+    assert sum(artifact.size_bytes for artifact in path) < 0.7 * steps_bytes
+
+
+@given(
+    gaps=st.lists(st.integers(1, 6), min_size=1, max_size=25),
+    keyframe_every=st.integers(3, 12),
+    held_index=st.integers(0, 24),
+)
+@settings(deadline=None, max_examples=25)
+def test_whatever_was_published_every_holder_arrives_bit_exact(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[int], keyframe_every: int, held_index: int
+) -> None:
+    learner = Learner(layout=SMALL)
+    store = learner.store(tmp_path_factory.mktemp("store"), retained_keyframes=1)
+    numbers = [0, *itertools.accumulate(gaps)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        for count, (previous, version) in enumerate(itertools.pairwise(numbers), start=1):
+            publish(learner, store, version, previous, keyframe=count % keyframe_every == 0)
+    policy, _ = arrive(learner, store, numbers[held_index % len(numbers)])
+    assert policy.version == learner.versions[numbers[-1]].version
+    np.testing.assert_array_equal(policy.words, learner.words(numbers[-1]))
+
+
+ARTIFACTS = st.lists(
+    st.tuples(st.integers(1, 7), st.integers(-1, 6), st.integers(0, 50)).filter(lambda a: a[1] < a[0]),
+    max_size=14,
+    unique_by=lambda a: a[:2],
+)
+
+
+@settings(deadline=None)
+@given(quoted=ARTIFACTS, held=st.integers(-1, 7), head=st.integers(0, 7))
+def test_no_way_is_cheaper_than_the_planned_one(
+    quoted: list[tuple[int, int, int]], held: int, head: int
+) -> None:
+    artifacts = [Artifact(ArtifactKey(version, base), size) for version, base, size in quoted]
+    path = plan_catch_up(held, head, artifacts)
+    if head < held:
+        assert path is None
+        return
+    cheapest: dict[int, int] = {held: 0, PUBLIC_VERSION: 0, NO_BASE: 0}
+    for _ in range(8):
+        for artifact in artifacts:
+            if artifact.key.base_version in cheapest:
+                cost = cheapest[artifact.key.base_version] + artifact.size_bytes
+                cheapest[artifact.key.version] = min(cost, cheapest.get(artifact.key.version, cost))
+    if path is None:
+        assert head not in cheapest
+    else:
+        assert sum(artifact.size_bytes for artifact in path) == cheapest[head]
+        at = None
+        for artifact in path:
+            assert artifact.key.base_version in ((held, PUBLIC_VERSION, NO_BASE) if at is None else (at,))
+            at = artifact.key.version
+        assert at in (None, head)

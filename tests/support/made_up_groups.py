@@ -1,0 +1,89 @@
+"""Groups made up from a seed, a float64 model to judge them, and the gradient a step applies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from learner.model import Policy
+from learner.train_step import StepOutcome, StepSettings, train_step
+from node.rollout import Completion, RolloutGroup
+from support.groups import SAMPLING, make_completion, make_group
+
+VERSION: Final = 3
+
+
+def float64_policy(model_dir: Path) -> Policy:
+    return Policy(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64))
+
+
+def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGroup]:
+    """Three groups of unequal sizes, lengths, ages and temperatures; rewards in [0, 1]."""
+    random = np.random.default_rng(seed)
+    groups = []
+    for number, (size, version) in enumerate([(4, 3), (2, 1), (5, 2)]):
+        completions = tuple(
+            make_completion(
+                n,
+                version=version,
+                reward=float(random.random()) if reward is None else reward,
+                token_ids=random.integers(0, 42, n).astype(np.int32),
+                behaviour_logprob=-random.exponential(3.0, n).astype(np.float32),
+            )
+            for n in random.integers(1, 9, size)
+        )
+        prompt = random.integers(0, 42, random.integers(1, 6)).astype(np.int32)
+        sampling = replace(SAMPLING, temperature=1.0 + 0.5 * number)
+        groups.append(
+            make_group(str(number), completions=completions, prompt_token_ids=prompt, sampling=sampling)
+        )
+    return groups
+
+
+def nearby(groups: Sequence[RolloutGroup], policy: Policy, *, spread: float = 0.3) -> list[RolloutGroup]:
+    """Give the groups as a sampler whose policy is ``spread`` nats a token from ``policy`` would have."""
+    random = np.random.default_rng(0)
+
+    def resampled(group: RolloutGroup, completion: Completion) -> Completion:
+        with torch.no_grad():
+            logprob = completion_logprob(
+                policy, group.prompt_token_ids, completion.token_ids, temperature=group.sampling.temperature
+            ).numpy()
+        behaviour = np.minimum(0, logprob + random.normal(0, spread, len(logprob)))
+        return replace(completion, behaviour_logprob=behaviour.astype(np.float32))
+
+    return [
+        replace(group, completions=tuple(resampled(group, one) for one in group.completions))
+        for group in groups
+    ]
+
+
+def completion_logprob(
+    policy: Policy, prompt: NDArray[np.int32], token_ids: NDArray[np.int32], *, temperature: float
+) -> Tensor:
+    """Give the logprob of each token of one completion, alone in its batch."""
+    tokens = torch.tensor(np.concatenate([prompt, token_ids])).long()
+    is_target = torch.arange(len(tokens) - 1) >= len(prompt) - 1
+    return policy.token_logprobs(
+        tokens[None, :-1],
+        is_target[None],
+        tokens[len(prompt) :],
+        torch.tensor([temperature], dtype=torch.float64),
+    )
+
+
+def gradient_of(
+    policy: Policy, groups: Sequence[RolloutGroup], settings: StepSettings
+) -> tuple[Tensor, StepOutcome]:
+    """Give the gradient a step applied, read off plain gradient descent with rate 1."""
+    before = torch.cat([p.detach().clone().flatten() for p in policy.parameters.values()])
+    optimizer = torch.optim.SGD(policy.parameters.values(), lr=1.0)
+    outcome = train_step(policy, optimizer, groups, version=VERSION, settings=settings)
+    after = torch.cat([p.detach().flatten() for p in policy.parameters.values()])
+    return before - after, outcome

@@ -1,0 +1,84 @@
+"""Relays as the daemon builds them, on free ports with real TLS, without the daemon."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from node.clock import SystemClock
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.identity.files import make_private_directory
+from node.identity.store import Identity
+from node.relay.config import RelayConfig
+from node.relay.role import build
+from node.role import RoleContext
+from node.rpc.channel import Purpose, dial
+from node.rpc.server import RpcServer
+from node.run import Role
+from node.stop_order import StopsAfter
+from node.telemetry.metrics import NodeMetrics
+from node.weights.sources import Source
+from support.identity import MadeRun
+from support.policy_hub import Registry
+
+
+@dataclass(slots=True)
+class RunningRelay:
+    """A relay that serves."""
+
+    made: MadeRun
+    server: RpcServer
+    registry: Registry
+    stopping: asyncio.Event
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def source(self, identity: Identity | None = None, *, channels: int = 1) -> Source:
+        """Give this relay as a peer's source; its channels end with the loop."""
+        caller, now = identity or self.made.sampler, time.time()
+        bulk = tuple(dial(self.address, caller, purpose=Purpose.BULK, now=now) for _ in range(channels))
+        return Source(self.address, dial(self.address, caller, purpose=Purpose.CONTROL, now=now), bulk)
+
+
+@asynccontextmanager
+async def running_relay(
+    made: MadeRun, directory: Path, *, coordinator: str, name: str = "relay-1", **settings: Any
+) -> AsyncIterator[RunningRelay]:
+    """Run a relay until the body ends; the next one of the same ``directory`` finds what it left."""
+    make_private_directory(directory)
+    registry, clock = Registry(), SystemClock()
+    config = NodeConfig(
+        node=NodeSection(state_dir=directory, coordinator=coordinator, drain_timeout_s=2.0),
+        telemetry=TelemetrySection(),
+        relay=RelayConfig.model_validate({"listen": "127.0.0.1:0"} | settings),
+    )
+    context = RoleContext(
+        role=Role.RELAY,
+        config=config,
+        registry=registry.registry,
+        node_metrics=NodeMetrics(registry.registry, roles=["relay"], clock=clock),
+        transfer_metrics=registry.metrics,
+        clock=clock,
+        node_id=name,
+        state_dir=directory,
+        identity=made.issue(Role.RELAY, name),
+        run=made.run,
+    )
+    serving, *others = build(context)
+    assert isinstance(serving, StopsAfter)
+    assert isinstance(serving.service, RpcServer)
+    ready, stopping = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serving.run(ready=ready.set, stopping=stopping))
+        await ready.wait()
+        for service in others:
+            tasks.create_task(service.run(ready=lambda: None, stopping=stopping))
+        try:
+            yield RunningRelay(made, serving.service, registry, stopping)
+        finally:
+            stopping.set()

@@ -1,0 +1,24 @@
+"""Settings of a plain GEPO step, with any one thing changed."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from learner.objective.registry import load_objective
+from learner.train_step import StepSettings
+
+
+def make_step_settings(**changes: Any) -> StepSettings:
+    settings = StepSettings(
+        objective=load_objective("gepo"),
+        kl_coefficient=0.0,
+        gradient_clip_norm=1.0,
+        staleness_discount="exponential",
+        staleness_half_life_versions=math.inf,
+        staleness_power=0.5,
+        scales_rate_by_sample_size=False,
+        fast_steps=0,
+        reposition_share=0.8,
+        micro_batch_tokens=1 << 20,
+    )
+    return replace(settings, **changes)

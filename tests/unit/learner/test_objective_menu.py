@@ -1,0 +1,165 @@
+"""Every objective of the menu against its twin in plain floats, and in every layout of a batch."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from learner.objective.menu import MENU
+from learner.objective.registry import Objective, load_objective
+from support.objective_batches import batch_of, gradient_of, in_order, made_up
+from support.objective_twins import TWINS, TWINS_WITH_OPTIONS, Rows, Sample, Twin
+
+CASES = [*((name, load_objective(name), twin) for name, twin in TWINS.items())] + [
+    (label, load_objective(name, options), twin)
+    for label, (name, options, twin) in TWINS_WITH_OPTIONS.items()
+]
+each_case = pytest.mark.parametrize(
+    ("objective", "twin"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+
+
+def each_objective_but(*names: str) -> pytest.MarkDecorator:
+    cases = [case for case in CASES if case[1].name not in names]
+    return pytest.mark.parametrize("objective", [case[1] for case in cases], ids=[case[0] for case in cases])
+
+
+each_objective = each_objective_but()
+SPREADS = (0.0, 0.1, 0.5, 1.5)
+
+
+def with_proximal(p: Rows, sample: Sample) -> Sample:
+    random = Random(9)
+    return replace(sample, proximal=[[x + random.gauss(0, 0.2) for x in row] for row in p])
+
+
+def slope(twin: Twin, p: Rows, sample: Sample, i: int, t: int) -> float:
+    """Differentiate by the five-point rule; what the formula freezes stays at ``p``."""
+
+    def at(offset: float) -> float:
+        moved = [list(row) for row in p]
+        moved[i][t] += offset
+        return twin(moved, p, sample)
+
+    h = 1e-4
+    return (at(-2 * h) - 8 * at(-h) + 8 * at(h) - at(2 * h)) / (12 * h)
+
+
+def test_every_objective_has_a_twin() -> None:
+    assert TWINS.keys() == MENU.keys()
+
+
+@each_case
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("has_proximal", [False, True])
+def test_the_loss_is_the_formula(objective: Objective, twin: Twin, spread: float, has_proximal: bool) -> None:
+    p, sample = made_up(3, spread=spread)
+    if has_proximal:
+        sample = with_proximal(p, sample)
+    loss = objective(batch_of(p, sample)).loss.item()
+    assert math.isclose(loss, twin(p, p, sample), rel_tol=1e-11, abs_tol=1e-13)
+
+
+@each_case
+@pytest.mark.parametrize("spread", SPREADS[1:])
+def test_the_gradient_is_that_of_the_formula_and_nothing_frozen_has_one(
+    objective: Objective, twin: Twin, spread: float
+) -> None:
+    p, sample = made_up(4, spread=spread)
+    sample = with_proximal(p, sample)
+    batch = batch_of(p, sample)
+    gradient = gradient_of(objective(batch).loss, batch)
+    for i, row in enumerate(p):
+        for t in range(len(row)):
+            assert math.isclose(float(gradient[i, t]), slope(twin, p, sample, i, t), abs_tol=1e-8), (i, t)
+    assert (gradient[~batch.mask] == 0).all()
+
+
+@each_objective
+@pytest.mark.parametrize(("pad_left", "pad_right", "filling"), [(0, 3, 0.0), (2, 1, -1e4), (1, 0, math.inf)])
+def test_padding_of_any_width_on_any_side_with_anything_in_it_changes_nothing(
+    objective: Objective, pad_left: int, pad_right: int, filling: float
+) -> None:
+    p, sample = made_up(5)
+    plain, padded = (
+        batch_of(p, sample),
+        batch_of(p, sample, pad_left=pad_left, pad_right=pad_right, filling=filling),
+    )
+    one, other = objective(plain), objective(padded)
+    torch.testing.assert_close(other.loss, one.loss, rtol=1e-12, atol=1e-15)
+    a, b = gradient_of(one.loss, plain), gradient_of(other.loss, padded)
+    torch.testing.assert_close(b[padded.mask], a[plain.mask], rtol=1e-10, atol=1e-15)
+    assert (b[~padded.mask] == 0).all()
+    assert int(other.is_clipped.sum()) == int(one.is_clipped.sum())
+
+
+@each_objective
+def test_the_order_of_completions_and_groups_changes_nothing(objective: Objective) -> None:
+    p, sample = made_up(6)
+    batch = batch_of(p, sample)
+    order = list(range(len(p)))
+    Random(1).shuffle(order)
+    shuffled = in_order(batch, order)
+    one, other = objective(batch), objective(shuffled)
+    torch.testing.assert_close(other.loss, one.loss, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(
+        gradient_of(other.loss, shuffled), gradient_of(one.loss, batch)[order], rtol=1e-10, atol=1e-15
+    )
+    torch.testing.assert_close(other.weight[:, None].nan_to_num(), one.weight[order][:, None].nan_to_num())
+
+
+@each_objective
+def test_a_separable_gradient_depends_on_no_other_row_and_the_others_do(objective: Objective) -> None:
+    p, sample = made_up(7)
+    batch = batch_of(p, sample)
+    expected = gradient_of(objective(batch).loss, batch)
+    is_same = []
+    for i in range(len(p)):
+        others = batch.behaviour_logprob.clone()
+        others[i] = batch.learner_logprob.detach()[i]
+        alone = replace(batch, learner_logprob=others.requires_grad_())
+        is_same.append(torch.allclose(gradient_of(objective(alone).loss, alone)[i], expected[i], rtol=1e-12))
+    assert all(is_same) == objective.is_separable
+
+
+@each_objective_but("dppo_tv", "dapo")  # which have penalties of their own
+def test_equal_rewards_leave_no_gradient(objective: Objective) -> None:
+    p, sample = made_up(8)
+    batch = batch_of(p, replace(sample, reward=[0.3] * len(p)))
+    assert (gradient_of(objective(batch).loss, batch) == 0).all()
+
+
+@each_objective_but("eqp")  # whose rows share denominators that have a gradient
+def test_the_outer_factor_multiplies_what_a_completion_counts(objective: Objective) -> None:
+    p, sample = made_up(9)
+    batch = batch_of(p, sample)
+    factor = torch.linspace(0, 2, len(p), dtype=torch.float64)
+    plain = gradient_of(objective(batch).loss, batch)
+    discounted = gradient_of(objective(replace(batch, discount=factor)).loss, batch)
+    torch.testing.assert_close(discounted, factor[:, None] * plain, rtol=1e-10, atol=1e-15)
+
+
+@each_objective_but("gepo", "gepo_mean", "eqp", "dg")
+def test_on_policy_every_completion_counts_in_full(objective: Objective) -> None:
+    """Not so in the family of GEPO, where it counts q_i / E, nor in DG, which looks at p alone."""
+    p, sample = made_up(10)
+    weight = objective(batch_of(p, replace(sample, q=p))).weight
+    torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-12, atol=0)
+
+
+@each_objective
+def test_the_type_of_the_logprobs_is_the_type_of_the_gradient(objective: Objective) -> None:
+    p, sample = made_up(11)
+    exact = batch_of(p, sample)
+    narrow = replace(
+        exact,
+        learner_logprob=exact.learner_logprob.detach().float().requires_grad_(),
+        behaviour_logprob=exact.behaviour_logprob.float(),
+    )
+    gradient = gradient_of(objective(narrow).loss, narrow)
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(
+        gradient.double(), gradient_of(objective(exact).loss, exact), rtol=1e-4, atol=1e-6
+    )

@@ -1,0 +1,172 @@
+"""The gradient of any objective through the model, however its work is cut up."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.model import Policy
+from learner.objective.menu import MENU
+from learner.objective.registry import load_objective
+from learner.train_step import StepSettings, train_step
+from node.rollout import RolloutGroup
+from support.made_up_groups import VERSION, float64_policy, gradient_of, made_up_groups, nearby
+from support.step_settings import make_step_settings
+from support.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+def near_groups(model_dir: Path, seed: int) -> list[RolloutGroup]:
+    return nearby(made_up_groups(seed), float64_policy(model_dir))
+
+
+def settings_of(name: str, **changes: object) -> StepSettings:
+    return make_step_settings(
+        **{
+            "objective": load_objective(name),
+            "kl_coefficient": 0.1,
+            "gradient_clip_norm": 1e9,
+            "staleness_half_life_versions": 2.0,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", MENU)
+@pytest.mark.parametrize("budget", [1, 17])
+def test_micro_batches_change_no_gradient_of_any_objective(model_dir: Path, name: str, budget: int) -> None:
+    groups = near_groups(model_dir, 1)
+    settings = settings_of(name)
+    expected, whole = gradient_of(float64_policy(model_dir), groups, settings)
+    actual, cut = gradient_of(float64_policy(model_dir), groups, replace(settings, micro_batch_tokens=budget))
+    assert float(expected.norm()) > 1e-6
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    for field in ("loss", "kl_nats", "ess_ratio", "clip_fraction", "surprisal_nats", "tokens"):
+        assert math.isclose(getattr(cut, field), getattr(whole, field), rel_tol=1e-9), field
+    assert cut.kl_nats_of_groups == pytest.approx(whole.kl_nats_of_groups)
+
+
+def test_micro_batches_change_nothing_under_a_discount_by_sample_size(model_dir: Path) -> None:
+    groups = near_groups(model_dir, 1)
+    settings = settings_of("gepo", staleness_discount="sample_size")
+    expected, _ = gradient_of(float64_policy(model_dir), groups, settings)
+    actual, _ = gradient_of(float64_policy(model_dir), groups, replace(settings, micro_batch_tokens=17))
+    undiscounted, _ = gradient_of(
+        float64_policy(model_dir), groups, replace(settings, staleness_discount="none")
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(actual, undiscounted)
+
+
+@pytest.mark.parametrize(("name", "forwards"), [("gepo", 1), ("m2po", 2)])
+def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, forwards: int
+) -> None:
+    policy = float64_policy(model_dir)
+    seen = []
+    forward = policy.token_logprobs
+
+    def counted(
+        input_ids: torch.Tensor, is_target: torch.Tensor, target_ids: torch.Tensor, temperature: torch.Tensor
+    ) -> torch.Tensor:
+        seen.append(len(input_ids))
+        return forward(input_ids, is_target, target_ids, temperature)
+
+    monkeypatch.setattr(policy, "token_logprobs", counted)
+    gradient_of(policy, made_up_groups(1), settings_of(name, micro_batch_tokens=17))
+    assert sum(seen) == forwards * 11
+
+
+def test_the_divergence_of_each_group_is_the_mean_over_its_tokens(model_dir: Path) -> None:
+    groups = near_groups(model_dir, 2)
+    _, outcome = gradient_of(float64_policy(model_dir), groups, settings_of("gepo"))
+    alone = [gradient_of(float64_policy(model_dir), [group], settings_of("gepo"))[1] for group in groups]
+    assert outcome.kl_nats_of_groups == pytest.approx([one.kl_nats for one in alone])
+    tokens = [one.tokens for one in alone]
+    mean = sum(kl * n for kl, n in zip(outcome.kl_nats_of_groups, tokens, strict=True)) / sum(tokens)
+    assert outcome.kl_nats == pytest.approx(mean)
+
+
+def flat(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.detach().clone().flatten() for p in policy.parameters.values()])
+
+
+def test_slow_fast_is_fast_steps_a_reposition_and_a_slow_step(model_dir: Path) -> None:
+    groups = near_groups(model_dir, 3)
+    plain = settings_of("gepo", kl_coefficient=0.0)
+    stepwise = float64_policy(model_dir)
+    optimizer = torch.optim.SGD(stepwise.parameters.values(), lr=0.05)
+    start = flat(stepwise)
+    for _ in range(2):
+        train_step(stepwise, optimizer, groups, version=VERSION, settings=plain)
+    led_to = start + 0.8 * (flat(stepwise) - start)
+    torch.nn.utils.vector_to_parameters(led_to, list(stepwise.parameters.values()))
+    train_step(stepwise, optimizer, groups, version=VERSION, settings=plain)
+
+    at_once = float64_policy(model_dir)
+    optimizer = torch.optim.SGD(at_once.parameters.values(), lr=0.05)
+    outcome = train_step(
+        at_once,
+        optimizer,
+        groups,
+        version=VERSION,
+        settings=replace(plain, fast_steps=2, reposition_share=0.8),
+    )
+    assert outcome.is_applied
+    torch.testing.assert_close(flat(at_once), flat(stepwise), rtol=1e-12, atol=1e-14)
+
+
+def test_fast_steps_are_clipped_to_the_policy_they_started_from(model_dir: Path) -> None:
+    """Decoupled PPO: with no memory of the start, u would be 1 in every step and nothing ever clipped."""
+    groups = near_groups(model_dir, 3)
+    finals: list[torch.Tensor] = []
+    for clip in (1e-4, 1.0):
+        policy = float64_policy(model_dir)
+        settings = settings_of(
+            "decoupled_ppo",
+            objective=load_objective("decoupled_ppo", {"clip_low": clip, "clip_high": clip}),
+            fast_steps=3,
+        )
+        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.05)
+        train_step(policy, optimizer, groups, version=VERSION, settings=settings)
+        finals.append(flat(policy))
+    assert not torch.equal(finals[0], finals[1])
+
+
+@pytest.mark.parametrize("rate", [1e200, 1e308])
+def test_a_fast_step_that_goes_wrong_takes_everything_back(model_dir: Path, rate: float) -> None:
+    policy = float64_policy(model_dir)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+    settings = settings_of("gepo")
+    train_step(policy, optimizer, near_groups(model_dir, 3), version=VERSION, settings=settings)
+    before = flat(policy)
+    moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    outcome = train_step(
+        policy,
+        optimizer,
+        near_groups(model_dir, 3),
+        version=VERSION,
+        settings=replace(settings, fast_steps=2),
+    )
+    assert not outcome.is_applied
+    assert torch.equal(flat(policy), before)
+    for state, moment in zip(optimizer.state.values(), moments, strict=True):
+        assert torch.equal(state["exp_avg"], moment)
+
+
+def test_few_effective_completions_make_a_small_step(model_dir: Path) -> None:
+    groups = near_groups(model_dir, 4)
+    plain, outcome = gradient_of(float64_policy(model_dir), groups, settings_of("gepo"))
+    scaled, _ = gradient_of(
+        float64_policy(model_dir), groups, settings_of("gepo", scales_rate_by_sample_size=True)
+    )
+    assert outcome.ess_ratio < 0.99
+    torch.testing.assert_close(scaled, math.sqrt(outcome.ess_ratio) * plain, rtol=1e-6, atol=1e-12)

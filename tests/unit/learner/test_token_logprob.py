@@ -1,0 +1,121 @@
+"""Logprobs in chunks against the whole softmax at once, values and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from learner.token_logprob import token_logprob
+
+TOKENS, WIDTH, VOCABULARY = 11, 6, 17
+
+
+def made_up(dtype: torch.dtype, *, has_bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    target = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    temperature = 0.5 + torch.rand(TOKENS, generator=generator, dtype=torch.float64).to(dtype)
+    return (
+        normal(TOKENS, WIDTH),
+        normal(VOCABULARY, WIDTH),
+        normal(VOCABULARY) if has_bias else None,
+        target,
+        temperature,
+    )
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("chunk_logits", [1, VOCABULARY, 3 * VOCABULARY + 5, TOKENS * VOCABULARY, 1 << 20])
+def test_no_chunk_size_changes_values_or_gradients(chunk_logits: int, has_bias: bool) -> None:
+    hidden, weight, bias, target, temperature = made_up(torch.float64, has_bias=has_bias)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    upstream = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+
+    logits = torch.nn.functional.linear(hidden, weight, bias) / temperature[:, None]
+    expected = torch.log_softmax(logits, -1).gather(-1, target[:, None])[:, 0]
+    actual = token_logprob(
+        hidden, weight, bias, target_ids=target, temperature=temperature, chunk_logits=chunk_logits
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    for one, other in zip(
+        torch.autograd.grad(actual, leaves, upstream),
+        torch.autograd.grad(expected, leaves, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_no_tokens_have_no_logprobs_and_no_gradient() -> None:
+    hidden, weight, _, target, temperature = made_up(torch.float64, has_bias=False)
+    none = token_logprob(hidden[:0], weight, None, target_ids=target[:0], temperature=temperature[:0])
+    assert none.shape == (0,)
+    none.sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert (weight.grad == 0).all()
+
+
+@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 1 << 20])
+def test_narrow_products_still_have_wide_sums(chunk_logits: int) -> None:
+    hidden, weight, _, target, temperature = made_up(torch.float32, has_bias=False)
+    exact = token_logprob(hidden, weight, None, target_ids=target, temperature=temperature)
+    narrow = token_logprob(
+        hidden,
+        weight,
+        None,
+        target_ids=target,
+        temperature=temperature,
+        compute_dtype=torch.bfloat16,
+        chunk_logits=chunk_logits,
+    )
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow, exact, rtol=0, atol=0.1)
+    assert not torch.equal(narrow, exact)
+    (gradient,) = torch.autograd.grad(narrow.sum(), weight)
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient, torch.autograd.grad(exact.sum(), weight)[0], rtol=0, atol=0.1)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [0.0]])
+    logprob = token_logprob(hidden, weight, None, target_ids=torch.tensor([0, 0]), temperature=torch.ones(2))
+    assert logprob.tolist() == [0.0, -2e4]
+    assert torch.autograd.grad(logprob.sum(), hidden)[0].isfinite().all()
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the most elements any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("vocabulary", [500, 4000])
+def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocabulary: int) -> None:
+    tokens, chunk = 200, 8000
+    hidden, weight = (
+        torch.randn(tokens, 2, requires_grad=True),
+        torch.randn(vocabulary, 2, requires_grad=True),
+    )
+    target = torch.randint(vocabulary, (tokens,))
+    with Largest() as largest:
+        logprob = token_logprob(
+            hidden, weight, None, target_ids=target, temperature=torch.ones(tokens), chunk_logits=chunk
+        )
+        torch.autograd.grad(logprob.sum(), [hidden, weight])
+    assert largest.elements == max(chunk, weight.numel())

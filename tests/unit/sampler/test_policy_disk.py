@@ -1,0 +1,245 @@
+"""A sampler killed at any write finds a verified version afterwards, or none, and goes on from it."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.errors import Reason, RefusedError, StartupError
+from node.weights.apply import Stage
+from node.weights.encode import EncodedVersion
+from node.weights.head_file import Head, StoreMark
+from node.weights.held import HeldPolicy
+from node.weights.manifest import Manifest, sign
+from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
+from support.clock import ManualClock
+from support.weights import LAYOUT, Learner, flip_bit
+
+LEARNER = Learner()
+LEARNER.words(4)
+Chain = tuple[tuple[int, int | None], ...]
+CHAIN: Chain = ((1, 0), (2, 1), (3, None), (4, 3))
+
+WRITES = ("pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
+"""Every call that changes what is on disk, or makes it last."""
+
+
+class Killed(BaseException):
+    """What SIGKILL leaves behind: nothing after it runs, what was written stays."""
+
+
+def disk_of(
+    directory: Path, *, save_every_s: float = 0.0, refusals: Counter[Reason] | None = None
+) -> PolicyDisk:
+    counts: Counter[Reason] = Counter() if refusals is None else refusals
+    return PolicyDisk(
+        directory,
+        layout=LAYOUT,
+        public_key=LEARNER.key.public_key,
+        run_id=LEARNER.run_id,
+        save_every_s=save_every_s,
+        count_refusal=lambda reason: counts.update([reason]),
+        clock=ManualClock(),
+    )
+
+
+def base() -> HeldPolicy:
+    return HeldPolicy(LEARNER.versions[0].version, LEARNER.versions[0].words.copy())
+
+
+def mark_of(manifest: Manifest) -> StoreMark:
+    head = Head(
+        number=manifest.version,
+        root=manifest.root.hex(),
+        learner_epoch=manifest.learner_epoch,
+        published_at_s=manifest.published_at_s,
+    )
+    return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
+
+
+@cache
+def artifact(version: int, base_version: int | None) -> tuple[EncodedVersion, bytes]:
+    """Give an artifact of the learner, and its manifest as signed."""
+    encoded = LEARNER.encode(version, base_version)
+    return encoded, sign(encoded.manifest, LEARNER.key)
+
+
+def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: Chain = CHAIN) -> list[int]:
+    """Start a sampler on ``directory`` and follow the chain; give the versions held."""
+    disk = disk_of(directory, save_every_s=save_every_s)
+    disk.load_mark()
+    held, _ = disk.load(base)
+    numbers = [held.version.number]
+    for version, base_version in chain:
+        if not held.version.number < version <= until:
+            continue
+        encoded, signed = artifact(version, base_version)
+        staged = disk.stage(encoded.manifest, signed)
+        assert staged is not None
+        stage = Stage(encoded.manifest, layout=LAYOUT, base=held)
+        stage.take_held()
+        for frame in stage.missing():
+            payload = staged.payload(frame)
+            if payload is None:
+                payload = encoded.payloads[frame]
+                staged.keep(frame, payload)
+            stage.put(frame, payload)
+        held = stage.finish()
+        disk.remember(mark_of(encoded.manifest), staged)
+        disk.fold(held)
+        numbers.append(held.version.number)
+    assert held.version == LEARNER.versions[held.version.number].version
+    return numbers
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make the n-th write, and all after it, the last thing that happens; 0: none."""
+    left = 0
+
+    def deadly(write: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return write(*arguments, **options)
+
+        return call
+
+    for name in WRITES:
+        monkeypatch.setattr(os, name, deadly(getattr(os, name)))
+
+    def set_left(number: int) -> None:
+        nonlocal left
+        left = number
+
+    return set_left
+
+
+@pytest.mark.parametrize("save_every_s", [0.0, 3600.0], ids=["copied at every version", "logged"])
+def test_killed_at_any_write_a_verified_version_is_found_and_gone_on_with(
+    tmp_path: Path, kill_at: Callable[[int], None], save_every_s: float
+) -> None:
+    kills = 0
+    for number in range(1, 1000):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        kill_at(number)
+        try:
+            live(directory, save_every_s=save_every_s)
+        except Killed:
+            kills += 1
+        else:
+            break
+        kill_at(0)
+        disk = disk_of(directory)
+        mark = disk.load_mark()
+        held, _ = disk.load(base)
+        expected = LEARNER.versions[held.version.number]
+        assert held.version == expected.version
+        np.testing.assert_array_equal(held.words, expected.words)
+        assert mark.head is None or mark.head.number <= held.version.number
+        assert live(directory, save_every_s=save_every_s)[-1] == 4
+    assert kills > 20
+
+
+def test_what_arrived_before_a_kill_is_not_fetched_again(tmp_path: Path) -> None:
+    disk = disk_of(tmp_path)
+    disk.load(base)
+    encoded, signed = artifact(1, 0)
+    staged = disk.stage(encoded.manifest, signed)
+    assert staged is not None
+    staged.keep(0, encoded.payloads[0])
+    staged.keep(2, encoded.payloads[2])
+    again = disk_of(tmp_path)
+    again.load(base)
+    resumed = again.stage(encoded.manifest, signed)
+    assert resumed is not None
+    assert [frame for frame in range(5) if resumed.payload(frame) is not None] == [0, 2]
+
+
+def test_an_unfinished_artifact_is_given_up_when_another_one_is_begun(tmp_path: Path) -> None:
+    disk = disk_of(tmp_path)
+    disk.load(base)
+    for version, base_version in CHAIN:
+        encoded, signed = artifact(version, base_version)
+        disk.stage(encoded.manifest, signed)
+    assert [path.name for path in (tmp_path / LOG_DIRECTORY).iterdir()] == ["4-3"]
+
+
+def test_the_log_is_applied_to_the_copy_by_its_longest_strides(tmp_path: Path) -> None:
+    assert live(tmp_path, until=2, save_every_s=3600.0) == [0, 1, 2]
+    assert not (tmp_path / HELD_FILE).exists()
+    held, manifest = disk_of(tmp_path).load(base)
+    assert manifest is not None
+    assert held.version == manifest.policy_version == LEARNER.versions[2].version
+
+
+def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) -> None:
+    keyframes: Chain = ((1, None), (2, None))
+    live(tmp_path, until=1, save_every_s=3600.0, chain=keyframes)
+    assert not (tmp_path / HELD_FILE).exists()
+    live(tmp_path, until=2, save_every_s=3600.0, chain=keyframes)
+    assert (tmp_path / HELD_FILE).exists()
+    assert list((tmp_path / LOG_DIRECTORY).iterdir()) == []
+
+
+def test_a_logged_version_that_rotted_is_not_believed(tmp_path: Path) -> None:
+    live(tmp_path, until=2, save_every_s=3600.0)
+    flip_bit(tmp_path / LOG_DIRECTORY / "2-1" / "frames", 3)
+    held, _ = disk_of(tmp_path).load(base)
+    assert held.version == LEARNER.versions[1].version
+    flip_bit(tmp_path / LOG_DIRECTORY / "1-0" / "manifest", 30)
+    held, _ = disk_of(tmp_path).load(base)
+    assert held.version == LEARNER.versions[0].version
+
+
+def test_another_base_model_than_the_log_starts_from_keeps_the_base(tmp_path: Path) -> None:
+    live(tmp_path, until=2, save_every_s=3600.0)
+    other = HeldPolicy.of(0, LEARNER.versions[0].words ^ np.uint16(1), layout=LAYOUT)
+    held, manifest = disk_of(tmp_path).load(lambda: other)
+    assert held is other
+    assert manifest is None
+
+
+def test_a_mark_that_cannot_be_written_refuses_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = disk_of(tmp_path)
+    disk.load(base)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StoreMark, "save", fail)
+    with pytest.raises(RefusedError) as refused:
+        disk.remember(mark_of(artifact(1, 0)[0].manifest), None)
+    assert refused.value.reason is Reason.DISK
+
+
+def test_a_damaged_mark_is_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / MARK_FILE).write_text("{")
+    with pytest.raises(StartupError):
+        disk_of(tmp_path).load_mark()
+
+
+def test_an_artifact_that_cannot_be_logged_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: Counter[Reason] = Counter()
+    disk = disk_of(tmp_path, refusals=refusals)
+    disk.load(base)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "mkdir", full)
+    encoded, signed = artifact(1, 0)
+    assert disk.stage(encoded.manifest, signed) is None
+    assert refusals == {Reason.DISK: 1}

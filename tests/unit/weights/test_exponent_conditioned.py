@@ -1,0 +1,293 @@
+"""The exponent-conditioned codec by hand, and every way a payload can be wrong."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from node.weights import native
+from node.weights.digests import Words, words_digest
+from node.weights.exponent_conditioned import choice, format, reference
+from node.weights.exponent_conditioned.choice import Implementation
+from node.weights.exponent_conditioned.format import Fault
+from support.exponent_conditioned import (
+    Fields,
+    coded,
+    fault_of,
+    implementations,
+    trained_step,
+    trained_words,
+)
+
+IMPLEMENTATIONS = implementations()
+each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
+
+ALIKE: Words = np.full(20, 120 << 7, np.uint16)
+"""Twenty words of one exponent, 120."""
+
+
+def bit_string(payload: bytes) -> str:
+    return "".join(f"{byte:08b}"[::-1] for byte in payload)
+
+
+def well_begun() -> Fields:
+    """Give a payload up to the positions of class 0, exponents from 120."""
+    return Fields(120, 1)
+
+
+def one_change(*, sign: int = 0) -> Fields:
+    """Give a payload of one change at the first word, up to its size."""
+    return well_begun().surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(sign, 1)
+
+
+def test_the_compiler_of_this_machine_made_a_kernel() -> None:
+    assert [implementation.name for implementation in IMPLEMENTATIONS][:3] == [
+        "numpy",
+        "numba",
+        "C, portable",
+    ]
+    assert choice.implementation().name.startswith("C, ")
+
+
+@each
+def test_the_payload_is_as_documented(implementation: Implementation) -> None:
+    words = ALIKE.copy()
+    words[[3, 7, 8]] += np.array([1, 0xFFFF, 5], np.uint16)
+    delta = implementation.encode(words, base=ALIKE, limit_bytes=40)
+    assert delta.payload is not None
+    expected = [
+        f"{120:08b}"[::-1],  # exponent of class 0
+        "1" + "0" * 15,  # class 0 is there, no other
+        "11111111100",  # width 2 where 7 was predicted: -5, zigzag 9 = 8 + 1: 9 ones, 1 low bit
+        "1",  # 3 changes: the bit below the highest
+        "1111111111011",  # mode 1, gaps with 1 low bit, where -6 was predicted: 7, zigzag 14 = 11 + 3
+        "10110100",  # gaps 3 3 0
+        "010",  # the second goes down
+        "1111111111000",  # 1 of 3 is large: width 1 where 7 was predicted: -6, zigzag 11
+        "1111111111011",  # mode 2 where -5 was predicted: 7, zigzag 14
+        "001",  # gap 2
+        "111110",  # 2 low bits where 5 were predicted: -3, zigzag 5
+        "011",  # size 5 - 2
+    ]
+    bits = "".join(expected)
+    assert bit_string(delta.payload) == bits + "0" * (-len(bits) % 8)
+    assert (delta.changes, delta.digest, delta.is_finite) == (3, words_digest(words), True)
+    assert fault_of(implementation, delta.payload, base=ALIKE) == (Fault.NONE, words.tobytes())
+
+
+@each
+def test_a_class_that_changed_nearly_everywhere_is_coded_by_its_runs(implementation: Implementation) -> None:
+    words = ALIKE + np.uint16(1)
+    words[[5, 6]] = ALIKE[0]
+    payload = implementation.encode(words, base=ALIKE, limit_bytes=40).payload
+    # Runs of 5, 0 and 13: three numbers, not eighteen.
+    fields = well_begun().surprise(5 - 7).bits(0b0010, 4).surprise(-4 - -6)
+    for run in (5, 0, 13):
+        fields.number(run, 3)
+    assert payload == fields.bits(0, 18).surprise(0 - 7).to_bytes()
+    assert fault_of(implementation, payload, base=ALIKE) == (Fault.NONE, words.tobytes())
+
+
+@each
+@pytest.mark.parametrize("size", [1, 7, 8, 64, 121, 4095, 4096, 4097, 8 * 4096 + 3])
+def test_frames_of_any_size_come_back(implementation: Implementation, size: int) -> None:
+    base = trained_words(size, seed=size)
+    words = trained_step(base, seed=1, step=1e-5)
+    words[[0, -1]] ^= 1
+    delta = implementation.encode(words, base=base, limit_bytes=4 * size + 64)
+    assert delta.payload == coded(words, base=base)
+    assert delta.digest == words_digest(words)
+    assert fault_of(implementation, delta.payload, base=base) == (Fault.NONE, words.tobytes())
+
+
+@each
+def test_the_largest_frame_comes_back(implementation: Implementation) -> None:
+    base = trained_words(1 << 20, seed=0)
+    words = trained_step(base, seed=1, step=1e-6)
+    payload = implementation.encode(words, base=base, limit_bytes=base.nbytes).payload
+    assert payload is not None
+    assert fault_of(implementation, payload, base=base) == (Fault.NONE, words.tobytes())
+    alone = base.copy()
+    alone[-1] ^= 0x8000
+    payload = implementation.encode(alone, base=base, limit_bytes=base.nbytes).payload
+    assert payload is not None
+    assert len(payload) < 20
+    assert fault_of(implementation, payload, base=base) == (Fault.NONE, alone.tobytes())
+
+
+@each
+def test_what_did_not_change_has_an_empty_payload(implementation: Implementation) -> None:
+    delta = implementation.encode(ALIKE.copy(), base=ALIKE, limit_bytes=40)
+    assert (delta.payload, delta.changes) == (b"", 0)
+
+
+@each
+def test_a_payload_over_the_limit_is_not_given(implementation: Implementation) -> None:
+    base = trained_words(5000, seed=3)
+    words = trained_step(base, seed=4, step=1e-4)
+    size = len(coded(words, base=base))
+    for limit in range(size - 5, size):
+        assert implementation.encode(words, base=base, limit_bytes=limit).payload is None
+    assert implementation.encode(words, base=base, limit_bytes=size).payload == coded(words, base=base)
+
+
+@each
+def test_every_step_a_word_can_take_comes_back(implementation: Implementation) -> None:
+    base = np.full(1 << 16, 0x3C55, np.uint16)
+    words = np.arange(1 << 16).astype(np.uint16)
+    delta = implementation.encode(words, base=base, limit_bytes=1 << 20)
+    assert delta.payload == coded(words, base=base)
+    assert not delta.is_finite
+    assert fault_of(implementation, delta.payload, base=base) == (Fault.NONE, words.tobytes())
+
+
+@each
+def test_the_base_may_be_overwritten_only_by_the_kernel(implementation: Implementation) -> None:
+    base = trained_words(9000, seed=5)
+    words = trained_step(base, seed=6, step=1e-5)
+    if implementation.name.startswith("C, "):
+        own = base.copy()
+        assert implementation.decode(coded(words, base=base), base=own, out=own) == words_digest(words)
+        np.testing.assert_array_equal(own, words)
+
+
+FAULTS = {
+    "nothing": (b"", Fault.TRUNCATED),
+    "half a header": (b"\x78\x01", Fault.TRUNCATED),
+    "no class": (Fields(120, 0).to_bytes(), Fault.COUNT),
+    "ends before the class": (well_begun().to_bytes(), Fault.TRUNCATED),
+    "a number of 29 ones": (well_begun().bits((1 << 29) - 1, 32).to_bytes(), Fault.NUMBER),
+    "64 ones": (well_begun().bits((1 << 40) - 1, 40).bits((1 << 40) - 1, 40).to_bytes(), Fault.NUMBER),
+    "a width below zero": (well_begun().surprise(-8).to_bytes(), Fault.PARAMETER),
+    "a width above 21": (well_begun().surprise(15).to_bytes(), Fault.PARAMETER),
+    "a class without changes": (well_begun().surprise(-7).to_bytes(), Fault.COUNT),
+    "more changes than words": (well_begun().surprise(5 - 7).bits(5, 4).to_bytes(), Fault.COUNT),
+    "gaps with 21 low bits": (well_begun().surprise(1 - 7).surprise(21 + 6).to_bytes(), Fault.PARAMETER),
+    "runs with 21 low bits": (well_begun().surprise(1 - 7).surprise(-22 + 6).to_bytes(), Fault.PARAMETER),
+    "a change past the frame": (
+        well_begun().surprise(1 - 7).surprise(0 + 6).number(20, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "the second change past the frame": (
+        well_begun().surprise(2 - 7).bits(0, 1).surprise(0 + 6).number(18, 0).number(1, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "a longer run than changes": (
+        well_begun().surprise(1 - 7).surprise(-1 + 6).number(2, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "empty runs past the frame": (
+        well_begun().surprise(1 - 7).surprise(-1 + 6).bits(0, 24).bits(0, 24).to_bytes(),
+        Fault.POSITION,
+    ),
+    "ends before the sign": (
+        well_begun().surprise(1 - 7).surprise(6).number(0, 0).to_bytes(),
+        Fault.TRUNCATED,
+    ),
+    "more large steps than changes": (one_change().surprise(2 - 7).bits(0, 1).to_bytes(), Fault.COUNT),
+    "a large step past the changes": (
+        one_change().surprise(1 - 7).surprise(0 - -5).number(1, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "sizes with 21 low bits": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(21 - 5).to_bytes(),
+        Fault.PARAMETER,
+    ),
+    "sizes with -1 low bits": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(-1 - 5).to_bytes(),
+        Fault.PARAMETER,
+    ),
+    "32768 up": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14).to_bytes(),
+        Fault.SIZE,
+    ),
+    "32769 down": (
+        one_change(sign=1)
+        .surprise(1 - 7)
+        .surprise(5)
+        .number(0, 0)
+        .surprise(14 - 5)
+        .number(32767, 14)
+        .to_bytes(),
+        Fault.SIZE,
+    ),
+    "a byte too many": (one_change().surprise(-7).to_bytes() + b"\0", Fault.TRAILING),
+    "a bit in the filling": (one_change().surprise(-7).bits(1, 1).to_bytes(), Fault.TRAILING),
+    "a class the base does not have": (
+        Fields(100, 1).surprise(1 - 7).surprise(6).number(0, 0).bits(0, 1).surprise(-7).to_bytes(),
+        Fault.POSITION,
+    ),
+}
+
+
+@each
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_payload_no_encoder_makes_is_refused_for_what_is_wrong(
+    implementation: Implementation, name: str
+) -> None:
+    payload, fault = FAULTS[name]
+    assert fault_of(implementation, payload, base=ALIKE)[0] is fault
+    assert fault.meaning
+
+
+@each
+def test_what_is_just_within_bounds_is_taken(implementation: Implementation) -> None:
+    sizes = one_change(sign=1).surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14)
+    fault, made = fault_of(implementation, sizes.to_bytes(), base=ALIKE)
+    assert (fault, np.frombuffer(made, np.uint16)[0]) == (Fault.NONE, ALIKE[0] ^ 0x8000)
+    last = well_begun().surprise(1 - 7).surprise(6).number(19, 0).bits(0, 1).surprise(-7)
+    fault, made = fault_of(implementation, last.to_bytes(), base=ALIKE)
+    assert (fault, np.frombuffer(made, np.uint16)[19]) == (Fault.NONE, ALIKE[0] + 1)
+
+
+@each
+def test_every_cut_of_a_payload_is_refused(implementation: Implementation) -> None:
+    base = trained_words(2000, seed=7)
+    payload = coded(trained_step(base, seed=8, step=1e-5), base=base)
+    for size in range(len(payload)):
+        assert fault_of(implementation, payload[:size], base=base)[0] is not Fault.NONE
+
+
+def test_the_kernel_has_the_numbers_of_the_format() -> None:
+    header = (Path(native.__file__).parent / "format.h").read_text()
+    numbers = {
+        name: eval(value)
+        for name, value in re.findall(r"^    ([A-Z_]+) = ([-0-9a-fxA-F <]+),$", header, re.M)
+    }
+    expected = {name: getattr(format, name) for name in numbers if hasattr(format, name)}
+    width, mode = format.FIRST_POSITIONS
+    expected |= {"FIRST_POSITIONS_WIDTH": width, "FIRST_POSITIONS_MODE": mode}
+    width, mode = format.FIRST_LARGE
+    expected |= {"FIRST_LARGE_WIDTH": width, "FIRST_LARGE_MODE": mode}
+    assert numbers == expected
+    faults = re.search(r"enum fault \{ (.*) \}", header)
+    assert faults is not None
+    assert faults[1].split(", ") == [fault.name for fault in Fault]
+
+
+def test_the_kernel_takes_only_what_it_can_address() -> None:
+    kernel = native.load()
+    assert kernel is not None
+    strided = np.zeros(40, np.uint16)[::2]
+    for words, base in (
+        (strided, ALIKE),
+        (ALIKE, strided),
+        (ALIKE, ALIKE[:-1]),
+        (ALIKE.view(np.int16), ALIKE),
+    ):
+        with pytest.raises(ValueError, match="contiguous uint16"):
+            kernel.encode(words, base=base, limit_bytes=40)  # type: ignore[arg-type]
+
+
+def test_a_path_the_machine_does_not_have_is_not_taken() -> None:
+    assert native.load(len(native.PATHS)) is None
+
+
+def test_without_a_kernel_numba_is_taken_and_without_numba_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIBRARY_FILE", Path("/nonexistent/kernel.so"))
+    choose = choice.implementation.__wrapped__
+    assert choose().name == "numba"
+    monkeypatch.setitem(__import__("sys").modules, "node.weights.exponent_conditioned.jit", None)
+    monkeypatch.delattr("node.weights.exponent_conditioned.jit")
+    assert choose() is reference
