@@ -79,3 +79,87 @@ class Fields:
     def to_bytes(self) -> bytes:
         """Give the payload."""
         return self._bits.to_bytes()
+
+
+FAULTS_BASE: Words = np.full(20, 120 << 7, np.uint16)
+"""Twenty words of one exponent, 120: what the payloads of FAULTS are for."""
+
+
+def well_begun() -> Fields:
+    """Give a payload up to the positions of class 0, exponents from 120."""
+    return Fields(120, 1)
+
+
+def one_change(*, sign: int = 0) -> Fields:
+    """Give a payload of one change at the first word, up to its size."""
+    return well_begun().surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(sign, 1)
+
+
+FAULTS: dict[str, tuple[bytes, Fault]] = {
+    "nothing": (b"", Fault.TRUNCATED),
+    "half a header": (b"\x78\x01", Fault.TRUNCATED),
+    "no class": (Fields(120, 0).to_bytes(), Fault.COUNT),
+    "ends before the class": (well_begun().to_bytes(), Fault.TRUNCATED),
+    "a number of 29 ones": (well_begun().bits((1 << 29) - 1, 32).to_bytes(), Fault.NUMBER),
+    "64 ones": (well_begun().bits((1 << 40) - 1, 40).bits((1 << 40) - 1, 40).to_bytes(), Fault.NUMBER),
+    "a width below zero": (well_begun().surprise(-8).to_bytes(), Fault.PARAMETER),
+    "a width above 21": (well_begun().surprise(15).to_bytes(), Fault.PARAMETER),
+    "a class without changes": (well_begun().surprise(-7).to_bytes(), Fault.COUNT),
+    "more changes than words": (well_begun().surprise(5 - 7).bits(5, 4).to_bytes(), Fault.COUNT),
+    "gaps with 21 low bits": (well_begun().surprise(1 - 7).surprise(21 + 6).to_bytes(), Fault.PARAMETER),
+    "runs with 21 low bits": (well_begun().surprise(1 - 7).surprise(-22 + 6).to_bytes(), Fault.PARAMETER),
+    "a change past the frame": (
+        well_begun().surprise(1 - 7).surprise(0 + 6).number(20, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "the second change past the frame": (
+        well_begun().surprise(2 - 7).bits(0, 1).surprise(0 + 6).number(18, 0).number(1, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "a longer run than changes": (
+        well_begun().surprise(1 - 7).surprise(-1 + 6).number(2, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "empty runs past the frame": (
+        well_begun().surprise(1 - 7).surprise(-1 + 6).bits(0, 24).bits(0, 24).to_bytes(),
+        Fault.POSITION,
+    ),
+    "ends before the sign": (
+        well_begun().surprise(1 - 7).surprise(6).number(0, 0).to_bytes(),
+        Fault.TRUNCATED,
+    ),
+    "more large steps than changes": (one_change().surprise(2 - 7).bits(0, 1).to_bytes(), Fault.COUNT),
+    "a large step past the changes": (
+        one_change().surprise(1 - 7).surprise(0 - -5).number(1, 0).to_bytes(),
+        Fault.POSITION,
+    ),
+    "sizes with 21 low bits": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(21 - 5).to_bytes(),
+        Fault.PARAMETER,
+    ),
+    "sizes with -1 low bits": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(-1 - 5).to_bytes(),
+        Fault.PARAMETER,
+    ),
+    "32768 up": (
+        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14).to_bytes(),
+        Fault.SIZE,
+    ),
+    "32769 down": (
+        one_change(sign=1)
+        .surprise(1 - 7)
+        .surprise(5)
+        .number(0, 0)
+        .surprise(14 - 5)
+        .number(32767, 14)
+        .to_bytes(),
+        Fault.SIZE,
+    ),
+    "a byte too many": (one_change().surprise(-7).to_bytes() + b"\0", Fault.TRAILING),
+    "a bit in the filling": (one_change().surprise(-7).bits(1, 1).to_bytes(), Fault.TRAILING),
+    "a class the base does not have": (
+        Fields(100, 1).surprise(1 - 7).surprise(6).number(0, 0).bits(0, 1).surprise(-7).to_bytes(),
+        Fault.POSITION,
+    ),
+}
+"""Payloads that no encoder makes, and what is wrong with each."""

@@ -7,38 +7,28 @@ import numpy as np
 import pytest
 
 from node.weights import native
-from node.weights.digests import Words, words_digest
+from node.weights.digests import words_digest
 from node.weights.exponent_conditioned import choice, format, reference
 from node.weights.exponent_conditioned.choice import Implementation
 from node.weights.exponent_conditioned.format import Fault
 from support.exponent_conditioned import (
-    Fields,
+    FAULTS,
+    FAULTS_BASE,
     coded,
     fault_of,
     implementations,
+    one_change,
     trained_step,
     trained_words,
+    well_begun,
 )
 
 IMPLEMENTATIONS = implementations()
 each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
 
-ALIKE: Words = np.full(20, 120 << 7, np.uint16)
-"""Twenty words of one exponent, 120."""
-
 
 def bit_string(payload: bytes) -> str:
     return "".join(f"{byte:08b}"[::-1] for byte in payload)
-
-
-def well_begun() -> Fields:
-    """Give a payload up to the positions of class 0, exponents from 120."""
-    return Fields(120, 1)
-
-
-def one_change(*, sign: int = 0) -> Fields:
-    """Give a payload of one change at the first word, up to its size."""
-    return well_begun().surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(sign, 1)
 
 
 def test_the_compiler_of_this_machine_made_a_kernel() -> None:
@@ -52,9 +42,9 @@ def test_the_compiler_of_this_machine_made_a_kernel() -> None:
 
 @each
 def test_the_payload_is_as_documented(implementation: Implementation) -> None:
-    words = ALIKE.copy()
+    words = FAULTS_BASE.copy()
     words[[3, 7, 8]] += np.array([1, 0xFFFF, 5], np.uint16)
-    delta = implementation.encode(words, base=ALIKE, limit_bytes=40)
+    delta = implementation.encode(words, base=FAULTS_BASE, limit_bytes=40)
     assert delta.payload is not None
     expected = [
         f"{120:08b}"[::-1],  # exponent of class 0
@@ -73,20 +63,20 @@ def test_the_payload_is_as_documented(implementation: Implementation) -> None:
     bits = "".join(expected)
     assert bit_string(delta.payload) == bits + "0" * (-len(bits) % 8)
     assert (delta.changes, delta.digest, delta.is_finite) == (3, words_digest(words), True)
-    assert fault_of(implementation, delta.payload, base=ALIKE) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, delta.payload, base=FAULTS_BASE) == (Fault.NONE, words.tobytes())
 
 
 @each
 def test_a_class_that_changed_nearly_everywhere_is_coded_by_its_runs(implementation: Implementation) -> None:
-    words = ALIKE + np.uint16(1)
-    words[[5, 6]] = ALIKE[0]
-    payload = implementation.encode(words, base=ALIKE, limit_bytes=40).payload
+    words = FAULTS_BASE + np.uint16(1)
+    words[[5, 6]] = FAULTS_BASE[0]
+    payload = implementation.encode(words, base=FAULTS_BASE, limit_bytes=40).payload
     # Runs of 5, 0 and 13: three numbers, not eighteen.
     fields = well_begun().surprise(5 - 7).bits(0b0010, 4).surprise(-4 - -6)
     for run in (5, 0, 13):
         fields.number(run, 3)
     assert payload == fields.bits(0, 18).surprise(0 - 7).to_bytes()
-    assert fault_of(implementation, payload, base=ALIKE) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, payload, base=FAULTS_BASE) == (Fault.NONE, words.tobytes())
 
 
 @each
@@ -118,7 +108,7 @@ def test_the_largest_frame_comes_back(implementation: Implementation) -> None:
 
 @each
 def test_what_did_not_change_has_an_empty_payload(implementation: Implementation) -> None:
-    delta = implementation.encode(ALIKE.copy(), base=ALIKE, limit_bytes=40)
+    delta = implementation.encode(FAULTS_BASE.copy(), base=FAULTS_BASE, limit_bytes=40)
     assert (delta.payload, delta.changes) == (b"", 0)
 
 
@@ -152,93 +142,24 @@ def test_the_base_may_be_overwritten_only_by_the_kernel(implementation: Implemen
         np.testing.assert_array_equal(own, words)
 
 
-FAULTS = {
-    "nothing": (b"", Fault.TRUNCATED),
-    "half a header": (b"\x78\x01", Fault.TRUNCATED),
-    "no class": (Fields(120, 0).to_bytes(), Fault.COUNT),
-    "ends before the class": (well_begun().to_bytes(), Fault.TRUNCATED),
-    "a number of 29 ones": (well_begun().bits((1 << 29) - 1, 32).to_bytes(), Fault.NUMBER),
-    "64 ones": (well_begun().bits((1 << 40) - 1, 40).bits((1 << 40) - 1, 40).to_bytes(), Fault.NUMBER),
-    "a width below zero": (well_begun().surprise(-8).to_bytes(), Fault.PARAMETER),
-    "a width above 21": (well_begun().surprise(15).to_bytes(), Fault.PARAMETER),
-    "a class without changes": (well_begun().surprise(-7).to_bytes(), Fault.COUNT),
-    "more changes than words": (well_begun().surprise(5 - 7).bits(5, 4).to_bytes(), Fault.COUNT),
-    "gaps with 21 low bits": (well_begun().surprise(1 - 7).surprise(21 + 6).to_bytes(), Fault.PARAMETER),
-    "runs with 21 low bits": (well_begun().surprise(1 - 7).surprise(-22 + 6).to_bytes(), Fault.PARAMETER),
-    "a change past the frame": (
-        well_begun().surprise(1 - 7).surprise(0 + 6).number(20, 0).to_bytes(),
-        Fault.POSITION,
-    ),
-    "the second change past the frame": (
-        well_begun().surprise(2 - 7).bits(0, 1).surprise(0 + 6).number(18, 0).number(1, 0).to_bytes(),
-        Fault.POSITION,
-    ),
-    "a longer run than changes": (
-        well_begun().surprise(1 - 7).surprise(-1 + 6).number(2, 0).to_bytes(),
-        Fault.POSITION,
-    ),
-    "empty runs past the frame": (
-        well_begun().surprise(1 - 7).surprise(-1 + 6).bits(0, 24).bits(0, 24).to_bytes(),
-        Fault.POSITION,
-    ),
-    "ends before the sign": (
-        well_begun().surprise(1 - 7).surprise(6).number(0, 0).to_bytes(),
-        Fault.TRUNCATED,
-    ),
-    "more large steps than changes": (one_change().surprise(2 - 7).bits(0, 1).to_bytes(), Fault.COUNT),
-    "a large step past the changes": (
-        one_change().surprise(1 - 7).surprise(0 - -5).number(1, 0).to_bytes(),
-        Fault.POSITION,
-    ),
-    "sizes with 21 low bits": (
-        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(21 - 5).to_bytes(),
-        Fault.PARAMETER,
-    ),
-    "sizes with -1 low bits": (
-        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(-1 - 5).to_bytes(),
-        Fault.PARAMETER,
-    ),
-    "32768 up": (
-        one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14).to_bytes(),
-        Fault.SIZE,
-    ),
-    "32769 down": (
-        one_change(sign=1)
-        .surprise(1 - 7)
-        .surprise(5)
-        .number(0, 0)
-        .surprise(14 - 5)
-        .number(32767, 14)
-        .to_bytes(),
-        Fault.SIZE,
-    ),
-    "a byte too many": (one_change().surprise(-7).to_bytes() + b"\0", Fault.TRAILING),
-    "a bit in the filling": (one_change().surprise(-7).bits(1, 1).to_bytes(), Fault.TRAILING),
-    "a class the base does not have": (
-        Fields(100, 1).surprise(1 - 7).surprise(6).number(0, 0).bits(0, 1).surprise(-7).to_bytes(),
-        Fault.POSITION,
-    ),
-}
-
-
 @each
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_payload_no_encoder_makes_is_refused_for_what_is_wrong(
     implementation: Implementation, name: str
 ) -> None:
     payload, fault = FAULTS[name]
-    assert fault_of(implementation, payload, base=ALIKE)[0] is fault
+    assert fault_of(implementation, payload, base=FAULTS_BASE)[0] is fault
     assert fault.meaning
 
 
 @each
 def test_what_is_just_within_bounds_is_taken(implementation: Implementation) -> None:
     sizes = one_change(sign=1).surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14)
-    fault, made = fault_of(implementation, sizes.to_bytes(), base=ALIKE)
-    assert (fault, np.frombuffer(made, np.uint16)[0]) == (Fault.NONE, ALIKE[0] ^ 0x8000)
+    fault, made = fault_of(implementation, sizes.to_bytes(), base=FAULTS_BASE)
+    assert (fault, np.frombuffer(made, np.uint16)[0]) == (Fault.NONE, FAULTS_BASE[0] ^ 0x8000)
     last = well_begun().surprise(1 - 7).surprise(6).number(19, 0).bits(0, 1).surprise(-7)
-    fault, made = fault_of(implementation, last.to_bytes(), base=ALIKE)
-    assert (fault, np.frombuffer(made, np.uint16)[19]) == (Fault.NONE, ALIKE[0] + 1)
+    fault, made = fault_of(implementation, last.to_bytes(), base=FAULTS_BASE)
+    assert (fault, np.frombuffer(made, np.uint16)[19]) == (Fault.NONE, FAULTS_BASE[0] + 1)
 
 
 @each
@@ -271,10 +192,10 @@ def test_the_kernel_takes_only_what_it_can_address() -> None:
     assert kernel is not None
     strided = np.zeros(40, np.uint16)[::2]
     for words, base in (
-        (strided, ALIKE),
-        (ALIKE, strided),
-        (ALIKE, ALIKE[:-1]),
-        (ALIKE.view(np.int16), ALIKE),
+        (strided, FAULTS_BASE),
+        (FAULTS_BASE, strided),
+        (FAULTS_BASE, FAULTS_BASE[:-1]),
+        (FAULTS_BASE.view(np.int16), FAULTS_BASE),
     ):
         with pytest.raises(ValueError, match="contiguous uint16"):
             kernel.encode(words, base=base, limit_bytes=40)  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""The examples of proto/WEIGHTS.md in proto/vectors/weights.json, made from code.
+
+    PYTHONPATH=.:proto:tests python -m support.weight_vectors      writes the file anew
+
+Arrays of words are hexadecimal, two bytes a word, the low one first.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from node.identity.signatures import SigningKey
+from node.weights.codec import encode_frame, encode_gap
+from node.weights.digests import Words, payload_digest, words_digest
+from node.weights.encode import encode_version
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import sign
+from support.exponent_conditioned import FAULTS, FAULTS_BASE, coded, trained_step, trained_words
+
+FILE: Final = Path(__file__).parents[2] / "proto" / "vectors" / "weights.json"
+
+SPECS: Final = (TensorSpec("layer.weight", (3, 100)), TensorSpec("bias", (50,)), TensorSpec("scale", ()))
+FRAME_WORDS: Final = 128
+
+
+def vectors() -> dict[str, Any]:
+    """Give what the file holds."""
+    return {
+        "exponent_conditioned": [
+            {"name": name, "base": _hex(base), "words": _hex(words), "payload": coded(words, base=base).hex()}
+            for name, (base, words) in _pairs().items()
+        ],
+        "refused": [
+            {"name": name, "base": _hex(FAULTS_BASE), "payload": payload.hex(), "fault": fault.name}
+            for name, (payload, fault) in FAULTS.items()
+        ],
+        "frames": _frames(),
+        **_artifact(),
+    }
+
+
+def _pairs() -> dict[str, tuple[Words, Words]]:
+    alike = np.full(20, 120 << 7, np.uint16)
+    by_hand = alike.copy()
+    by_hand[[3, 7, 8]] += np.array([1, 0xFFFF, 5], np.uint16)
+    runs = alike + np.uint16(1)
+    runs[[5, 6]] = alike[0]
+    trained = trained_words(600, seed=1)
+    anything = np.random.default_rng(2).integers(0, 1 << 16, 100).astype(np.uint16)
+    return {
+        "by hand": (alike, by_hand),
+        "runs": (alike, runs),
+        "one word": (np.array([0x3F80], np.uint16), np.array([0xBF80], np.uint16)),
+        "a small step": (trained, trained_step(trained, seed=2, step=3e-6)),
+        "a large step": (trained, trained_step(trained, seed=3, step=1e-3)),
+        "anything": (anything, anything[::-1].copy()),
+    }
+
+
+def _frames() -> list[dict[str, str]]:
+    base = trained_words(300, seed=4)
+    words = trained_step(base, seed=5, step=1e-5)
+    gap = encode_gap(words, base=base)
+    keyframe = encode_frame(words, base=None)
+    return [
+        {"codec": "UNCHANGED", "base": _hex(base), "words": _hex(base), "payload": ""},
+        {"codec": "RAW", "base": "", "words": _hex(words), "payload": _hex(words)},
+        {"codec": "GAP", "base": _hex(base), "words": _hex(words), "payload": gap.hex()},
+        {
+            "codec": keyframe.codec.name,
+            "base": "",
+            "words": _hex(words),
+            "payload": keyframe.payload.hex(),
+        },
+    ]
+
+
+def _artifact() -> dict[str, Any]:
+    layout = Layout.of(SPECS, frame_words=FRAME_WORDS)
+    base = trained_words(layout.words, seed=6)
+    words = trained_step(base, seed=7, step=1e-5)
+    encoded = encode_version(
+        words,
+        version=8,
+        base=HeldPolicy.of(7, base, layout=layout),
+        layout=layout,
+        run_id="example",
+        learner_epoch=3,
+        published_at_s=1_800_000_000.5,
+    )
+    key = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+    manifest = encoded.manifest
+    return {
+        "layout": {
+            "tensors": [{"name": s.name, "shape": s.shape, "dtype": s.dtype} for s in SPECS],
+            "frame_words": FRAME_WORDS,
+            "frames": [[span.start_word, span.words] for span in layout.frames],
+            "digest": layout.digest.hex(),
+        },
+        "artifact": {
+            "base": _hex(base),
+            "words": _hex(words),
+            "payloads": [payload.hex() for payload in encoded.payloads],
+            "words_digests": [f"{words_digest(words[span.slice]):016x}" for span in layout.frames],
+            "payload_digests": [payload_digest(payload).hex() for payload in encoded.payloads],
+            "root": manifest.root.hex(),
+            "base_root": manifest.base_root.hex(),
+            "public_key": key.public_key.hex(),
+            "signed_manifest": sign(manifest, key).hex(),
+        },
+    }
+
+
+def _hex(words: Words) -> str:
+    return words.astype("<u2").tobytes().hex()
+
+
+if __name__ == "__main__":
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(json.dumps(vectors(), indent=1) + "\n")
