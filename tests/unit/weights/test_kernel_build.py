@@ -15,9 +15,9 @@ def project(tmp_path: Path) -> Path:
     """Give a copy of the sources, so that no kernel in use is replaced."""
     copy = tmp_path / "project"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "hatch_build.py"):
+    for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
-    for folder in ("node", "learner", "sampler", "proto"):
+    for folder in ("node", "learner", "sampler", "proto", "deploy"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return copy
 
