@@ -30,7 +30,7 @@ lint: install ## ruff, without changing anything
 	$(BIN)/ruff format --check .
 
 types: install ## mypy --strict
-	$(BIN)/mypy node learner sampler deploy tests
+	$(BIN)/mypy node learner sampler deploy bench tests
 
 layers: install ## Who may import whom
 	$(BIN)/lint-imports
