@@ -175,7 +175,6 @@ class PolicyDisk:
                     weights=weights,
                 )
                 staged.take_held()
-                staged.take_kept()
                 staged.finish()
             except RefusedError as refused:
                 logger.warning(

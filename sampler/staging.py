@@ -1,6 +1,6 @@
 """Payloads of one artifact -> the live words, verified frame by frame before one of them changes.
 
-    take_held()  frames whose words the base has already: no payload needed
+    take_held()  what is there: words that the base has already, payloads from before a restart
     put(frame)   payload and words verified: in the spare copy, or kept to be applied in place
     finish()     every frame there
     apply()      between two decode steps: a change of pointers, or frame after frame in place
@@ -90,25 +90,16 @@ class StagedVersion(ABC):
         self._verified = np.zeros(len(layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Take every frame that the base has, and give the unchanged ones it does not have: mend them."""
+        """Take every frame that the base has and every payload that was kept; give the frames to be mended."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self.manifest.frames, self._layout.frames, strict=True)):
             words = self._base.read(span)
             if words_digest(words) == record.new_digest:
                 self._take_base(frame, words)
                 self._verified[frame] = True
-            elif record.codec is Codec.UNCHANGED:
+            elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
                 wrong.append(frame)
         return tuple(wrong)
-
-    def take_kept(self) -> None:
-        """Take the payloads that arrived before a restart."""
-        if self._payloads is None:
-            return
-        for frame in self.missing():
-            payload = self._payloads.payload(frame)
-            if payload is not None:
-                self.put(frame, payload)
 
     def missing(self) -> tuple[int, ...]:
         """Give the frames whose payload is still needed."""
@@ -175,6 +166,16 @@ class StagedVersion(ABC):
 
     @abstractmethod
     def _take_words(self, frame: int, words: Words) -> None: ...
+
+    def _take_kept(self, frame: int) -> bool:
+        """Take the payload that arrived before a restart, if any; say False if its base is not right."""
+        payload = None if self._payloads is None else self._payloads.payload(frame)
+        try:
+            if payload is not None:
+                self.put(frame, payload)
+        except WrongBaseError:
+            return False
+        return True
 
     def _keep(self, frame: int, payload: bytes) -> bool:
         return self._payloads is not None and self._payloads.keep(frame, payload)
