@@ -86,10 +86,14 @@ def build(context: RoleContext) -> list[Service]:
         damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
     )
     rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
-    membership = MembershipServicer(roster, spool, run_id=run_id, settings=_settings(config), clock=clock)
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    membership = MembershipServicer(
+        roster, spool, run_id=run_id, settings=_settings(config), revocations=revocations, clock=clock
+    )
     members, enrolment = _servers(
         context,
         config,
+        revocations,
         (
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
@@ -123,10 +127,12 @@ def _settings(config: CoordinatorConfig) -> RunSettings:
 
 
 def _servers(
-    context: RoleContext, config: CoordinatorConfig, servicers: tuple[AddServicer, ...]
+    context: RoleContext,
+    config: CoordinatorConfig,
+    revocations: RevocationList,
+    servicers: tuple[AddServicer, ...],
 ) -> tuple[RpcServer, RpcServer | None]:
     """Give the members' server, and the one that lets new peers in: none where TLS is off."""
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     make_server = partial(
         RpcServer,
         run_id=context.run.run_id,

@@ -161,7 +161,8 @@ class MembershipServiceServicer(object):
 
     def Heartbeat(self, request_iterator, context):
         """One stream per peer for as long as it lives: a beat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back.
+        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+        writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
         Errors:
 

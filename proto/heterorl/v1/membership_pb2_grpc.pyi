@@ -109,7 +109,8 @@ class MembershipServiceStub:
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back.
+    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+    writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
     Errors:
 
@@ -136,7 +137,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back.
+    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+    writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
     Errors:
 
@@ -172,7 +174,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.HeartbeatResponse], _abc.AsyncIterator[_membership_pb2.HeartbeatResponse]]:
         """One stream per peer for as long as it lives: a beat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back.
+        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+        writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
         Errors:
 
