@@ -60,6 +60,7 @@ FINAL: Final = frozenset(
         Reason.LAYOUT_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
         Reason.FENCED,
+        Reason.ROLLBACK,
         Reason.WRONG_ROLE,
         Reason.UNAUTHENTICATED,
     }

@@ -18,6 +18,7 @@ from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.roster import Roster
 from node.coordinator.spool import Spool
+from node.errors import StartupError
 from node.identity.authority import Authority
 from node.identity.enrolment import EnrolmentServicer
 from node.identity.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
@@ -43,7 +44,7 @@ def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger or the store cannot be opened.
+        StartupError: the ledger or the store cannot be opened, or the ledger was lost.
     """
     config = context.config.section(CoordinatorConfig)
     run_id, clock = context.run.run_id, context.clock
@@ -66,6 +67,7 @@ def build(context: RoleContext) -> list[Service]:
         now=clock.now(),
     )
     published = Published(store, accounts.versions)
+    _check_remembered(accounts, published, ledger)
     roster = Roster(
         accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
     )
@@ -112,6 +114,17 @@ def build(context: RoleContext) -> list[Service]:
             clock=clock,
         )
     ]
+
+
+def _check_remembered(accounts: Accounts, published: Published, ledger: Ledger) -> None:
+    """A new ledger would number slots from the start again: groups of two prompts would share their ids."""
+    head = published.head()
+    if accounts.learner is None and head is not None:
+        ledger.close()
+        raise StartupError(
+            f"the ledger knows of no learner, but version {head.number} was published",
+            fix=f"Restore {LEDGER_FILE} with its -wal file from a backup, or begin a new run.",
+        )
 
 
 def _settings(config: CoordinatorConfig) -> RunSettings:

@@ -154,6 +154,8 @@ class MembershipServiceServicer(object):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
         peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+        learner's checkpoint. Final: restore the ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -106,6 +106,8 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+      learner's checkpoint. Final: restore the ledger.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -134,6 +136,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+      learner's checkpoint. Final: restore the ledger.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -165,6 +169,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+          learner's checkpoint. Final: restore the ledger.
         """
 
     @_abc_1.abstractmethod
