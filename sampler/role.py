@@ -100,7 +100,8 @@ def build(context: RoleContext) -> list[Service]:
         ),
         watch=sources.announcements,
         layout=engine.layout,
-        words0=engine.words0,
+        weights=engine.weights,
+        in_place=config.apply == "in_place",
         hand_over=generation.hand_over,
         disk=PolicyDisk(
             context.state_dir,

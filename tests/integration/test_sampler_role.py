@@ -34,6 +34,7 @@ from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
 from support.hub import HandDrain, HandPeer, RunningHub, running_hub
 from support.identity import MadeRun, make_run
+from support.model_words import words_of
 from support.policy_hub import Registry, WatchedServicer
 from support.rpc import serving
 from support.tiny_model import make_tiny_model
@@ -154,7 +155,7 @@ async def next_group(drain: HandDrain) -> RolloutGroup:
 
 
 def learner_of(made: MadeRun, base: TorchEngine) -> Learner:
-    version0 = HeldPolicy.of(0, base.words0(), layout=base.layout)
+    version0 = HeldPolicy.of(0, words_of(base.weights.live, layout=base.layout), layout=base.layout)
     return Learner(base.layout, run_id=made.run_id, key=made.signing_key, versions={0: version0})
 
 
