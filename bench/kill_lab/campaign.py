@@ -129,9 +129,9 @@ class Campaign:
         self.kills.append(Kill(name, instant.name, has_come, self.version))
         on_disk = await asyncio.to_thread(self._witness.examine, name)
         await self._stage.start(name)
-        kill = self.kills[-1]
+        note = "" if has_come else " (which did not come)"
         self._say(
-            f"{len(self.kills)}/{self._stage.plan.kills} {name}: {self._instant(kill)}, step {kill.version}"
+            f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"
         )
         if role != "learner" and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
