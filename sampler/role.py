@@ -9,6 +9,7 @@ that a heartbeat never waits behind them. Membership stops last:
 leases are renewed until what is finished has been handed in.
 """
 
+import asyncio
 import random
 from typing import Final
 
@@ -46,8 +47,8 @@ FLUSH_SHARE: Final = 0.8
 """Of the time the daemon has to drain; the rest is for saying so and leaving."""
 
 
-def build(context: RoleContext) -> list[Service]:
-    """Load the base model and put the sampler's services together. Blocks while the model loads.
+async def build(context: RoleContext) -> list[Service]:
+    """Load the base model, in a thread, and put the sampler's services together.
 
     Raises:
         StartupError: the model cannot be used, or the hub's address is missing.
@@ -57,7 +58,9 @@ def build(context: RoleContext) -> list[Service]:
     if target is None:
         raise StartupError("The sampler does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
-    engine = TorchEngine(
+    # Seconds to minutes, in which the watchdog and /healthz want to be answered.
+    engine = await asyncio.to_thread(
+        TorchEngine,
         config.model_dir,
         device=config.device,
         compute_dtype=torch.float32 if config.compute_dtype == "float32" else torch.bfloat16,

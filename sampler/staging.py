@@ -90,7 +90,7 @@ class StagedVersion(ABC):
         self._verified = np.zeros(len(layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Take every frame that the base has and every payload that was kept; give the frames to be mended."""
+        """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self.manifest.frames, self._layout.frames, strict=True)):
             words = self._base.read(span)

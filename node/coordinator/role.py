@@ -40,7 +40,7 @@ VERSIONS_DIRECTORY: Final = "versions"
 AddServicer = Callable[[grpc.aio.Server], None]
 
 
-def build(context: RoleContext) -> list[Service]:
+async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:

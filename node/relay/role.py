@@ -49,7 +49,7 @@ VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"
 
 
-def build(context: RoleContext) -> list[Service]:
+async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
     Raises:

@@ -124,7 +124,7 @@ class LiveTensors:
                 tensor.data = view
             else:
                 # Some models keep a few tensors in float32, whatever the rest is.
-                tensor.copy_(view)
+                tensor.data.copy_(view)
 
 
 def aliases(model: nn.Module) -> dict[int, list[Tensor]]:

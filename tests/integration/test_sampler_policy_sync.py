@@ -29,7 +29,7 @@ from support.identity import MadeRun, make_run
 from support.model_words import live_words, words_of
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
+from support.weights import LAYOUT, Learner, flip_bit, offsets, random_words
 
 
 @pytest.fixture
@@ -58,11 +58,13 @@ class Serving:
         self.is_taking.set()
         self.refusals: Counter[Reason] = Counter()
         self.registry = Registry()
+        self.offers = 0
         self.weights = weights
         self.layout = layout
         self.sync: PolicySync
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
+        self.offers += 1
         await self.is_taking.wait()
         version = await asyncio.to_thread(change)
         if version is not None:
@@ -469,6 +471,30 @@ async def test_a_full_disk_costs_the_log_and_not_the_version(
             await serving.reaches(hub.learner.versions[2])
         async with syncing(hub, state_dir, save_every_s=3600) as serving:
             await serving.reaches(hub.learner.versions[2])
+
+
+async def test_a_version_half_applied_is_never_served_and_the_one_on_disk_is(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    directory = tmp_path / IN_PLACE
+    directory.mkdir()
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, directory, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            serving.is_taking.clear()
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            await until(lambda: serving.offers == 3)
+            # Verified, and on disk: its third frame rots before it is read again, after two were written.
+            payloads = directory / LOG_DIRECTORY / "2-1" / "frames"
+            flip_bit(payloads, offsets(hub.learner.encode(2, 1).payloads)[2])
+            hub.servicer.fetches.clear()
+            serving.is_taking.set()
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [0, 1, 1, 2]
+            np.testing.assert_array_equal(serving.words[1], hub.learner.words(1))
+            assert serving.refusals[Reason.DAMAGED] == 1
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[2]]
 
 
 async def test_a_damaged_high_water_mark_is_not_ignored(

@@ -91,7 +91,7 @@ async def sampling(
             await stop.wait()
 
     async def build() -> list[Any]:
-        return [*role.build(context), Stopper()]
+        return [*await role.build(context), Stopper()]
 
     ending = asyncio.create_task(
         run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)

@@ -117,6 +117,34 @@ async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(m
         assert (await waiting).number == 1
 
 
+def tear() -> PolicyVersion:
+    raise RefusedError(Reason.DAMAGED, "half of it was written")
+
+
+async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_was_made(
+    model_dir: Path,
+) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(1)
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        await made.finished.get()
+        with pytest.raises(RefusedError, match="half of it"):
+            await made.generation.hand_over(tear)
+        assert made.generation.served is None
+        assert made.value("held_version") == -1
+        steps = made.value("decode_steps_total")
+        # Its rendezvous is between two steps, so that one would have been made by now.
+        await made.generation.hand_over(lambda: None)
+        await made.generation.hand_over(lambda: None)
+        assert made.value("decode_steps_total") == steps
+        assert made.generation.served is None
+        await made.serve(2)
+        group = await made.finished.get()
+        versions = {int(v) for completion in group.completions for v in completion.policy_version}
+        assert versions == {1, 2}
+
+
 async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         await made.serve(0)

@@ -17,6 +17,7 @@ from node.weights.encode import EncodedVersion
 from node.weights.head_file import Head, StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.manifest import Manifest, sign
+from sampler.delta_log import StagedArtifact
 from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
 from sampler.staging import InPlaceVersion
 from support.clock import ManualClock
@@ -248,6 +249,25 @@ def test_a_logged_version_that_rotted_is_not_believed(tmp_path: Path) -> None:
     flip_bit(tmp_path / LOG_DIRECTORY / "1-0" / "manifest", 30)
     held, _, _ = load(disk_of(tmp_path))
     assert held == LEARNER.versions[0].version
+
+
+def test_a_logged_version_that_fails_half_applied_is_given_up_and_the_one_before_it_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(tmp_path, until=2, save_every_s=3600.0)
+    read = StagedArtifact.payload
+    reads: Counter[int] = Counter()
+
+    def rots_after_it_was_verified(artifact: StagedArtifact, frame: int) -> bytes | None:
+        reads[frame] += artifact.key.version == 2
+        return None if artifact.key.version == 2 and frame == 3 and reads[3] == 2 else read(artifact, frame)
+
+    monkeypatch.setattr(StagedArtifact, "payload", rots_after_it_was_verified)
+    held, manifest, words = load(disk_of(tmp_path))
+    assert reads[3] == 2
+    assert held == LEARNER.versions[1].version
+    assert manifest == artifact(1, 0)[0].manifest
+    np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
 
 def test_another_base_model_than_the_log_starts_from_keeps_the_base(tmp_path: Path) -> None:

@@ -38,10 +38,15 @@ def live(engine: TorchEngine) -> NDArray[np.uint16]:
     return words_of(engine.weights.live, layout=engine.layout)
 
 
-def load(engine: TorchEngine, words: NDArray[np.uint16], version: int) -> None:
-    spare = engine.weights.new_spare()
-    copy_words(ArrayWords(words), spare, layout=engine.layout)
-    engine.weights.swap(spare)
+def load(engine: TorchEngine, words: NDArray[np.uint16], version: int, *, in_place: bool = False) -> None:
+    """Change the live words as a verified version does."""
+    if in_place:
+        copy_words(ArrayWords(words), engine.weights.live, layout=engine.layout)
+        engine.weights.settle()
+    else:
+        spare = engine.weights.new_spare()
+        copy_words(ArrayWords(words), spare, layout=engine.layout)
+        engine.weights.swap(spare)
     engine.serve(version)
 
 
@@ -124,8 +129,9 @@ def test_a_prompt_of_one_token_alone_is_scored_exactly(engine: TorchEngine, mode
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["spare", "in place"])
 def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_names(
-    engine: TorchEngine, model_dir: Path, tmp_path: Path
+    engine: TorchEngine, model_dir: Path, tmp_path: Path, in_place: bool
 ) -> None:
     words = {0: live(engine), 5: other_words(tmp_path, 5)}
     prompts = ["9", "12+34=", "hello"]
@@ -133,7 +139,7 @@ def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_
         engine.add(request(engine, prompt, completions=6))
     for _ in range(4):
         assert not engine.step()
-    load(engine, words[5], 5)
+    load(engine, words[5], 5, in_place=in_place)
     finished = run_out(engine)
     mixed = 0
     for prompt in prompts:
@@ -249,6 +255,16 @@ def test_words_cover_tied_weights_once_under_the_smallest_name(engine: TorchEngi
     assert names == sorted(names, key=str.encode)
     assert "lm_head.weight" in names
     assert "model.embed_tokens.weight" not in names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_words_of_the_base_model_are_its_own_whatever_it_computes_in(
+    model_dir: Path, dtype: torch.dtype
+) -> None:
+    engine = TorchEngine(model_dir, device="cpu", compute_dtype=dtype, threads=1, seed=7)
+    tensors = canonical_tensors(AutoModelForCausalLM.from_pretrained(model_dir).state_dict())
+    expected = torch.cat([t.bfloat16().view(torch.int16).view(-1) for t in tensors.values()])
+    np.testing.assert_array_equal(live(engine), expected.numpy().view(np.uint16))
 
 
 def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp_path: Path) -> None:
