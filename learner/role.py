@@ -113,6 +113,7 @@ async def build(context: RoleContext) -> list[Service]:
         capacity_groups=config.buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(random.random),
+        count_lost_stream=metrics.lost_drain_streams.inc,
     )
     store = ArtifactStore(
         state_dir / "published",

@@ -108,6 +108,12 @@ class DeltaLog:
         furthest = max(usable, key=lambda files: files.manifest.version)
         return furthest.manifest, self._staged(furthest)
 
+    def reach(self, held: PolicyVersion) -> int:
+        """Give the number of the version that the log leads to from ``held``."""
+        while (logged := self.after(held)) is not None:
+            held = logged[0].policy_version
+        return held.number
+
     def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
         """Make room for an artifact, or go on with it; other unfinished ones are given up.
 

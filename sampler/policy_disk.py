@@ -107,16 +107,17 @@ class PolicyDisk:
         while True:
             held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
             self._saved_version = 0 if held is None else held.number
-            if held is None:
+            # After a long sleep the way begins at the base model again, whatever the copy is of.
+            if held is None or self._log.reach(base.version) > self._log.reach(held):
                 copy_words(base.words, weights.live, layout=self._layout)
                 held = base.version
             weights.settle()
             try:
                 return self._walked(held, weights)
-            except _TornError as torn:
+            except _UnusableError as unusable:
                 # Once for each artifact at most: this one is gone.
-                logger.warning("logged version not applied", extra={"detail": str(torn)})
-                self._log.drop(torn.key)
+                logger.warning("logged version not usable", extra={"detail": str(unusable)})
+                self._log.drop(unusable.key)
 
     def stage(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
         """Keep the payloads of an artifact as they arrive; None: they cannot be kept."""
@@ -160,7 +161,7 @@ class PolicyDisk:
         """Apply the log to the live words, which are ``held``.
 
         Raises:
-            _TornError: the live words are no version any more.
+            _UnusableError: an artifact is damaged; the live words may be no version any more.
         """
         newest = None
         while (logged := self._log.after(held)) is not None:
@@ -176,22 +177,15 @@ class PolicyDisk:
                 )
                 staged.take_held()
                 staged.finish()
-            except RefusedError as refused:
-                logger.warning(
-                    "logged version not usable", extra={"version": manifest.version, "detail": str(refused)}
-                )
-                self._log.drop(manifest.key)
-                continue
-            try:
                 staged.apply()
             except RefusedError as refused:
-                raise _TornError(manifest.key, str(refused)) from refused
+                raise _UnusableError(manifest.key, str(refused)) from refused
             held, newest = manifest.policy_version, manifest
         return held, newest
 
 
-class _TornError(Exception):
-    """An artifact was half applied."""
+class _UnusableError(Exception):
+    """An artifact of the log leads nowhere."""
 
     def __init__(self, key: ArtifactKey, what: str) -> None:
         super().__init__(what)

@@ -33,6 +33,7 @@ from sampler.delta_log import StagedArtifact
 from sampler.generation import Change
 from sampler.model_words import ModelWords, copy_words, version_of
 from sampler.policy_disk import PolicyDisk
+from sampler.scrub import Scrub
 from sampler.staging import InPlaceVersion, LiveWords, SpareVersion, StagedVersion
 from sampler.sync_state import SyncState
 
@@ -65,6 +66,7 @@ class PolicySync:
         weights: LiveWords,
         in_place: bool,
         hand_over: Callable[[Change], Awaitable[PolicyVersion | None]],
+        found_damage: Callable[[], None],
         disk: PolicyDisk,
         transfer_metrics: TransferMetrics,
         count_refusal: CountRefusal,
@@ -77,6 +79,7 @@ class PolicySync:
             weights: The base model's, until this runs.
             in_place: Write versions over the live one; otherwise into a spare copy first.
             hand_over: Returns when the engine has made the change, or raises what it raised.
+            found_damage: Told when the live words are not what was verified; calls ``doubt``.
             disk: What a restart goes on from; its calls are made in threads.
             random: Draws in [0, 1), for the backoff.
         """
@@ -86,12 +89,16 @@ class PolicySync:
         self._weights = weights
         self._in_place = in_place
         self._hand_over = hand_over
+        self._found_damage = found_damage
         self._disk = disk
         self._transfer_metrics = transfer_metrics
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
         self._is_doubted = False
+        self._scrub = Scrub(layout)
+        self._scrub_is_due = asyncio.Event()
+        self._is_changing = asyncio.Lock()
         self._newest_served = 0
         self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
@@ -104,6 +111,10 @@ class PolicySync:
         """Compare what is held with what was signed, and mend it: the hub says that it is something else."""
         self._is_doubted = True
         self._changed.set()
+
+    def scrub(self) -> None:
+        """Look at some of the live words again: whether they are still what was verified."""
+        self._scrub_is_due.set()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Follow the head until ``stopping``.
@@ -118,6 +129,7 @@ class PolicySync:
         if manifest is not None:
             self._mark = self._admitted(manifest)
         self._state = SyncState(self._held, self._mark.high_water)
+        await asyncio.to_thread(self._scrub.take_stock, self._weights.live)
         ready()
         await run_until(stopping, self._follow())
 
@@ -125,6 +137,7 @@ class PolicySync:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             await self._serve(lambda: self._held)
+            tasks.create_task(self._scrub_for_ever())
             while True:
                 self._changed.clear()
                 if self._is_doubted:
@@ -204,6 +217,7 @@ class PolicySync:
         def change() -> PolicyVersion:
             version.apply()
             self._held = manifest.policy_version
+            self._scrub.verified([frame.new_digest for frame in manifest.frames])
             return self._held
 
         try:
@@ -273,7 +287,8 @@ class PolicySync:
             # None on the way back to a version that was in doubt.
             return version if version.number >= self._newest_served else None
 
-        version = await self._hand_over(serving)
+        async with self._is_changing:
+            version = await self._hand_over(serving)
         if version is not None:
             self._newest_served = version.number
             logger.info("version held", extra={"version": version.number, "root": version.root.hex()})
@@ -283,10 +298,21 @@ class PolicySync:
 
         def change() -> PolicyVersion:
             self._held, _ = self._disk.load(self._weights, base=self._base)
+            self._scrub.take_stock(self._weights.live)
             return self._held
 
         await self._serve(change)
         self._state = self._state.advanced(self._held, self._state.high_water)
+
+    async def _scrub_for_ever(self) -> None:
+        while True:
+            await self._scrub_is_due.wait()
+            self._scrub_is_due.clear()
+            async with self._is_changing:
+                frame = await asyncio.to_thread(self._scrub.turn, self._weights.live)
+            if frame is not None:
+                logger.error("memory damaged", extra={"version": self._held.number, "frame": frame})
+                self._found_damage()
 
     async def _resolve_doubt(self) -> None:
         self._is_doubted = False
@@ -324,6 +350,7 @@ class PolicySync:
                     Reason.DAMAGED, f"version {manifest.version} was mended and is still not as signed"
                 )
             self._held = version
+            self._scrub.verified([frame.new_digest for frame in manifest.frames])
             return version
 
         await self._serve(change)
@@ -340,9 +367,11 @@ class PolicySync:
             copy_words(self._base.words, self._weights.live, layout=self._layout)
             self._weights.settle()
             self._held = self._base.version
+            self._scrub.take_stock(self._weights.live)
             return self._held if is_head else None
 
-        await self._hand_over(change)
+        async with self._is_changing:
+            await self._hand_over(change)
 
     def _differing(self, manifest: Manifest) -> list[int]:
         live, frames = self._weights.live, zip(manifest.frames, self._layout.frames, strict=True)

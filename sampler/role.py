@@ -18,6 +18,7 @@ import torch
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.membership_client import Member, MembershipClient, Notices, PeerState
+from node.policy import PolicyVersion
 from node.role import RoleContext
 from node.rollout_client import SamplerRolloutClient
 from node.rpc.channel import Backoff, Purpose, dial
@@ -106,6 +107,7 @@ async def build(context: RoleContext) -> list[Service]:
         weights=engine.weights,
         in_place=config.apply == "in_place",
         hand_over=generation.hand_over,
+        found_damage=lambda: repair(),
         disk=PolicyDisk(
             context.state_dir,
             layout=engine.layout,
@@ -127,6 +129,11 @@ async def build(context: RoleContext) -> list[Service]:
             rollouts.forget_doubtful()
             policy_sync.doubt()
 
+    def held() -> PolicyVersion | None:
+        if generation.served is not None:
+            policy_sync.scrub()
+        return generation.served
+
     membership = MembershipClient(
         control,
         Member(
@@ -136,7 +143,7 @@ async def build(context: RoleContext) -> list[Service]:
             tokenizer_digest=engine.tokenizer_digest,
         ),
         state=PeerState(
-            held=lambda: generation.served,
+            held=held,
             waits_for=lambda: node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
             running_leases=lambda: workload.lease_ids,

@@ -40,7 +40,9 @@ class TorchWords:
     def read(self, frame: FrameSpan) -> Words:
         part = self.flat[frame.slice]
         if part.dtype is torch.float32:
-            halves = (part.view(torch.int32) >> _SHIFT).to(torch.int16)
+            bits = part.view(torch.int32)
+            # The lower half is zero: a bit that flips there makes another word, so that it is found.
+            halves = (bits >> _SHIFT ^ bits).to(torch.int16)
         else:
             halves = part.view(torch.int16)
         words: Words = halves.cpu().numpy().view(np.uint16)

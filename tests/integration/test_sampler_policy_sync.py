@@ -112,6 +112,7 @@ async def syncing(
         weights=serving.weights,
         in_place=state_dir.name == IN_PLACE,
         hand_over=serving.hand_over,
+        found_damage=lambda: serving.sync.doubt(),
         disk=PolicyDisk(
             state_dir,
             layout=hub.learner.layout,
@@ -369,6 +370,21 @@ async def test_doubt_about_a_frame_that_went_bad_in_memory_fetches_that_frame_al
             serving.spoil(3)
             hub.servicer.fetches.clear()
             serving.sync.doubt()
+            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
+            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
+
+
+async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.spoil(3)
+            hub.servicer.fetches.clear()
+            serving.sync.scrub()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
             assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]

@@ -113,6 +113,16 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
     return numbers
 
 
+def log(disk: PolicyDisk, version: int, base_version: int | None) -> None:
+    """Put an artifact into the log as a fetch does."""
+    encoded, signed = artifact(version, base_version)
+    payloads = disk.stage(encoded.manifest, signed)
+    assert payloads is not None
+    for frame, payload in enumerate(encoded.payloads):
+        payloads.keep(frame, payload)
+    disk.remember(mark_of(encoded.manifest), payloads)
+
+
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the n-th write, and all after it, the last thing that happens; 0: none."""
@@ -196,6 +206,30 @@ def test_the_log_is_applied_to_the_copy_by_its_longest_strides(tmp_path: Path) -
     held, manifest, _ = load(disk_of(tmp_path))
     assert manifest is not None
     assert held == manifest.policy_version == LEARNER.versions[2].version
+
+
+def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(tmp_path: Path) -> None:
+    """After a long sleep: the copy is of version 1, and the delta to version 3 starts from version 0."""
+    live(tmp_path, until=1)
+    assert (tmp_path / HELD_FILE).exists()
+    disk = disk_of(tmp_path, save_every_s=3600.0)
+    load(disk)
+    log(disk, 3, 0)
+    held, manifest, words = load(disk_of(tmp_path))
+    assert manifest is not None
+    assert held == manifest.policy_version == LEARNER.versions[3].version
+    np.testing.assert_array_equal(words, LEARNER.versions[3].words)
+
+
+def test_where_such_a_way_rotted_the_copy_is_held(tmp_path: Path) -> None:
+    live(tmp_path, until=1)
+    disk = disk_of(tmp_path, save_every_s=3600.0)
+    load(disk)
+    log(disk, 3, 0)
+    flip_bit(tmp_path / LOG_DIRECTORY / "3-0" / "frames", 3)
+    held, _, words = load(disk_of(tmp_path))
+    assert held == LEARNER.versions[1].version
+    np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
 
 def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) -> None:
