@@ -91,32 +91,6 @@ def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolic
     return policy, path
 
 
-@pytest.fixture
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
-def test_who_slept_for_1_7_33_or_1000_versions_or_is_new_arrives_in_few_strides(tmp_path: Path) -> None:
-    learner, head = Learner(layout=SMALL), 1100
-    store = learner.store(tmp_path)
-    for version in range(1, head + 1):
-        publish(learner, store, version, version - 1, keyframe=version % 64 == 0)
-    announcement = store.announcement()
-    assert announcement is not None
-    whole_bytes = 2 * SMALL.words
-    for lag, most_strides in ((1, 1), (7, 5), (33, 8), (1000, 6), (head, 6)):
-        policy, path = arrive(learner, store, head - lag)
-        assert policy.version == announcement.head
-        np.testing.assert_array_equal(policy.words, learner.words(head))
-        assert len(path) <= most_strides
-        assert sum(artifact.size_bytes for artifact in path) <= whole_bytes
-    sizes = {artifact.key: artifact.size_bytes for artifact in announcement.artifacts}
-    steps_bytes = sum(sizes[ArtifactKey(v, v - 1)] for v in range(head - 32, head + 1))
-    _, path = arrive(learner, store, head - 33)
-    assert sum(artifact.size_bytes for artifact in path) < 0.7 * steps_bytes
-
-
 @given(
     gaps=st.lists(st.integers(1, 6), min_size=1, max_size=25),
     keyframe_every=st.integers(3, 12),
