@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.master_words import MasterWords
 from learner.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.digests import Words
@@ -49,11 +50,15 @@ class Policy:
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
         model.train(False)
+        for tensor in model.state_dict(keep_vars=True).values():
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
         self._model = model
         self._compute_dtype = compute_dtype
         self.tensors = canonical_tensors(model)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
         self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
+        self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
@@ -102,11 +107,8 @@ class Policy:
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], rounded to nearest even."""
-        flat = torch.from_numpy(words).view(torch.bfloat16)
-        with torch.no_grad():
-            for span in self.layout.tensors:
-                end = span.start_word + span.words
-                flat[span.start_word : end].copy_(self.tensors[span.name].reshape(-1))
+        for number, frame in enumerate(self.layout.frames):
+            self.master_words.read(number, words[frame.slice])
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""

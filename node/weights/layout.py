@@ -12,7 +12,7 @@ only its digest does.
 import bisect
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,18 @@ class FrameSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """What a frame and a tensor have in common."""
+
+    tensor: TensorSpan
+    tensor_word: int
+    """Where it starts, counted from the start of the tensor."""
+    frame_word: int
+    """And from the start of the frame."""
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Every tensor and every frame of a model, in canonical order."""
 
@@ -100,7 +112,22 @@ class Layout:
 
     def tensor_at(self, word: int) -> TensorSpan:
         """Give the tensor that ``word`` of the flat array belongs to."""
-        return self.tensors[bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1]
+        return self.tensors[self._tensor_number_at(word)]
+
+    def pieces(self, frame: int) -> Iterator[Piece]:
+        """Give what a frame is made of, in order."""
+        span = self.frames[frame]
+        end = span.start_word + span.words
+        for number in range(self._tensor_number_at(span.start_word), len(self.tensors)):
+            tensor = self.tensors[number]
+            if tensor.start_word >= end:
+                return
+            start = max(tensor.start_word, span.start_word)
+            words = min(tensor.start_word + tensor.words, end) - start
+            yield Piece(tensor, start - tensor.start_word, start - span.start_word, words)
+
+    def _tensor_number_at(self, word: int) -> int:
+        return bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1
 
 
 def _check(spec: TensorSpec, *, previous: str | None) -> None:
