@@ -34,11 +34,16 @@ class MasterWords:
         self._layout = layout
 
     def read(self, frame: int, words: Words) -> None:
-        """Write the words of one frame, as many as it has, rounded to nearest even."""
-        flat = torch.from_numpy(words).view(torch.bfloat16)
+        """Write the words of one frame, as many as it has; floats rounded to nearest even."""
         for piece in self._layout.pieces(frame):
-            source = self._flat[piece.tensor.name][piece.tensor_word : piece.tensor_word + piece.words]
-            _copy(flat[piece.frame_word : piece.frame_word + piece.words], source)
+            tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
+            width = tensor.dtype.element_bytes
+            first = 2 * piece.tensor_word // width
+            source = self._flat[tensor.name][first : first + 2 * piece.words // width]
+            if source.numel() * width < 2 * piece.words:
+                part[-1] = 0  # Its upper half belongs to no element.
+            to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
+            _copy(to[: source.numel()], source)
 
 
 def _copy(to: Tensor, source: Tensor) -> None:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 
-import numpy as np
-
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES
 from node.weights.codec import encode_frame
@@ -166,7 +164,7 @@ def _code(
 ) -> tuple[FrameRecord, bytes]:
     words = new(frame)
     base_words, base_digest = (None, 0) if base is None else base(frame)
-    coded = encode_frame(words, base=base_words)
+    coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)
     if not coded.is_finite:
         raise _non_finite(words, frame=frame, layout=layout)
     record = FrameRecord(
@@ -180,11 +178,12 @@ def _code(
 
 
 def _non_finite(words: Words, *, frame: int, layout: Layout) -> RefusedError:
-    # All exponent bits set: without the sign bit such a word is at or above 0x7F80.
-    word = layout.frames[frame].start_word + int(np.flatnonzero((words & 0x7FFF) >= 0x7F80)[0])
-    tensor = layout.tensor_at(word)
+    span = layout.frames[frame]
+    byte = (span.dtype.first_not_finite(words) or 0) * span.dtype.element_bytes
+    tensor = layout.tensor_at(span.start_word + byte // 2)
+    element = (2 * (span.start_word - tensor.start_word) + byte) // span.dtype.element_bytes
     return RefusedError(
         Reason.NON_FINITE,
-        f"tensor {tensor.name!r} has a NaN or an infinity at element {word - tensor.start_word}",
+        f"tensor {tensor.name!r} has a NaN or an infinity at element {element}",
         fix="lower the learning rate or the gradient norm bound; nothing was published",
     )
