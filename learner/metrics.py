@@ -45,6 +45,9 @@ class LearnerMetrics:
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."
         )
+        self.lost_drain_streams = counter(
+            "lost_drain_streams", "Times the stream that brings groups was lost; each was begun again."
+        )
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.superseded_versions = counter(
             "superseded_versions", "Versions never published: the next step was ready first."

@@ -10,6 +10,7 @@ They stop in the order in which work flows: training ends its step, the publishe
 version, the drain hears that its records are on the hub's disk, and then the learner leaves.
 """
 
+import asyncio
 import os
 import random
 from typing import Final
@@ -56,8 +57,8 @@ RETAINED_KEYFRAMES: Final = 2
 """In the learner's own store: what a hub that lost its disk is given again."""
 
 
-def build(context: RoleContext) -> list[Service]:
-    """Restore the newest checkpoint and put the learner's services together. Blocks while the model loads.
+async def build(context: RoleContext) -> list[Service]:
+    """Restore the newest checkpoint, in threads, and put the learner's services together.
 
     Raises:
         StartupError: key, model, checkpoint or store cannot be used.
@@ -69,9 +70,11 @@ def build(context: RoleContext) -> list[Service]:
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
     metrics = LearnerMetrics(context.registry)
-    policy = _load_base_model(config)
-    words0 = keep_public_base(state_dir / "base.words", policy.master_words, layout=policy.layout)
-    trainee = _restore_trainee(context, config, policy)
+    policy = await asyncio.to_thread(_load_base_model, config)
+    words0 = await asyncio.to_thread(
+        keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
+    )
+    trainee = await asyncio.to_thread(_restore_trainee, context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -111,6 +114,7 @@ def build(context: RoleContext) -> list[Service]:
         capacity_groups=config.buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(random.random),
+        count_lost_stream=metrics.lost_drain_streams.inc,
     )
     store = ArtifactStore(
         state_dir / "published",

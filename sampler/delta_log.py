@@ -43,15 +43,19 @@ class StagedArtifact:
             self._files.forget(frame)
         return payload
 
-    def keep(self, frame: int, payload: bytes) -> None:
-        """Write a verified payload. On a full disk the version is applied all the same, and not logged."""
+    def keep(self, frame: int, payload: bytes) -> bool:
+        """Write a verified payload, and say whether it can be read again.
+
+        On a full disk the version is applied all the same, and not logged.
+        """
         if self._is_broken or self._files.has(frame):
-            return
+            return self._files.has(frame)
         try:
             self._files.write(frame, payload)
         except RefusedError as refused:
             self._is_broken = True
             self._failed(refused)
+        return self._files.has(frame)
 
     def sync(self) -> None:
         """Return when what was kept is on disk.
@@ -103,6 +107,12 @@ class DeltaLog:
             return None
         furthest = max(usable, key=lambda files: files.manifest.version)
         return furthest.manifest, self._staged(furthest)
+
+    def reach(self, held: PolicyVersion) -> int:
+        """Give the number of the version that the log leads to from ``held``."""
+        while (logged := self.after(held)) is not None:
+            held = logged[0].policy_version
+        return held.number
 
     def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
         """Make room for an artifact, or go on with it; other unfinished ones are given up.

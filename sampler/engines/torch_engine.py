@@ -3,7 +3,7 @@
     add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
 
 A row is its tokens; the cache covers all but the last, which is the next step's input. So a swap
-in mid-generation is one more prefill: ``load`` throws the cache away and computes it again from
+in mid-generation is one more prefill: ``serve`` throws the cache away and computes it again from
 prompt and generated tokens under the new weights, and every later logprob is exactly theirs. The
 price is one forward pass over all running tokens per swap, as much as decoding them once in batch.
 """
@@ -25,6 +25,7 @@ from node.weights.layout import Layout, TensorSpec
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.distribution import sampling_logprob
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.torch_words import LiveTensors, aliases
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,6 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._model_dir = model_dir
         self._digest = tokenizer_digest(model_dir)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
@@ -92,10 +92,14 @@ class TorchEngine:
         else:
             self._generator.manual_seed(seed)
         self._model.requires_grad_(False).train(False)
-        self._live = canonical_tensors(self._model.state_dict())
-        for tensor in self._live.values():
-            tensor.copy_(tensor.bfloat16())
-        self._layout = Layout.of(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._live.items())
+        same = aliases(self._model)
+        canonical = canonical_tensors(self._model.state_dict())
+        tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical.items()}
+        self._layout = Layout.of(TensorSpec(name, tuple(tensor.shape)) for name, tensor in canonical.items())
+        del canonical
+        self._weights = LiveTensors(
+            tensors, layout=self._layout, dtype=compute_dtype, device=torch.device(device)
+        )
         self._end_ids = _end_ids(self._model, self._tokenizer)
         self._version = 0
         self._pending: list[_Running] = []
@@ -105,6 +109,10 @@ class TorchEngine:
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @property
+    def weights(self) -> LiveTensors:
+        return self._weights
 
     @property
     def tokenizer_digest(self) -> bytes:
@@ -117,12 +125,6 @@ class TorchEngine:
     @property
     def running(self) -> int:
         return len(self._pending) + len({id(row.running) for row in self._rows})
-
-    def words0(self) -> NDArray[np.uint16]:
-        tensors = canonical_tensors(_load_model(self._model_dir, torch.float32).state_dict())
-        parts = [tensor.bfloat16().reshape(-1).view(torch.uint16) for tensor in tensors.values()]
-        words: NDArray[np.uint16] = torch.cat(parts).numpy()
-        return words
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer(text).input_ids, np.int32)
@@ -173,15 +175,9 @@ class TorchEngine:
         return self._append(drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist())
 
     @torch.inference_mode()
-    def load(self, words: NDArray[np.uint16], version: int) -> None:
+    def serve(self, version: int) -> None:
         if version < self._version:
             raise ValueError(f"version {version} is older than {self._version}, which is being served")
-        if words.shape != (self._layout.words,):
-            raise ValueError(f"words of shape {words.shape}, the layout has {self._layout.words}")
-        for span in self._layout.tensors:
-            # Copied one tensor at a time: the words may be read-only, which torch cannot view.
-            part = torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
-            self._live[span.name].copy_(part.view(torch.bfloat16).view(span.shape))
         self._version = version
         if self._rows:
             self._cache = self._prefilled([row.tokens for row in self._rows])

@@ -68,6 +68,7 @@ class RunningLearner:
     drain: RolloutDrain
     gate: MasterGate
     policy: Policy
+    registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
 
     def delivered(self, group_id: str, *, version: int = 0, **changes: object) -> DeliveredGroup:
@@ -88,6 +89,7 @@ async def learner(
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
@@ -102,6 +104,7 @@ async def learner(
         capacity_groups=buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(lambda: 0.1),
+        count_lost_stream=metrics.lost_drain_streams.inc,
     )
 
     async def run_settings() -> RunSettings:
@@ -125,7 +128,7 @@ async def learner(
         drain=drain,
         announced=announced,
         hub_now=clock.now,
-        metrics=LearnerMetrics(registry),
+        metrics=metrics,
         node_metrics=NodeMetrics(registry, roles=["learner"], clock=clock),
     )
     stopping = asyncio.Event()
@@ -133,7 +136,7 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, trainee.gate, policy, tasks)
+        yield RunningLearner(loop, drain, trainee.gate, policy, registry, tasks)
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -280,6 +283,14 @@ async def test_a_group_trained_on_before_is_a_duplicate_after_a_restart(
             await hub.give(*groups)
             await hub.wait_until(lambda: hub.verdicts_of("1.1")[-1] is Verdict.DUPLICATE)
         assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1"])
+
+
+async def test_a_lost_stream_is_counted_and_begun_again(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.wait_until(lambda: len(hub.hellos) == 1)
+        await hub.cut()
+        await hub.wait_until(lambda: len(hub.hellos) == 2)
+        assert running.registry.get_sample_value("heterorl_learner_lost_drain_streams_total") == 1
 
 
 async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_path: Path) -> None:

@@ -20,12 +20,16 @@ from node.policy import PolicyVersion
 from node.relay.policy_servicer import damage_first
 from node.weights.digests import Words
 from node.weights.held import HeldPolicy
+from node.weights.layout import Layout
+from sampler.engines.torch_words import LiveTensors
+from sampler.generation import Change
 from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
 from sampler.policy_sync import PolicySync
 from support.identity import MadeRun, make_run
+from support.model_words import live_words, words_of
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
+from support.weights import LAYOUT, Learner, flip_bit, offsets, random_words
 
 
 @pytest.fixture
@@ -33,9 +37,13 @@ def made(tmp_path: Path) -> MadeRun:
     return make_run(tmp_path, now=time.time())
 
 
-@pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "sampler"
+IN_PLACE = "in place"
+
+
+@pytest.fixture(params=["in a spare copy", IN_PLACE])
+def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Give the directory of a sampler; its name says how versions are applied. Everything holds for both."""
+    directory = tmp_path / str(request.param)
     directory.mkdir()
     return directory
 
@@ -43,24 +51,36 @@ def state_dir(tmp_path: Path) -> Path:
 class Serving:
     """What an engine was given: versions in order, with copies of their words as they were then."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: LiveTensors, layout: Layout) -> None:
         self.versions: list[PolicyVersion] = []
         self.words: dict[int, Words] = {}
-        self.held: list[HeldPolicy] = []
         self.is_taking = asyncio.Event()
         self.is_taking.set()
         self.refusals: Counter[Reason] = Counter()
         self.registry = Registry()
+        self.offers = 0
+        self.weights = weights
+        self.layout = layout
         self.sync: PolicySync
 
-    async def hand_over(self, policy: HeldPolicy) -> None:
+    async def hand_over(self, change: Change) -> PolicyVersion | None:
+        self.offers += 1
         await self.is_taking.wait()
-        self.versions.append(policy.version)
-        self.held.append(policy)
-        self.words[policy.version.number] = policy.words.copy()
+        version = await asyncio.to_thread(change)
+        if version is not None:
+            self.versions.append(version)
+            self.words[version.number] = words_of(self.weights.live, layout=self.layout)
+        return version
 
     def count_refusal(self, *, service: str, reason: Reason) -> None:
         self.refusals[reason] += 1
+
+    def spoil(self, *frames: int) -> None:
+        """Flip one bit of each of these frames in memory."""
+        for frame in frames:
+            words = self.weights.live.read(self.layout.frames[frame]).copy()
+            words[0] ^= 1
+            self.weights.live.write(self.layout.frames[frame], words)
 
     @property
     def numbers(self) -> list[int]:
@@ -81,16 +101,18 @@ async def syncing(
     save_every_s: float = 0.0,
 ) -> AsyncIterator[Serving]:
     """Run a policy sync beside the body; where it fails, the body ends with it."""
-    serving = Serving()
+    base = hub.learner.versions[0].words if words0 is None else words0
+    serving = Serving(live_words(base, layout=hub.learner.layout), hub.learner.layout)
     registry = serving.registry
     sources = make_sources(registry, *[await each.source() for each in (*others, hub)])
-    base = hub.learner.versions[0].words if words0 is None else words0
     serving.sync = PolicySync(
         make_fetcher(hub.made, sources, registry, attempts=2),
         watch=sources.announcements,
         layout=hub.learner.layout,
-        words0=base.copy,
+        weights=serving.weights,
+        in_place=state_dir.name == IN_PLACE,
         hand_over=serving.hand_over,
+        found_damage=lambda: serving.sync.doubt(),
         disk=PolicyDisk(
             state_dir,
             layout=hub.learner.layout,
@@ -283,6 +305,7 @@ async def test_a_damaged_copy_is_fetched_anew(made: MadeRun, tmp_path: Path, sta
         hub.learner.put(hub.store, (1, 0))
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[1])
+            await until((state_dir / HELD_FILE).exists)
         flip_bit(state_dir / HELD_FILE, 3000)
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[1])
@@ -296,6 +319,7 @@ async def test_a_hub_rolled_back_behind_what_was_verified_is_refused(
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[2])
+            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
     (state_dir / HELD_FILE).unlink()
     async with policy_hub(made, tmp_path / "old", learner=hub.learner) as rolled_back:
         rolled_back.learner.put(rolled_back.store, (1, 0))
@@ -343,9 +367,24 @@ async def test_doubt_about_a_frame_that_went_bad_in_memory_fetches_that_frame_al
         hub.learner.put(hub.store, *chain)
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.held[-1].words[LAYOUT.frames[3].start_word] ^= 1
+            serving.spoil(3)
             hub.servicer.fetches.clear()
             serving.sync.doubt()
+            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
+            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
+
+
+async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.spoil(3)
+            hub.servicer.fetches.clear()
+            serving.sync.scrub()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
             assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
@@ -359,7 +398,7 @@ async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.held[-1].words[:] ^= 1
+            serving.spoil(*range(len(LAYOUT.frames)))
             hub.servicer.fetches.clear()
             serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
@@ -432,6 +471,30 @@ async def test_a_full_disk_costs_the_log_and_not_the_version(
             await serving.reaches(hub.learner.versions[2])
         async with syncing(hub, state_dir, save_every_s=3600) as serving:
             await serving.reaches(hub.learner.versions[2])
+
+
+async def test_a_version_half_applied_is_never_served_and_the_one_on_disk_is(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    directory = tmp_path / IN_PLACE
+    directory.mkdir()
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, directory, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            serving.is_taking.clear()
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            await until(lambda: serving.offers == 3)
+            # Verified, and on disk: its third frame rots before it is read again, after two were written.
+            payloads = directory / LOG_DIRECTORY / "2-1" / "frames"
+            flip_bit(payloads, offsets(hub.learner.encode(2, 1).payloads)[2])
+            hub.servicer.fetches.clear()
+            serving.is_taking.set()
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [0, 1, 1, 2]
+            np.testing.assert_array_equal(serving.words[1], hub.learner.words(1))
+            assert serving.refusals[Reason.DAMAGED] == 1
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[2]]
 
 
 async def test_a_damaged_high_water_mark_is_not_ignored(
