@@ -88,3 +88,33 @@ def test_the_public_base_on_disk_is_the_whole_version(tmp_path: Path) -> None:
     masters = make_masters()
     kept = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT), layout=LAYOUT)
     assert (np.asarray(kept) == words_by_tensor(masters)).all()
+
+
+@pytest.mark.parametrize("frame_words", [4, 16, 1 << 20])
+def test_tensors_of_every_dtype_are_rounded_to_it_and_half_a_word_left_over_is_zero(frame_words: int) -> None:
+    random = torch.Generator().manual_seed(2)
+    published = {
+        name: torch.randn(shape, generator=random).mul(8).to(getattr(torch, dtype))
+        for name, (dtype, shape) in {
+            "a": ("float32", (3, 3)),
+            "b": ("bfloat16", (7,)),
+            "c": ("float8_e4m3fn", (5,)),
+            "d": ("int64", (3,)),
+            "e": ("uint8", (1,)),
+            "f": ("bool", (9,)),
+            "g": ("float16", ()),
+            "h": ("float8_e5m2", (2, 4)),
+        }.items()
+    }
+    masters = {n: t.float() if t.is_floating_point() else t for n, t in published.items()}
+    layout = Layout.of(
+        [TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in published.items()],
+        frame_words=frame_words,
+    )
+    reader, words = MasterWords(masters, layout), np.full(layout.words, 0xFFFF, np.uint16)
+    for number, frame in enumerate(layout.frames):
+        reader.read(number, words[frame.slice])
+    for span in layout.tensors:
+        told = words[span.start_word :][: span.words].tobytes()
+        expected = published[span.name].reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert told == expected + bytes(len(told) - len(expected))
