@@ -18,15 +18,15 @@ import logging
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
-from node.weights.artifact_files import ArtifactFiles, sync_directory
+from node.weights.artifact_files import ArtifactFiles, Draft, disk_errors_refused, sync_directory
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
 from node.weights.listeners import Listeners
@@ -100,7 +100,7 @@ class ArtifactStore:
         Raises:
             RefusedError: UNKNOWN_VERSION; DISK.
         """
-        with self._lock, _disk_errors_refused(key):
+        with self._lock, disk_errors_refused(key):
             if is_arriving:
                 self._find(key)
                 self._arriving.add(key)
@@ -117,15 +117,30 @@ class ArtifactStore:
         """
         return key in self._arriving and not self._find(key).has(frame)
 
-    def put_version(self, signed: bytes, payloads: Sequence[bytes]) -> None:
-        """Store a whole artifact made by this process.
+    def draft(self) -> AbstractContextManager[Draft]:
+        """Give room for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
         Raises:
-            RefusedError: as ``offer`` and ``write_frame``.
+            RefusedError: DISK.
         """
+        return closing(Draft(self._scratch))
+
+    def put_version(self, signed: bytes, draft: Draft) -> None:
+        """Make a whole artifact of its manifest and its payloads, and make it visible.
+
+        Raises:
+            RefusedError: as ``offer``.
+            ValueError: the payloads are not those of the manifest.
+        """
+        draft.finish()
         manifest, missing = self.offer(signed)
-        for frame in missing:
-            self.write_frame(manifest.key, frame, payloads[frame])
+        if not missing:
+            return
+        with self._lock, disk_errors_refused(manifest.key):
+            artifact = self._find(manifest.key)
+            artifact.adopt(draft)
+        self._frame_listeners.tell()
+        self._finish(artifact)
 
     def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
         """Make room for an artifact, and give its manifest and the frames that are missing.
@@ -135,7 +150,7 @@ class ArtifactStore:
                 ROLLBACK, if the version is older than the head or another policy has its number; DISK.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
-        with self._lock, _disk_errors_refused(manifest.key):
+        with self._lock, disk_errors_refused(manifest.key):
             known = self._artifacts.get(manifest.key)
             if known is None or known.signed != signed:
                 retained = [artifact.manifest for artifact in self._artifacts.values()]
@@ -258,7 +273,7 @@ class ArtifactStore:
 
     def _finish(self, artifact: ArtifactFiles) -> None:
         """Make a whole artifact visible. The lock is not held while the disk is waited for."""
-        with _disk_errors_refused(artifact.manifest.key):
+        with disk_errors_refused(artifact.manifest.key):
             artifact.sync()
             with self._lock:
                 current = self._artifacts.get(artifact.manifest.key) is artifact
@@ -344,10 +359,10 @@ class ArtifactStore:
         shutil.rmtree(artifact.directory, ignore_errors=True)
 
     def _recover(self) -> StoreMark:
+        if self._scratch.exists():
+            shutil.rmtree(self._scratch)
         for room in (self._complete, self._incoming, self._scratch):
             room.mkdir(parents=True, exist_ok=True)
-        for left in self._scratch.iterdir():
-            shutil.rmtree(left)
         for room in (self._complete, self._incoming):
             for directory in sorted(room.iterdir()):
                 self._recover_artifact(directory, whole=room == self._complete)
@@ -383,15 +398,3 @@ class ArtifactStore:
 
 def _name(key: ArtifactKey) -> str:
     return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
-
-
-@contextmanager
-def _disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RefusedError(
-            Reason.DISK,
-            f"version {key.version} from {key.base_version} cannot be stored: {error.strerror}",
-            fix="make room on the disk of the state directory",
-        ) from error
