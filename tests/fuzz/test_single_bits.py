@@ -1,4 +1,4 @@
-"""Every single bit of a signed manifest, of a payload, of the words held: a wrong one is found in its frame."""
+"""Every single bit: of a signed manifest, of a payload, of the words held. A wrong one is found."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -6,7 +6,6 @@ mutual TLS; each sampler starts on the disk that it would have.
 
 import asyncio
 import os
-import random
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -19,22 +18,17 @@ import pytest
 
 from learner.catch_up import CatchUp, Signer
 from learner.config import LearnerConfig
-from node.clock import SystemClock
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.advance import Remedy, fetch_version
 from node.weights.chain import PUBLIC_VERSION, plan, plan_catch_up
-from node.weights.digests import Words
 from node.weights.layout import Layout, TensorSpec
 from node.weights.store import ArtifactStore
-from sampler.generation import Change
 from sampler.held_file import save_held
 from sampler.model_words import ArrayWords
-from sampler.policy_disk import HELD_FILE, PolicyDisk
-from sampler.policy_sync import PolicySync
+from sampler.policy_disk import HELD_FILE
 from support.identity import MadeRun, make_run
-from support.model_words import live_words, words_of
-from support.policy_hub import PolicyHub, Registry, make_fetcher, make_sources, policy_hub
-from support.waiting import until
+from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.policy_sync import IN_PLACE, syncing
 from support.weights import Learner
 
 TINY = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
@@ -94,60 +88,17 @@ def publish_all(learner: Learner, store: ArtifactStore) -> None:
             catch_up.make(learner.versions[version], key, is_superseded=lambda: False)
 
 
-@dataclass(slots=True)
-class Arrived:
-    """What a sampler serves in the end, and what it cost."""
-
-    versions: list[PolicyVersion]
-    words: Words
-    fetched_bytes: float
-
-
-async def arrive(hub: PolicyHub, directory: Path, *, held: int, in_place: bool) -> Arrived:
-    """Start a sampler that fell asleep with version ``held``; 0: a new one."""
-    await asyncio.to_thread(directory.mkdir)
+async def arrive(hub: PolicyHub, directory: Path, *, held: int) -> float:
+    """Wake a sampler that fell asleep with version ``held`` (0: a new one), and give the bytes it fetches."""
+    await asyncio.to_thread(directory.mkdir, parents=True)
     if held != PUBLIC_VERSION:
         policy = hub.learner.versions[held]
         save_held(directory / HELD_FILE, policy.version, ArrayWords(policy.words), layout=TINY)
-    registry = Registry()
-    sources = make_sources(registry, await hub.source())
-    weights = live_words(hub.learner.words(0), layout=TINY)
-    versions: list[PolicyVersion] = []
-
-    async def hand_over(change: Change) -> PolicyVersion | None:
-        version = await asyncio.to_thread(change)
-        if version is not None:
-            versions.append(version)
-        return version
-
-    sync = PolicySync(
-        make_fetcher(hub.made, sources, registry),
-        watch=sources.announcements,
-        layout=TINY,
-        weights=weights,
-        in_place=in_place,
-        hand_over=hand_over,
-        found_damage=lambda: pytest.fail("memory damaged"),
-        disk=PolicyDisk(
-            directory,
-            layout=TINY,
-            public_key=hub.made.run.learner_public_key,
-            run_id=hub.made.run_id,
-            save_every_s=3600.0,
-            count_refusal=lambda reason: pytest.fail(reason),
-            clock=SystemClock(),
-        ),
-        transfer_metrics=registry.metrics,
-        count_refusal=lambda service, reason: pytest.fail(reason),
-        random=random.random,
-    )
-    stopping = asyncio.Event()
-    running = asyncio.create_task(sync.run(ready=lambda: None, stopping=stopping))
-    await until(lambda: running.done() or hub.learner.versions[HEAD].version in versions, within_s=60)
-    stopping.set()
-    await running
-    fetched = registry.transferred("delta", "in") + registry.transferred("keyframe", "in")
-    return Arrived(versions, words_of(weights.live, layout=TINY), fetched)
+    async with syncing(hub, directory, save_every_s=3600.0) as serving:
+        await serving.reaches(hub.learner.versions[HEAD])
+        assert serving.versions[0] == hub.learner.versions[held].version
+        assert not serving.refusals
+        return serving.registry.transferred("delta", "in") + serving.registry.transferred("keyframe", "in")
 
 
 def quoted_bytes(path: tuple[Artifact, ...] | None) -> int:
@@ -158,18 +109,13 @@ def quoted_bytes(path: tuple[Artifact, ...] | None) -> int:
 async def test_whoever_slept_or_is_new_arrives_bit_exact_by_the_cheapest_way(
     published: Published, tmp_path: Path
 ) -> None:
-    learner = published.learner
     async with supplied_hub(published, tmp_path / "hub") as (hub, announcement):
         quotes: dict[int, int] = {}
         for slept in (1, 7, 33, 1000, HEAD):
             held = HEAD - slept
             quotes[slept] = quoted_bytes(plan_catch_up(held, HEAD, announcement.artifacts))
-            for in_place in (False, True):
-                arrived = await arrive(hub, tmp_path / f"{slept}-{in_place}", held=held, in_place=in_place)
-                assert arrived.versions[0] == learner.versions[held].version
-                assert arrived.versions[-1] == announcement.head
-                np.testing.assert_array_equal(arrived.words, learner.words(HEAD))
-                assert arrived.fetched_bytes == quotes[slept]
+            for way in ("spare", IN_PLACE):
+                assert await arrive(hub, tmp_path / str(slept) / way, held=held) == quotes[slept]
         sizes = {artifact.key: artifact.size_bytes for artifact in announcement.artifacts}
         steps = {slept: sum(sizes[ArtifactKey(v, v - 1)] for v in newest(slept)) for slept in (1, 7, 33)}
         assert quotes[1] == steps[1]
