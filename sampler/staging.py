@@ -13,8 +13,10 @@ is on disk makes the live words again: memory is never the only place a version 
 CPU work: call it in threads. Different frames may be put by different threads.
 """
 
+import os
 from abc import ABC, abstractmethod
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -27,6 +29,9 @@ from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
 from sampler.model_words import ModelWords, version_of
+
+_THREADS: Final = min(8, os.cpu_count() or 1)
+"""Generation waits for them; each takes the memory of three frames."""
 
 
 class LiveWords(Protocol):
@@ -258,13 +263,16 @@ class InPlaceVersion(StagedVersion):
         self._mended: dict[int, Words] = {}
 
     def apply(self) -> None:
-        live = self._weights.live
-        for frame, span in enumerate(self._layout.frames):
-            words = self._final(frame)
-            if words is not None:
-                live.write(span, words)
-                self._check(frame, live.read(span))
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="apply") as threads:
+            # Waits for all of them, and raises what the first to fail raised.
+            list(threads.map(self._write, range(len(self._layout.frames))))
         self._weights.settle()
+
+    def _write(self, frame: int) -> None:
+        words = self._final(frame)
+        if words is not None:
+            self._weights.live.write(self._layout.frames[frame], words)
+            self._check(frame, self._weights.live.read(self._layout.frames[frame]))
 
     def _final(self, frame: int) -> Words | None:
         """Give the words to write; None: they are there."""
