@@ -13,7 +13,7 @@ from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
-from node.weights.upload import Uploader
+from node.weights.upload import ARTIFACTS_PER_ROUND, Uploader
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.waiting import until
@@ -118,6 +118,22 @@ def lost_artifacts(directory: Path) -> None:
     """Lose every artifact, but not the mark that says what was announced."""
     for artifact in (directory / "complete").iterdir():
         (artifact / "manifest").unlink()
+
+
+async def test_a_hub_that_lost_everything_is_given_all_that_follows_the_newest_keyframe(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        for version in range(1, 41):
+            hub.learner.put(store, (version, version - 1))
+            if version % 4 == 0:
+                hub.learner.put(store, (version, version - 4))
+        hub.learner.put(store, (10, None))
+        wanted = {key for key in keys(store) if (key[1] if key[1] >= 0 else key[0]) >= 10}
+        assert len(wanted) > 2 * ARTIFACTS_PER_ROUND
+        async with uploading(made, store, hub.serving.address):
+            await until(lambda: wanted <= set(keys(hub.store)))
 
 
 async def test_a_damaged_local_artifact_is_left_out_and_the_rest_is_sent(
