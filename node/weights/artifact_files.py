@@ -144,6 +144,14 @@ class ArtifactFiles:
         return len(payload) == record.payload_bytes and payload_digest(payload) == record.payload_digest
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory, with its parents, that is there after a crash; one that is there is left alone."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Return when what was created, renamed or removed in ``directory`` is on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -26,7 +26,7 @@ from typing import Final
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
-from node.weights.artifact_files import ArtifactFiles, sync_directory
+from node.weights.artifact_files import ArtifactFiles, make_directory, sync_directory
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
 from node.weights.listeners import Listeners
@@ -345,7 +345,7 @@ class ArtifactStore:
 
     def _recover(self) -> StoreMark:
         for room in (self._complete, self._incoming, self._scratch):
-            room.mkdir(parents=True, exist_ok=True)
+            make_directory(room)
         for left in self._scratch.iterdir():
             shutil.rmtree(left)
         for room in (self._complete, self._incoming):
