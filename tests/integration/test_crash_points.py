@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,12 @@ from learner.checkpoint import CheckpointStore, Progress
 from learner.epoch import raise_epoch
 from learner.model import load_policy
 from learner.public_base import keep_public_base
+from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.ledger import Ledger
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
+from node.relay.rollout_spool import RolloutSpool
+from node.rollout import Verdict
 from node.weights.head_file import Head, StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.manifest import sign
@@ -272,3 +276,62 @@ def test_the_public_base_is_kept_whole_or_written_again(
         stops += 1
         live(directory)
     assert stops >= 1
+
+
+def _take_groups(path: Path) -> Iterator[None]:
+    spool = RolloutSpool.open(path, capacity_groups=10)
+    for number in range(3):
+        spool.put("s1", f"{number}.1", bytes([number]) * 700)
+        yield
+    spool.close()
+
+
+def _taken_groups(path: Path) -> int:
+    spool = RolloutSpool.open(path, capacity_groups=10)
+    groups = spool.oldest(10)
+    spool.close()
+    assert [group.data for group in groups] == [bytes([number]) * 700 for number in range(len(groups))]
+    return len(groups)
+
+
+def _record_groups(path: Path) -> Iterator[None]:
+    ledger = Ledger.open(path, run_id="run")
+    for number in range(3):
+        group = StoredGroup(number, 1, "s1", 1.0, bytes([number]) * 700)
+        ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
+        yield
+    ledger.close()
+
+
+def _recorded_groups(path: Path) -> int:
+    ledger = Ledger.open(path, run_id="run")
+    balance = ledger.balance()
+    groups = [ledger.group(number) for number in balance.spooled_at_s]
+    ledger.close()
+    assert [g.data for g in groups if g] == [bytes([number]) * 700 for number in range(len(groups))]
+    assert sum(n for *_, n in balance.verdicts) == len(groups)
+    return len(groups)
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(_take_groups, _taken_groups), (_record_groups, _recorded_groups)],
+    ids=["a relay's spool", "the ledger"],
+)
+def test_a_database_has_every_transaction_that_was_answered_and_none_in_part(
+    tmp_path: Path, write: Callable[[Path], Iterator[None]], read: Callable[[Path], int]
+) -> None:
+    """Whatever was being written behind them: the log is cut off at byte after byte."""
+    path = tmp_path / "live.sqlite"
+    log = tmp_path / "live.sqlite-wal"
+    sizes = []
+    kept = (b"", b"")
+    for _ in write(path):
+        sizes.append(log.stat().st_size)
+        kept = (path.read_bytes(), log.read_bytes())
+    database, written = kept
+    for cut in range(sizes[0], sizes[-1] + 1, 257):
+        copy = tmp_path / f"{cut}.sqlite"
+        copy.write_bytes(database)
+        copy.with_name(copy.name + "-wal").write_bytes(written[:cut])
+        assert read(copy) >= sum(size <= cut for size in sizes)
