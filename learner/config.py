@@ -93,6 +93,10 @@ class LearnerConfig(BaseModel):
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
 
+    publish_threads: int = Field(default=0, ge=0)
+    """CPU threads that share the coding of a version; 0: one per core. Fewer leave more for training, and
+    a version takes longer to be ready."""
+
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
-from node.weights.artifact_files import ArtifactFiles, make_directory, sync_directory
+from node.weights.artifact_files import ArtifactFiles, directory_name, make_directory, sync_directory
 from node.weights.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -127,9 +127,8 @@ class DeltaLog:
         if files_there is not None and files_there.signed == signed:
             return self._staged(files_there)
         self.drop(manifest.key)
-        name = f"{manifest.version}-{'key' if manifest.key.is_keyframe else manifest.base_version}"
         try:
-            files = ArtifactFiles.create(self._directory / name, signed, manifest)
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
             sync_directory(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))

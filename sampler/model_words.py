@@ -1,8 +1,8 @@
 """The words of one whole version, wherever they are kept, a frame at a time.
 
-A model computes in the type and on the device that suit it; what is signed, coded and compared is
-bfloat16 words. Whatever holds a version reads and writes it by frames, so that nobody needs a copy
-of all of its words only to look at them.
+A model computes in the type and on the device that suit it; what is signed, coded and compared are
+the words of what it is published in. Whatever holds a version reads and writes it by frames, so that
+nobody needs a copy of all of its words only to look at them.
 """
 
 import os

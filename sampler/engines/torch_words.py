@@ -4,8 +4,10 @@
     tensors   |--a--| |-b-| |-----c-----|        parameters and buffers: views, never copies
 
 So a version is put together in a second flat tensor while the model computes, and taking it is a
-change of pointers; or frames are written into the live one between two steps. Words become values
-by a shift where the model computes in float32, and nothing at all in bfloat16.
+change of pointers; or frames are written into the live one between two steps. bfloat16 words become
+values by a shift where the model computes in float32, and nothing at all in bfloat16. Tensors of
+other dtypes are kept beside them as they are published; where the model computes in another dtype
+it has copies, written anew with every version.
 """
 
 import itertools
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from node.errors import StartupError
 from node.weights.digests import Words
+from node.weights.dtypes import BFLOAT16, Dtype
 from node.weights.layout import FrameSpan, Layout, TensorSpan
 from sampler.model_words import ModelWords
 
@@ -28,17 +31,36 @@ _SHIFT: Final = 16
 class TorchWords:
     """A version as values on a device. See ``ModelWords``."""
 
-    def __init__(self, words: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, words: int, *, dtype: torch.dtype, device: torch.device, narrow: slice | None = None
+    ) -> None:
         """Make room for a version; what is in it is undefined.
 
         Args:
             words: of the version.
             dtype: bfloat16 or float32.
+            narrow: which words are bfloat16; None: all.
         """
-        self.flat = torch.empty(words, dtype=dtype, device=device)
+        narrow = slice(0, words) if narrow is None else narrow
+        self._start, self._end = narrow.start, narrow.stop
+        self.flat = torch.empty(self._end - self._start, dtype=dtype, device=device)
+        # Zeros: half a word after a tensor of single bytes belongs to no element.
+        self._others = torch.zeros(words - self.flat.numel(), dtype=torch.int16, device=device)
+
+    def new(self) -> "TorchWords":
+        """Make room for another version of the same."""
+        words, narrow = self.flat.numel() + self._others.numel(), slice(self._start, self._end)
+        return TorchWords(words, dtype=self.flat.dtype, device=self.flat.device, narrow=narrow)
+
+    def values(self, span: TensorSpan) -> Tensor:
+        """View a tensor as what it is computed with, or else as what it is published in."""
+        part = self._part(span.start_word, span.words, span.dtype)
+        if span.dtype is not BFLOAT16:
+            part = part.view(getattr(torch, span.dtype.name))[: span.elements]
+        return part.view(span.shape)
 
     def read(self, frame: FrameSpan) -> Words:
-        part = self.flat[frame.slice]
+        part = self._part(frame.start_word, frame.words, frame.dtype)
         if part.dtype is torch.float32:
             bits = part.view(torch.int32)
             # The lower half is zero: a bit that flips there makes another word, so that it is found.
@@ -51,11 +73,17 @@ class TorchWords:
     def write(self, frame: FrameSpan, words: Words) -> None:
         # torch takes no view of what it could not write to.
         halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
-        part = self.flat[frame.slice]
+        part = self._part(frame.start_word, frame.words, frame.dtype)
         if part.dtype is torch.float32:
             part.view(torch.int32).copy_(halves).bitwise_left_shift_(_SHIFT)
         else:
             part.view(torch.int16).copy_(halves)
+
+    def _part(self, start_word: int, words: int, dtype: Dtype) -> Tensor:
+        if dtype is BFLOAT16:
+            return self.flat[start_word - self._start :][:words]
+        start = start_word if start_word < self._start else start_word - self.flat.numel()
+        return self._others[start : start + words]
 
 
 class LiveTensors:
@@ -68,18 +96,20 @@ class LiveTensors:
         layout: Layout,
         dtype: torch.dtype,
         device: torch.device,
+        exact: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Move ``tensors``, rounded to their words, into a flat tensor of ``dtype``.
 
         Args:
             tensors: by name in the layout, everything that is this tensor; none may be named, where the
                 words are all that is wanted.
+            exact: by name, what the model could not hold exactly in what it computes with.
         Raises:
             StartupError: something is tied under two shapes.
         """
         self._layout = layout
         self._tensors = tensors
-        self._live = TorchWords(layout.words, dtype=dtype, device=device)
+        self._live = TorchWords(layout.words, dtype=dtype, device=device, narrow=_narrow_words(layout))
         for span in layout.tensors:
             for tensor in tensors.get(span.name, ()):
                 if tuple(tensor.shape) != span.shape:
@@ -88,7 +118,9 @@ class LiveTensors:
                         fix="use a model whose tied weights have one shape",
                     )
             for first in tensors.get(span.name, ())[:1]:
-                self._view(span).copy_(first.bfloat16())
+                value = first if exact is None else exact.get(span.name, first)
+                # In two steps: a view that is wider than what is published would not be rounded.
+                self._live.values(span).copy_(value.to(getattr(torch, span.dtype.name)))
             # At once, so that the memory of one tensor is free before the next is copied.
             self._point(span)
 
@@ -99,7 +131,7 @@ class LiveTensors:
 
     def new_spare(self) -> TorchWords:
         """Make room for another version, to ``swap`` with."""
-        return TorchWords(self._layout.words, dtype=self._live.flat.dtype, device=self._live.flat.device)
+        return self._live.new()
 
     def swap(self, spare: ModelWords) -> TorchWords:
         """Compute with ``spare`` from now on, between two steps; give what was computed with before."""
@@ -114,17 +146,20 @@ class LiveTensors:
         for span in self._layout.tensors:
             self._point(span)
 
-    def _view(self, span: TensorSpan) -> Tensor:
-        return self._live.flat[span.start_word : span.start_word + span.words].view(span.shape)
-
     def _point(self, span: TensorSpan) -> None:
-        view = self._view(span)
+        view = self._live.values(span)
         for tensor in self._tensors.get(span.name, ()):
             if tensor.dtype is view.dtype:
                 tensor.data = view
             else:
                 # Some models keep a few tensors in float32, whatever the rest is.
                 tensor.data.copy_(view)
+
+
+def _narrow_words(layout: Layout) -> slice:
+    """Give where the bfloat16 words are: a layout has each dtype together."""
+    frames = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
+    return slice(frames[0].start_word, frames[-1].start_word + frames[-1].words) if frames else slice(0, 0)
 
 
 def aliases(model: nn.Module) -> dict[int, list[Tensor]]:

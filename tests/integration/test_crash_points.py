@@ -11,6 +11,7 @@ import torch
 
 from learner.checkpoint import CheckpointStore, Progress
 from learner.epoch import raise_epoch
+from learner.master_words import MasterWords
 from learner.model import load_policy
 from learner.public_base import keep_public_base
 from node.coordinator.accounts import StoredGroup, Transaction
@@ -30,10 +31,11 @@ from support.clock import ManualClock
 from support.crashes import Stop, every_stop
 from support.model_words import live_words, words_of
 from support.tiny_model import make_tiny_model
-from support.weights import LAYOUT, Learner
+from support.weights import LAYOUT, Learner, put_version
 
 LEARNER = Learner()
-ENCODED = {artifact: LEARNER.encode(*artifact) for artifact in ((1, 0), (1, None), (2, None), (2, 1))}
+ARTIFACTS: tuple[tuple[int, int | None], ...] = ((1, 0), (1, None), (2, None), (2, 1))
+ENCODED = {artifact: LEARNER.encode(*artifact) for artifact in ARTIFACTS}
 SIGNED = {key: (sign(made.manifest, LEARNER.key), made.payloads) for key, made in ENCODED.items()}
 EVERY_STOP = pytest.mark.parametrize("stop", list(Stop), ids=lambda stop: stop.value)
 
@@ -66,7 +68,7 @@ def test_a_store_has_what_it_announced_and_goes_on(
         announcement = store.announcement()
         for version, base in ((1, None), (2, None)):
             if announcement is None or version > announcement.head.number:
-                store.put_version(*SIGNED[version, base])
+                put_version(store, *SIGNED[version, base])
                 told.say(version)
 
     stops = 0
@@ -262,11 +264,17 @@ def test_the_public_base_is_kept_whole_or_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, who: str
 ) -> None:
     words = LEARNER.versions[0].words
+    masters = {
+        span.name: torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
+        .view(torch.bfloat16)
+        .view(span.shape)
+        for span in LAYOUT.tensors
+    }
 
     def live(directory: Path) -> None:
         path = directory / "base.words"
         if who == "learner":
-            kept = keep_public_base(path, words)
+            kept = keep_public_base(path, MasterWords(masters, LAYOUT), layout=LAYOUT)
         else:
             kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
         assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version

@@ -101,3 +101,34 @@ def test_tensors_tied_under_two_shapes_are_refused() -> None:
     model.alias.data = model.embed.data.view(3, 4)
     with pytest.raises(StartupError, match="also one of"):
         live_tensors(model, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_words_of_any_dtype_come_back_and_their_tensors_are_what_they_say(dtype: torch.dtype) -> None:
+    layout = Layout.of(
+        [
+            TensorSpec("bias", (3,), "float32"),
+            TensorSpec("count", (2,), "int64"),
+            TensorSpec("half", (3,), "float16"),
+            TensorSpec("norm", (5,)),
+            TensorSpec("scale", (3,), "float8_e4m3fn"),
+        ],
+        frame_words=8,
+    )
+    held = {
+        "bias": torch.zeros(3, dtype=torch.float32),
+        "count": torch.zeros(2, dtype=torch.int64),
+        **{name: torch.zeros(size, dtype=dtype) for name, size in (("half", 3), ("norm", 5), ("scale", 3))},
+    }
+    live = LiveTensors({name: [t] for name, t in held.items()}, layout=layout, dtype=dtype, device=CPU)
+    assert not words_of(live.live, layout=layout).any()
+    words = np.random.default_rng(0).integers(0x3000, 0x3C00, layout.words).astype(np.uint16)
+    words[-1] &= 0xFF  # Half a word that belongs to no element.
+    spare = live.new_spare()
+    copy_words(ArrayWords(words), spare, layout=layout)
+    live.swap(spare)
+    np.testing.assert_array_equal(words_of(live.live, layout=layout), words)
+    for span in layout.tensors:
+        part = torch.from_numpy(words[span.start_word :][: span.words].copy())
+        published = part.view(getattr(torch, span.dtype.name))[: span.elements]
+        assert torch.equal(held[span.name], published.to(held[span.name].dtype)), span.name
