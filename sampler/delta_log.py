@@ -16,7 +16,7 @@ from pathlib import Path
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
-from node.weights.artifact_files import ArtifactFiles
+from node.weights.artifact_files import ArtifactFiles, directory_name, make_directory, sync_directory
 from node.weights.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class DeltaLog:
         self._directory = directory
         self._count_refusal = count_refusal
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         for path in sorted(directory.iterdir()):
             try:
                 files = ArtifactFiles.load(path, public_key=public_key, run_id=run_id, whole=False)
@@ -127,9 +127,9 @@ class DeltaLog:
         if files_there is not None and files_there.signed == signed:
             return self._staged(files_there)
         self.drop(manifest.key)
-        name = f"{manifest.version}-{'key' if manifest.key.is_keyframe else manifest.base_version}"
         try:
-            files = ArtifactFiles.create(self._directory / name, signed, manifest)
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
+            sync_directory(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
             return None

@@ -139,6 +139,8 @@ def _section(name: str, plan: Plan, ports: Ports, model: Path) -> Section:
                 "threads": 1,
                 "weight_sources": [f"127.0.0.1:{ports.relay_link}"],
                 "rollout_via": f"127.0.0.1:{ports.relay}",
+                # The first puts versions together in a second copy, the others write over the one they have.
+                "apply": "spare" if name == plan.samplers[0] else "in_place",
                 # Often: a copy being written is a moment to be killed at.
                 "save_policy_every_s": 2.0,
             }

@@ -175,6 +175,13 @@ class ArtifactFiles:
         draft.path.replace(self.directory / _FRAMES)
         self._present[:] = True
 
+    def move(self, room: Path) -> None:
+        """Move the directory into another; it has moved for good when this returns."""
+        source = self.directory
+        self.directory = source.rename(room / source.name)
+        sync_directory(room)
+        sync_directory(source.parent)
+
     def forget(self, frame: int) -> None:
         """Count a frame as missing from now on."""
         self._present[frame] = False
@@ -193,6 +200,19 @@ class ArtifactFiles:
     def _is_intact(self, frame: int, payload: bytes) -> bool:
         record = self.manifest.frames[frame]
         return len(payload) == record.payload_bytes and payload_digest(payload) == record.payload_digest
+
+
+def directory_name(key: ArtifactKey) -> str:
+    """Give what an artifact's directory is called."""
+    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory, with its parents, that is there after a crash; one that is there is left alone."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -26,7 +26,13 @@ from typing import Final
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
-from node.weights.artifact_files import ArtifactFiles, Draft, disk_errors_refused, sync_directory
+from node.weights.artifact_files import (
+    ArtifactFiles,
+    Draft,
+    directory_name,
+    disk_errors_refused,
+    make_directory,
+)
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
 from node.weights.listeners import Listeners
@@ -261,9 +267,9 @@ class ArtifactStore:
                 f"{len(self._artifacts)} artifacts are retained already",
                 fix="publish keyframes, so that what is older can go",
             )
-        artifact = ArtifactFiles.create(self._scratch / _name(manifest.key), signed, manifest)
+        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
         self._artifacts[manifest.key] = artifact
-        self._move(artifact, self._incoming)
+        artifact.move(self._incoming)
 
     def _bound_incoming(self) -> None:
         """Make room for one more unfinished artifact: the oldest version goes."""
@@ -278,7 +284,7 @@ class ArtifactStore:
             with self._lock:
                 current = self._artifacts.get(artifact.manifest.key) is artifact
                 if current and artifact.is_whole and not self._is_complete(artifact):
-                    self._move(artifact, self._complete)
+                    artifact.move(self._complete)
                     self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
@@ -290,7 +296,7 @@ class ArtifactStore:
                     "a frame on disk is damaged",
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
-                self._move(artifact, self._incoming)
+                artifact.move(self._incoming)
                 self._announce()
 
     def _announce(self) -> None:
@@ -341,12 +347,6 @@ class ArtifactStore:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _move(self, artifact: ArtifactFiles, room: Path) -> None:
-        source = artifact.directory
-        artifact.directory = source.rename(room / source.name)
-        sync_directory(room)
-        sync_directory(source.parent)
-
     def _remove(self, key: ArtifactKey) -> None:
         artifact = self._artifacts.pop(key, None)
         if artifact is not None:
@@ -354,7 +354,7 @@ class ArtifactStore:
 
     def _discard(self, artifact: ArtifactFiles) -> None:
         # By way of scratch/: a directory half removed is never mistaken for an artifact.
-        self._move(artifact, self._scratch)
+        artifact.move(self._scratch)
         # What cannot be removed now is removed at the next start.
         shutil.rmtree(artifact.directory, ignore_errors=True)
 
@@ -362,7 +362,7 @@ class ArtifactStore:
         if self._scratch.exists():
             shutil.rmtree(self._scratch)
         for room in (self._complete, self._incoming, self._scratch):
-            room.mkdir(parents=True, exist_ok=True)
+            make_directory(room)
         for room in (self._complete, self._incoming):
             for directory in sorted(room.iterdir()):
                 self._recover_artifact(directory, whole=room == self._complete)
@@ -380,8 +380,8 @@ class ArtifactStore:
             artifact = ArtifactFiles.load(
                 directory, public_key=self._public_key, run_id=self._run_id, whole=whole
             )
-            if directory.name != _name(artifact.manifest.key):
-                raise RefusedError(Reason.DAMAGED, f"it holds {_name(artifact.manifest.key)}")
+            if directory.name != directory_name(artifact.manifest.key):
+                raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
         except (RefusedError, OSError) as error:
             log.warning(
                 "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
@@ -391,10 +391,6 @@ class ArtifactStore:
         self._artifacts[artifact.manifest.key] = artifact
         if artifact.is_whole and not whole:
             artifact.sync()
-            self._move(artifact, self._complete)
+            artifact.move(self._complete)
         elif whole and not artifact.is_whole:
-            self._move(artifact, self._incoming)
-
-
-def _name(key: ArtifactKey) -> str:
-    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
+            artifact.move(self._incoming)

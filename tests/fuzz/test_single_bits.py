@@ -15,13 +15,22 @@ from node.weights.digests import payload_digest, words_digest
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import DOMAIN, FrameRecord, Manifest, sign, verify_signed
+from node.weights.planes import encode_planes, encode_step_planes
 from support.weights import RUN_ID, drifted, random_words
 
 KEY = SigningKey.generate()
-CODECS = (Codec.UNCHANGED, Codec.RAW, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME)
+WIDE = (Codec.PLANES, Codec.STEP_PLANES)
+"""Codecs of elements that are not two bytes; a layout begins with the widest."""
+CODECS = (*WIDE, Codec.UNCHANGED, Codec.RAW, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME)
 FRAME_WORDS = 40
-LAYOUT = Layout.of([TensorSpec(f"t{codec}", (FRAME_WORDS,)) for codec in CODECS], frame_words=FRAME_WORDS)
-"""Five frames, one for each codec."""
+LAYOUT = Layout.of(
+    [
+        *(TensorSpec(codec.name, (FRAME_WORDS // 2,), "float32") for codec in WIDE),
+        *(TensorSpec(f"{codec}", (FRAME_WORDS,)) for codec in CODECS if codec not in WIDE),
+    ],
+    frame_words=FRAME_WORDS,
+)
+"""One frame for each codec."""
 
 BASE = HeldPolicy.of(1, random_words(1, layout=LAYOUT), layout=LAYOUT)
 
@@ -29,10 +38,14 @@ BASE = HeldPolicy.of(1, random_words(1, layout=LAYOUT), layout=LAYOUT)
 def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
     """Give a delta, its payloads and the version it makes."""
     words = drifted(BASE.words, 2, share=0.1)
-    unchanged, *_, keyframe = (span.slice for span in LAYOUT.frames)
-    words[unchanged] = BASE.words[unchanged]
-    # One exponent, so that a keyframe's plane of them is short.
-    words[keyframe] = 0x3F80 | np.random.default_rng(3).integers(0, 128, FRAME_WORDS, np.uint16)
+    frame_of = {codec: span.slice for codec, span in zip(CODECS, LAYOUT.frames, strict=True)}
+    mantissas = np.random.default_rng(3).integers(0, 128, FRAME_WORDS, np.uint16)
+    words[frame_of[Codec.UNCHANGED]] = BASE.words[frame_of[Codec.UNCHANGED]]
+    # What repeats is short in planes of bytes; one exponent is in a keyframe's.
+    words[frame_of[Codec.PLANES]] = 0x3F80
+    words[frame_of[Codec.KEYFRAME]] = 0x3F80 | np.random.default_rng(3).integers(
+        0, 128, FRAME_WORDS, np.uint16
+    )
     wanted = HeldPolicy.of(2, words, layout=LAYOUT)
     payloads, records = [], []
     for codec, span in zip(CODECS, LAYOUT.frames, strict=True):
@@ -41,6 +54,10 @@ def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
             payload = new.tobytes()
         elif codec is Codec.GAP:
             payload = encode_gap(new, base=base)
+        elif codec is Codec.PLANES:
+            payload = encode_planes(new, element_bytes=4)
+        elif codec is Codec.STEP_PLANES:
+            payload = encode_step_planes(new, base=base, element_bytes=4)
         else:
             coded = encode_frame(new, base=None if codec is Codec.KEYFRAME else base)
             assert coded.codec is codec
@@ -102,7 +119,12 @@ def test_every_bit_of_the_signed_manifest_is_found() -> None:
             verify_signed(damaged, public_key=KEY.public_key, run_id=RUN_ID)
 
 
-@pytest.mark.parametrize("frame", range(1, len(CODECS)), ids=[codec.name for codec in CODECS[1:]])
+def test_there_is_a_frame_of_every_codec() -> None:
+    assert {record.codec for record in MANIFEST.frames} == set(Codec)
+    assert [span.dtype.name for span in LAYOUT.frames[:3]] == ["float32", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("frame", [frame for frame, payload in enumerate(DELTA) if payload])
 def test_every_bit_of_a_payload_is_found_in_its_frame_and_the_others_are_not_in_doubt(frame: int) -> None:
     stage = staged()
     for damaged in flips(DELTA[frame]):

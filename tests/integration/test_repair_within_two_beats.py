@@ -25,7 +25,7 @@ from support.sampler import learner_of, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
-BEAT_S = 1.0
+BEAT_S = 2.0
 """Time enough for one frame even on a machine that is busy: what is counted are beats."""
 
 
