@@ -48,7 +48,7 @@ _UNDER_WAY_PER_THREAD: Final = 2
 
 
 class Publisher:
-    """A service that publishes the newest snapshot there is, for as long as there are any."""
+    """A service that publishes the newest version there is, for as long as there are any."""
 
     name = "publisher"
 

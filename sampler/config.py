@@ -24,7 +24,7 @@ class SamplerConfig(BaseModel):
     """Where the model generates."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the bfloat16 words are computed in. float32 uses them exactly; bfloat16 halves memory and makes
+    """What published floats are computed in. float32 uses them exactly; bfloat16 halves memory and makes
     behaviour logprobs differ from the learner's by some hundredths of a nat per token."""
 
     apply: Literal["spare", "in_place"] = "spare"
