@@ -43,9 +43,7 @@ def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
     words[frame_of[Codec.UNCHANGED]] = BASE.words[frame_of[Codec.UNCHANGED]]
     # What repeats is short in planes of bytes; one exponent is in a keyframe's.
     words[frame_of[Codec.PLANES]] = 0x3F80
-    words[frame_of[Codec.KEYFRAME]] = 0x3F80 | np.random.default_rng(3).integers(
-        0, 128, FRAME_WORDS, np.uint16
-    )
+    words[frame_of[Codec.KEYFRAME]] = 0x3F80 | mantissas
     wanted = HeldPolicy.of(2, words, layout=LAYOUT)
     payloads, records = [], []
     for codec, span in zip(CODECS, LAYOUT.frames, strict=True):
