@@ -32,7 +32,7 @@ AFTER_S: Final = 0.004
 """Kills come up to this long after the moment."""
 
 GOES_ON_S: Final = 60.0
-"""Longest wait for the next version after a kill."""
+"""Longest wait for the next version after a kill, once everybody serves."""
 
 _LOOK_S: Final = 0.25
 _MOVES_S: Final = 0.05
@@ -159,8 +159,10 @@ class Campaign:
         deadline_s = time.monotonic() + GOES_ON_S
         while self.version <= since:
             if time.monotonic() > deadline_s:
-                self.broken.append(f"no step for {GOES_ON_S:.0f} s after version {since}")
-                return
+                if await self._stage.are_all_ready():
+                    self.broken.append(f"no step for {GOES_ON_S:.0f} s after version {since}")
+                    return
+                deadline_s = time.monotonic() + GOES_ON_S
             await asyncio.sleep(_MOVES_S)
 
     async def _look_for_ever(self) -> None:

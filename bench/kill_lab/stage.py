@@ -27,7 +27,7 @@ from node.identity.init_run import IDENTITY_DIRECTORY
 from node.identity.store import Identity, load_identity
 from node.run import Role
 
-READY_TIMEOUT_S: Final = 120.0
+READY_TIMEOUT_S: Final = 240.0
 """Several processes that import torch on cores that others use too."""
 
 _READY_POLL_S: Final = 0.05
@@ -105,6 +105,10 @@ class Stage:
             if time.monotonic() > deadline_s:
                 raise self._fleet.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
             await self._fleet.wait_for_end(name, timeout_s=_READY_POLL_S)
+
+    async def are_all_ready(self) -> bool:
+        """Say whether every daemon serves now."""
+        return all([await is_ready(port) for port in self.ports.telemetry.values()])
 
     async def kill(self, name: str) -> None:
         """End a daemon with SIGKILL."""
