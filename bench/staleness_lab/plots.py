@@ -19,7 +19,7 @@ from bench.staleness_lab.statistics import Estimate, Table, mean_measure
 
 _SHOWN: Final = {
     DEFAULT: "tab:red",
-    "version_aware+delight": "tab:pink",
+    "version_aware_always_gated": "tab:pink",
     "gepo": "tab:orange",
     "grpo": "tab:blue",
     "gspo": "tab:cyan",
