@@ -5,7 +5,7 @@
 Gaussian family: p = N(d, 1), q = N(0, 1), by closed forms.
 Discrete family: softmax policies over 32 actions whose logits differ by noise of growing size; groups
 are drawn from q, weights come from learner.objective, and the policy gradient they make is compared
-with the exact one. Nothing is clipped: this is about denominators.
+with the exact one. Nothing is clipped: this is about denominators, and the gate of ``version_aware``.
 """
 
 import csv
@@ -18,6 +18,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from learner.objective.advantage import centred_advantage, standardised_advantage
+from learner.objective.gates import fading_delight_gate
 from learner.objective.groups import Groups
 from learner.objective.importance import (
     expectation_weight,
@@ -69,7 +71,9 @@ DENOMINATORS: Final[Mapping[str, Denominator]] = {
     "version_aware_kl": _version_aware_kl,
     **{f"version_aware, power {power:g}": _version_aware(power) for power in POWERS},
 }
-PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware_kl", "version_aware, power 3")
+DEFAULT: Final = "version_aware, power 3"
+GATED: Final = f"{DEFAULT}, standardised and gated"
+PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware_kl", DEFAULT, GATED)
 
 
 def gaussian_cv2(shift: float, trust: float) -> float:
@@ -126,12 +130,16 @@ def _measure_family(shift: float, seed: int) -> dict[str, Tensor]:
     exact = p.exp() * (reward - (p.exp() * reward).sum())
     drawn = torch.multinomial(q.exp(), GROUPS * GROUP_SIZE, replacement=True, generator=generator)
     groups = Groups.of(torch.arange(GROUPS).repeat_interleave(GROUP_SIZE))
-    advantage = reward[drawn] - groups.spread(groups.mean(reward[drawn]))
+    advantage = centred_advantage(reward[drawn], groups)
+    standardised = standardised_advantage(reward[drawn], groups)
+    lost = trust_by_sample_size(p[drawn] - q[drawn], groups, power=1.0)
+    gate = fading_delight_gate(p[drawn], standardised, lost, temperature=1.0)
     kl = (q.exp() * (q - p)).sum()
     measured = {}
-    for name, denominator in DENOMINATORS.items():
+    for name, denominator in [*DENOMINATORS.items(), (GATED, DENOMINATORS[DEFAULT])]:
         weight = expectation_weight(p[drawn], denominator(p[drawn], q[drawn], groups))
-        gradients = _gradients(weight * advantage, drawn, groups, p)
+        pull = standardised * gate if name == GATED else advantage
+        gradients = _gradients(weight * pull, drawn, groups, p)
         cosines = [_cosine(gradients.reshape(-1, batch, ACTIONS).mean(1), exact) for batch in BATCHES]
         measured[name] = torch.stack(
             [
