@@ -86,13 +86,13 @@ def version_aware(batch: ObjectiveBatch, options: VersionAwareOptions) -> Object
 
 
 def version_aware_kl(batch: ObjectiveBatch, options: VersionAwareKlOptions) -> ObjectiveOutcome:
-    """Likewise with a = f = 1 - exp(-KL_i / scale) of each completion.
+    """Likewise with f = 1 - exp(-KL_i / scale) of each completion; it needs no other's learner logprobs.
 
     Source: README.md in this folder.
     """
     kl = completion_divergence(batch.learner_logprob, batch.behaviour_logprob, batch.mask)
-    trust = trust_by_divergence(kl, scale_nats=options.scale_nats)
-    return _version_aware(trust, trust, batch, options)
+    lost = trust_by_divergence(kl, scale_nats=options.scale_nats)
+    return _version_aware(lost**options.power, lost, batch, options)
 
 
 def _version_aware(

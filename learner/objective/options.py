@@ -64,7 +64,10 @@ class VersionAwareKlOptions(GatedOptions):
     """A denominator that moves from q_i to the group's expectation with a completion's divergence."""
 
     scale_nats: float = Field(default=0.5, gt=0)
-    """Divergence per token that moves it 63 % of the way. Lower trusts the group earlier."""
+    """Divergence per token at which 63 % is lost. Lower trusts the group earlier."""
+
+    power: float = Field(default=3.0, gt=0)
+    """Of what is lost; higher waits until little is left."""
 
 
 class GspoOptions(ClipOptions):

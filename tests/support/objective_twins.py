@@ -310,7 +310,7 @@ TWINS: dict[str, Twin] = {
     "gepo_defensive": _of_denominator(_defensive),
     "eqp": _of_denominator(_eqp),
     "version_aware": _version_aware(_lost_share),
-    "version_aware_kl": _version_aware(_saturated_kl, power=1.0),
+    "version_aware_kl": _version_aware(_saturated_kl),
     "gspo": gspo,
     "gmpo": gmpo,
     "topr": topr,
