@@ -45,6 +45,7 @@ from learner.objective.importance import (
 from learner.objective.registry import load_objective
 from learner.objective.slow_fast import reposition, slow_fast_step
 from learner.objective.staleness import learning_rate_factor, polynomial_discount, sample_size_discount
+from learner.objective.surrogate import decoupled_surrogate
 from learner.objective.version_aware import (
     log_version_aware_denominator,
     trust_by_divergence,
@@ -275,6 +276,16 @@ def test_decoupled_ppo_at_six_four_two_tenths(is_good: bool, objective_value: fl
     other = -1.0 if is_good else 1.0  # u = 1, prox/q = 1
     assert outcome.loss.item() * 2 / -scale == pytest.approx(objective_value + other)
     assert float(gradient[0, 0]) * 2 / -scale == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(("advantage", "objective_value", "slope"), [(1, 2.4, 0.0), (-1, -3.0, -3.0)])
+def test_the_decoupled_surrogate_at_six_four_two_tenths(
+    advantage: float, objective_value: float, slope: float
+) -> None:
+    p = log(0.6).requires_grad_()
+    surrogate = decoupled_surrogate(p, log(0.4), log(0.2), column(advantage), clip_low=0.2, clip_high=0.2)
+    assert_close(-surrogate.loss.detach(), objective_value)
+    assert_close(-torch.autograd.grad(surrogate.loss, p)[0], slope)
 
 
 def test_vespo_weighs_one_at_one_and_nothing_at_both_ends() -> None:
