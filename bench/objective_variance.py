@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.advantage import centred_advantage, standardised_advantage
+from learner.objective.divergence import kl_behaviour_learner
 from learner.objective.gates import fading_delight_gate
 from learner.objective.groups import Groups
 from learner.objective.importance import (
@@ -58,8 +59,16 @@ def _version_aware(power: float) -> Denominator:
 
 
 def _version_aware_kl(p: Tensor, q: Tensor, groups: Groups) -> Tensor:
-    trust = trust_by_divergence(torch.expm1(p - q) - (p - q), scale_nats=0.5)
+    trust = _lost_by_divergence(p, q, groups) ** 3
     return log_version_aware_denominator(q, log_group_expectation(q, groups), trust)
+
+
+def _lost_by_sample_size(p: Tensor, q: Tensor, groups: Groups) -> Tensor:
+    return trust_by_sample_size(p - q, groups, power=1.0)
+
+
+def _lost_by_divergence(p: Tensor, q: Tensor, _: Groups) -> Tensor:
+    return trust_by_divergence(kl_behaviour_learner(p, q), scale_nats=0.5)
 
 
 DENOMINATORS: Final[Mapping[str, Denominator]] = {
@@ -71,9 +80,12 @@ DENOMINATORS: Final[Mapping[str, Denominator]] = {
     "version_aware_kl": _version_aware_kl,
     **{f"version_aware, power {power:g}": _version_aware(power) for power in POWERS},
 }
-DEFAULT: Final = "version_aware, power 3"
-GATED: Final = f"{DEFAULT}, standardised and gated"
-PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware_kl", DEFAULT, GATED)
+GATED: Final[Mapping[str, tuple[str, Denominator]]] = {
+    "version_aware, gated": ("version_aware, power 3", _lost_by_sample_size),
+    "version_aware_kl, gated": ("version_aware_kl", _lost_by_divergence),
+}
+"""Name -> denominator, and what fades the gate in: the objectives whole, standardised advantages too."""
+PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware, power 3", *GATED)
 
 
 def gaussian_cv2(shift: float, trust: float) -> float:
@@ -132,13 +144,15 @@ def _measure_family(shift: float, seed: int) -> dict[str, Tensor]:
     groups = Groups.of(torch.arange(GROUPS).repeat_interleave(GROUP_SIZE))
     advantage = centred_advantage(reward[drawn], groups)
     standardised = standardised_advantage(reward[drawn], groups)
-    lost = trust_by_sample_size(p[drawn] - q[drawn], groups, power=1.0)
-    gate = fading_delight_gate(p[drawn], standardised, lost, temperature=1.0)
     kl = (q.exp() * (q - p)).sum()
     measured = {}
-    for name, denominator in [*DENOMINATORS.items(), (GATED, DENOMINATORS[DEFAULT])]:
-        weight = expectation_weight(p[drawn], denominator(p[drawn], q[drawn], groups))
-        pull = standardised * gate if name == GATED else advantage
+    pulls = {name: (denominator, advantage) for name, denominator in DENOMINATORS.items()}
+    for name, (denominator, lost) in GATED.items():
+        fade_in = lost(p[drawn], q[drawn], groups)
+        gate = fading_delight_gate(p[drawn], standardised, fade_in, temperature=1.0)
+        pulls[name] = (DENOMINATORS[denominator], standardised * gate)
+    for name, (denominate, pull) in pulls.items():
+        weight = expectation_weight(p[drawn], denominate(p[drawn], q[drawn], groups))
         gradients = _gradients(weight * pull, drawn, groups, p)
         cosines = [_cosine(gradients.reshape(-1, batch, ACTIONS).mean(1), exact) for batch in BATCHES]
         measured[name] = torch.stack(
