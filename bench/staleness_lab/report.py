@@ -54,7 +54,7 @@ def write_report(out: Path, plan: Plan, outcomes: Sequence[Outcome], *, tuned: S
         sections.append(_scores(table, plan, task))
     for task in plan.tasks:
         sections += [_stability(table, plan, task), _weights(table, plan, task)]
-        if plan.random_staleness:
+        if any(delay != "fixed" for _, _, delay, _ in table.cells):
             sections.append(_delays(table, plan, task))
     sections += [_rates(plan, tuned, outcomes), _recipes(plan)]
     pictures = draw(out, plan, table) if outcomes else []
@@ -139,6 +139,7 @@ def _delays(table: Table, plan: Plan, task: str) -> str:
     rows = [
         [_name(method), *(_each(table.get(task, method, s, delay), _end) for delay, s in columns)]
         for method in _by_mean_end(table, plan, task)
+        if any(table.get(task, method, s, delay) for delay, s in columns if delay != "fixed")
     ]
     return f"## {task}: score at the end, by delay model and largest staleness (%)\n\n{_markdown(head, rows)}"
 
