@@ -16,7 +16,7 @@ def test_seven_rows_in_a_budget_of_eight() -> None:
 
 def test_a_row_beyond_the_budget_is_alone_and_every_row_is_somewhere() -> None:
     assert lengths_of([1, 9, 8], 8) == [[9], [8], [1]]
-    assert sorted(sum(first_fit([3, 3, 1, 9], budget_tokens=4), [])) == [0, 1, 2, 3]
+    assert sorted(row for each in first_fit([3, 3, 1, 9], budget_tokens=4) for row in each) == [0, 1, 2, 3]
 
 
 def test_there_are_as_many_micro_batches_as_asked_for_none_of_them_empty() -> None:
