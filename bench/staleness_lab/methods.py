@@ -16,7 +16,7 @@ from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from learner.objective.staleness import polynomial_discount, sample_size_discount, version_discount
 
-DEFAULT: Final = "version_aware"
+DEFAULT: Final = "version_aware_kl"
 """The method on trial: what is promised of the learner's version-aware weighting is asked of this one."""
 
 _HALF_LIFE_VERSIONS: Final = 64.0
