@@ -35,6 +35,7 @@ def test_a_report_says_what_was_kept_what_was_lost_and_what_has_not_run(tmp_path
     text = report(tmp_path, {(DEFAULT, 0): 0.9, (DEFAULT, 128): 0.8, ("grpo", 0): 0.9, ("grpo", 128): 0.95})
     assert "8 of 30 cells have run; of the 22 that have not, 4 are of a fixed delay" in text
     assert "88.9 ± 0.0 % of its own on-policy score (promised 99%: not kept)" in text
+    assert "1 of 2 methods keep this promise" in text
     assert f"Is `{DEFAULT}` never significantly worse than `grpo` on policy (staleness 0)? yes" in text
     assert "letters, 128 versions: -0.1500 ± 0.0000, p = 0.008" in text
     assert "| gepo |" not in text
