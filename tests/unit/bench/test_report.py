@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def outcome(cell: Cell, end: float) -> Outcome:
     return Outcome(cell, scores, MEASURES, skipped=0.0, seconds=1.0)
 
 
-def report(out: Path, ends: dict[tuple[str, int], float]) -> str:
+def report(out: Path, ends: Mapping[tuple[str, int], float]) -> str:
     cells = [cell for cell in PLAN.table(RATES) if cell.delay == "fixed"]
     outcomes = [
         outcome(cell, ends[cell.method, cell.staleness])
