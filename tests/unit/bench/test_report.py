@@ -9,7 +9,7 @@ from bench.staleness_lab.report import write_report
 
 PLAN = replace(FULL, methods=(DEFAULT, "grpo", "gepo"), staleness=(0, 128), random_staleness=(64,))
 RATES = PLAN.middle_rates()
-MEASURES = {
+MEASURES: dict[str, tuple[float | None, ...]] = {
     name: (0.1, 0.2)
     for name in ("kl", "ess", "variance_own", "variance_gspo", "variance_gepo", "cv2_gspo", "cv2_gepo")
 }
