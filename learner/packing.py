@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.truncation import untruncated_logprob
 from node.rollout import Completion, RolloutGroup
 
 
@@ -70,19 +71,20 @@ def objective_batch(
     """Give everything the objective takes, the behaviour's logprobs in place of the learner's.
 
     Args:
-        groups: whole, at least one.
+        groups: whole, at least one; where logprobs are renormalised, with kept masses.
         version: learner version before the step.
         discount: what a group of some staleness, in versions, still counts.
         dtype: of token logprobs. Rewards and discounts are float64.
         device: of all tensors.
     """
     completions = [completion for group in groups for completion in group.completions]
+    full_logprobs = [full_logprob(group, completion) for group in groups for completion in group.completions]
     sizes = [len(group.completions) for group in groups]
     staleness = np.array([version - group.oldest_version for group in groups])
     behaviour = np.zeros((len(completions), max(len(c.token_ids) for c in completions)), np.float32)
     mask = np.zeros(behaviour.shape, bool)
     for number, completion in enumerate(completions):
-        behaviour[number, : len(completion.token_ids)] = completion.behaviour_logprob
+        behaviour[number, : len(completion.token_ids)] = full_logprobs[number]
         mask[number, : len(completion.token_ids)] = True
     behaviour_logprob = torch.from_numpy(behaviour).to(device, dtype)
 
@@ -99,6 +101,21 @@ def objective_batch(
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
     )
+
+
+def full_logprob(group: RolloutGroup, completion: Completion) -> NDArray[np.float32]:
+    """Give the behaviour logprob of each token of one of the group's completions under the whole softmax.
+
+    Raises:
+        ValueError: the logprobs are renormalised, and the kept masses that would undo it are missing.
+    """
+    if not group.is_renormalised:
+        return completion.behaviour_logprob
+    if completion.kept_mass is None:
+        raise ValueError(f"group {group.group_id} is renormalised and has no kept masses")
+    columns = (torch.from_numpy(c.copy()) for c in (completion.behaviour_logprob, completion.kept_mass))
+    corrected: NDArray[np.float32] = untruncated_logprob(*columns).numpy()
+    return corrected
 
 
 def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
