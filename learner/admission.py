@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from learner.objective.truncation import least_kept_mass
-from learner.packing import full_logprob
+from learner.packing import full_logprobs
 from node.errors import RefusedError
 from node.rollout import RolloutGroup, Verdict, check_group
 
@@ -155,7 +155,7 @@ def _suspect(group: RolloutGroup, vocabulary_size: int) -> Judged | None:
             f"top_p={sampling.top_p} top_k={sampling.top_k} are claimed to have kept {kept:g} of the "
             f"softmax; they keep {possible:g} at least",
         )
-    least = min(float(full_logprob(group, completion).min()) for completion in group.completions)
+    least = min(float(logprob.min()) for logprob in full_logprobs(group))
     if least < LEAST_LOGPROB:
         return Judged(
             Verdict.SUSPECT,

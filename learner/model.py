@@ -81,18 +81,20 @@ class Policy:
         Returns:
             [targets], nats, row after row; carries the gradient.
         """
-        at_target = temperature[:, None].expand_as(is_target)[is_target]
+        at_target = temperature.repeat_interleave(is_target.sum(dim=1))
+        positions = is_target.flatten().nonzero().squeeze(1)
         is_narrow = self._compute_dtype is not None
         with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
             if not self._has_plain_head:
-                logits = self._model(input_ids=input_ids, use_cache=False).logits[is_target]
+                logits = self._model(input_ids=input_ids, use_cache=False).logits
+                logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / at_target[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return token_logprob(
-            hidden[is_target],
+            hidden.flatten(0, 1).index_select(0, positions),
             head.weight,
             head.bias,
             target_ids=target_ids,

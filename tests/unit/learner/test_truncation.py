@@ -7,7 +7,7 @@ import torch
 
 from learner.objective.importance import group_expectation_weight
 from learner.objective.truncation import least_kept_mass, untruncated_logprob
-from learner.packing import full_logprob, objective_batch
+from learner.packing import full_logprobs, objective_batch
 from node.rollout import LogprobMode
 from support.groups import SAMPLING, make_completion, make_group
 
@@ -89,4 +89,4 @@ def test_only_renormalised_logprobs_are_corrected_on_their_way_to_the_objective(
 def test_renormalised_logprobs_without_kept_masses_never_pass_for_others() -> None:
     group = make_group(sampling=replace(SAMPLING, top_k=5))
     with pytest.raises(ValueError, match="no kept masses"):
-        full_logprob(group, group.completions[0])
+        full_logprobs(group)
