@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.flops import ModelSize
 from learner.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.digests import Words
@@ -56,6 +57,8 @@ class Policy:
         self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
+        self.size = model_size(model)
+        """What of it multiplies."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
@@ -150,6 +153,26 @@ def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
         if tensor.is_floating_point():
             by_storage.setdefault(tensor.data_ptr(), (name, tensor))
     return dict(by_storage.values())
+
+
+def model_size(model: PreTrainedModel) -> ModelSize:
+    """Count what multiplies: parameters without the tables that are only looked up in."""
+    text = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tables = [
+        table.weight
+        for table in (model.get_input_embeddings(), head)
+        if isinstance(table, torch.nn.Embedding | torch.nn.Linear)
+    ]
+    looked_up = {id(weight): weight.numel() for weight in tables}  # tied ones once
+    heads = getattr(text, "num_attention_heads", 0)
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    return ModelSize(
+        body_parameters=sum(parameter.numel() for parameter in model.parameters()) - sum(looked_up.values()),
+        head_parameters=head.weight.numel() if isinstance(head, torch.nn.Linear) else 0,
+        layers=getattr(text, "num_hidden_layers", 0),
+        attention_width=heads * width,
+    )
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:

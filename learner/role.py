@@ -69,7 +69,7 @@ def build(context: RoleContext) -> list[Service]:
         raise StartupError("The learner does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
-    metrics = LearnerMetrics(context.registry)
+    metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
     policy = _load_base_model(config)
     words0 = keep_public_base(state_dir / "base.words", _words_of(policy))
     trainee = _restore_trainee(context, config, policy)

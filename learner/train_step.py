@@ -72,6 +72,8 @@ class StepOutcome:
     """Minus the learner logprob, mean over tokens."""
     tokens: int
     """Completion tokens."""
+    flops: float
+    """Floating point operations of the model, forward and backward; see ``ModelSize.training_flops``."""
 
 
 class _NotFiniteError(Exception):
@@ -98,14 +100,17 @@ def train_step(
     """
     dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
     batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
+    rows = rows_of(groups)
     parts = [
         collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
-        for part in micro_batches(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
+        for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
     ]
     if settings.fast_steps == 0:
         outcome, _ = _take_step(policy, optimizer, parts, batch, settings)
-        return outcome
-    return _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+    else:
+        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+    flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
+    return replace(outcome, flops=(1 + settings.fast_steps) * flops)
 
 
 def _take_slow_fast_step(
@@ -189,6 +194,7 @@ def _outcome(batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: flo
         clip_fraction=float(is_clipped.sum()) / (tokens if is_clipped.ndim == 2 else len(is_clipped)),
         surprisal_nats=-float(batch.within(batch.learner_logprob).sum()) / tokens,
         tokens=tokens,
+        flops=math.nan,  # of the whole step, which the caller knows
     )
 
 
