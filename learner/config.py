@@ -90,6 +90,10 @@ class LearnerConfig(BaseModel):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model is trained."""
 
+    peak_tflops: float = Field(default=0.0, ge=0)
+    """What ``device`` can do at ``compute_dtype``, 10^12 operations a second (an H100 in bfloat16: 989).
+    With it the learner shows what share of that its steps use; 0: not known, not shown."""
+
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.flops import ModelSize
 from learner.master_words import MasterWords
 from learner.token_logprob import token_logprob
 from node.errors import StartupError
@@ -69,6 +70,8 @@ class Policy:
         self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
+        self.size = model_size(model)
+        """What of it multiplies."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
@@ -94,18 +97,20 @@ class Policy:
         Returns:
             [targets], nats, row after row; carries the gradient.
         """
-        at_target = temperature[:, None].expand_as(is_target)[is_target]
+        at_target = temperature.repeat_interleave(is_target.sum(dim=1))
+        positions = is_target.flatten().nonzero().squeeze(1)
         is_narrow = self._compute_dtype is not None
         with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
             if not self._has_plain_head:
-                logits = self._model(input_ids=input_ids, use_cache=False).logits[is_target]
+                logits = self._model(input_ids=input_ids, use_cache=False).logits
+                logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / at_target[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return token_logprob(
-            hidden[is_target],
+            hidden.flatten(0, 1).index_select(0, positions),
             head.weight,
             head.bias,
             target_ids=target_ids,
@@ -173,6 +178,26 @@ def _specs(
     for name, tensor in tensors.items():
         held = str(tensor.dtype).removeprefix("torch.")
         yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
+
+
+def model_size(model: PreTrainedModel) -> ModelSize:
+    """Count what multiplies: parameters without the tables that are only looked up in."""
+    text = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tables = [
+        table.weight
+        for table in (model.get_input_embeddings(), head)
+        if isinstance(table, torch.nn.Embedding | torch.nn.Linear)
+    ]
+    looked_up = {id(weight): weight.numel() for weight in tables}  # tied ones once
+    heads = getattr(text, "num_attention_heads", 0)
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    return ModelSize(
+        body_parameters=sum(parameter.numel() for parameter in model.parameters()) - sum(looked_up.values()),
+        head_parameters=head.weight.numel() if isinstance(head, torch.nn.Linear) else 0,
+        layers=getattr(text, "num_hidden_layers", 0),
+        attention_width=heads * width,
+    )
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:

@@ -69,7 +69,7 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError("The learner does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
-    metrics = LearnerMetrics(context.registry)
+    metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
     policy = await asyncio.to_thread(_load_base_model, config)
     words0 = await asyncio.to_thread(
         keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout

@@ -151,4 +151,6 @@ class Trainee:
             step_s=step_s,
             surprisal_nats=outcome.surprisal_nats,
         )
-        return StepLine(at_s=self._clock.now(), report=report, tokens=outcome.tokens, groups=groups)
+        return StepLine(
+            at_s=self._clock.now(), report=report, tokens=outcome.tokens, flops=outcome.flops, groups=groups
+        )

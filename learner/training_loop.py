@@ -135,12 +135,6 @@ class TrainingLoop:
         return 0 < self._settings.max_versions <= self.version
 
     def _prepare(self, run: RunSettings) -> tuple[AdmissionRules, BatchBuffer]:
-        if run.sampling.is_truncated:
-            raise StartupError(
-                f"the run samples with top_p={run.sampling.top_p} top_k={run.sampling.top_k}, and truncated "
-                "sampling needs the correction of a later release",
-                fix="Set coordinator.top_p = 1 and coordinator.top_k = 0",
-            )
         if self._settings.buffer_groups < run.batch_groups:
             raise StartupError(
                 f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "

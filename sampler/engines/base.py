@@ -35,6 +35,7 @@ class SampledCompletion:
     behaviour_logprob: NDArray[np.float32]
     policy_version: NDArray[np.int32]
     is_finished: bool
+    kept_mass: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +99,8 @@ class Engine(Protocol):
         """Draw one token for every running completion; give the requests this finished.
 
         Each token's logprob is exactly that of the distribution it was drawn from: the
-        softmax after temperature, top-k and top-p renormalisation, in float32.
+        softmax after temperature, top-k and top-p renormalisation, in float32; with it, where
+        something was cut off, goes the mass kept.
         """
         ...
 

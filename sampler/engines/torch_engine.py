@@ -25,7 +25,7 @@ from node.weights.dtypes import BFLOAT16
 from node.weights.layout import Layout, TensorSpec
 from node.weights.model_files import StoredDtypes
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.distribution import sampling_logprob
+from sampler.engines.distribution import sampling_distribution
 from sampler.engines.kv_cache import KeyValueCache
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -46,15 +46,18 @@ class _Row:
     number: int
     tokens: list[int]
     logprobs: list[float] = field(default_factory=list)
+    kept_masses: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     def completion(self, *, is_finished: bool) -> SampledCompletion:
         generated = len(self.logprobs)
+        is_truncated = self.running.request.sampling.is_truncated
         return SampledCompletion(
             token_ids=np.array(self.tokens[-generated:], np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),
             is_finished=is_finished,
+            kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
         )
 
 
@@ -170,7 +173,7 @@ class TorchEngine:
         ).logits[:, -1]
         self._cache.take_appended()
         sampling = [row.running.request.sampling for row in self._rows]
-        logprob = sampling_logprob(
+        logprob, kept_mass = sampling_distribution(
             logits,
             temperature=torch.tensor([s.temperature for s in sampling], device=device),
             top_k=torch.tensor([s.top_k for s in sampling], device=device),
@@ -178,7 +181,9 @@ class TorchEngine:
         )
         drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
         drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
-        return self._append(drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist())
+        return self._append(
+            drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist(), kept_mass.tolist()
+        )
 
     @torch.inference_mode()
     def serve(self, version: int) -> None:
@@ -222,12 +227,16 @@ class TorchEngine:
         )
         return KeyValueCache(past, mask)
 
-    def _append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[FinishedRequest]:
+    def _append(
+        self, tokens: Sequence[int], logprobs: Sequence[float], kept_masses: Sequence[float]
+    ) -> list[FinishedRequest]:
         finished: list[FinishedRequest] = []
         unfinished: list[bool] = []
-        for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
+        drawn = zip(self._rows, tokens, logprobs, kept_masses, strict=True)
+        for row, token, logprob, kept_mass in drawn:
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            row.kept_masses.append(kept_mass)
             row.versions.append(self._version)
             ended = token in self._end_ids
             unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)

@@ -315,16 +315,27 @@ async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_
         assert counted == {Verdict.ACCEPTED: 6, Verdict.SUSPECT: 6}
 
 
-@pytest.mark.parametrize(
-    ("run", "says"),
-    [
-        (replace(RUN, batch_groups=9), "never fills a batch of 9"),
-        (replace(RUN, sampling=replace(SAMPLING, top_p=0.9)), "truncated sampling"),
-    ],
-)
-async def test_a_run_this_learner_cannot_train_ends_it_at_the_start(
-    model_dir: Path, tmp_path: Path, run: RunSettings, says: str
+async def test_a_run_of_truncated_sampling_trains_on_the_groups_that_say_what_was_kept(
+    model_dir: Path, tmp_path: Path
 ) -> None:
+    sampling = replace(SAMPLING, top_k=20)
+    kept = tuple(make_completion(3, reward=float(n), kept_mass=np.ones(3, np.float32)) for n in range(2))
+    run = replace(RUN, sampling=sampling)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
-        with pytest.raises(StartupError, match=says):
+        await hub.give(
+            running.delivered("0.1", sampling=sampling),
+            running.delivered("1.1", sampling=sampling, completions=kept),
+            running.delivered("2.1", sampling=sampling, completions=kept),
+        )
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert hub.trained_group_ids == ["1.1", "2.1"]
+        assert hub.verdicts_of("0.1") == [Verdict.FOREIGN]
+
+
+async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    run = replace(RUN, batch_groups=9)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
+        with pytest.raises(StartupError, match="never fills a batch of 9"):
             await asyncio.wait_for(running.tasks[1], timeout=30)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.distribution import sampling_logprob
+from sampler.engines.distribution import sampling_distribution
 from sampler.engines.torch_engine import TorchEngine, canonical_tensors
 from sampler.model_words import ArrayWords, copy_words
 from support.model_words import words_of
@@ -75,9 +75,13 @@ def naive_logprob(
     completion: SampledCompletion,
     sampling: SamplingParameters = PLAIN,
 ) -> NDArray[np.float32]:
-    """Score every token by a whole forward pass of its own: no cache, no batch, no padding."""
+    """Score every token by a whole forward pass of its own: no cache, no batch, no padding.
+
+    Kept masses, where there are any, are checked on the way.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     scores: list[float] = []
+    kept_masses: list[float] = []
     with torch.no_grad():
         for position, (token, version) in enumerate(
             zip(completion.token_ids, completion.policy_version, strict=True)
@@ -89,13 +93,15 @@ def naive_logprob(
                 start += tensor.numel()
             ids = np.concatenate([prompt, completion.token_ids[:position]])
             logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
-            distribution = sampling_logprob(
+            distribution = sampling_distribution(
                 logits,
                 temperature=torch.tensor([sampling.temperature]),
                 top_k=torch.tensor([sampling.top_k]),
                 top_p=torch.tensor([sampling.top_p]),
             )
-            scores.append(float(distribution[0, int(token)]))
+            scores.append(float(distribution.logprob[0, int(token)]))
+            kept_masses.append(float(distribution.kept_mass))
+    assert completion.kept_mass is None or np.allclose(completion.kept_mass, kept_masses, atol=1e-5)
     return np.array(scores, np.float32)
 
 
@@ -180,19 +186,17 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
         SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
     ],
 )
-def test_truncated_sampling_records_the_renormalised_logprob(
+def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
     engine: TorchEngine, model_dir: Path, sampling: SamplingParameters
 ) -> None:
     engine.add(request(engine, "5-2=", sampling=sampling, completions=4))
     engine.add(request(engine, "5", completions=4))
-    for completion in run_out(engine)["5-2="].completions:
-        naive = naive_logprob(
-            model_dir,
-            {0: live(engine)},
-            engine.encode("5-2="),
-            completion,
-            sampling,
-        )
+    finished = run_out(engine)
+    assert all(completion.kept_mass is None for completion in finished["5"].completions)
+    for completion in finished["5-2="].completions:
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("5-2="), completion, sampling)
+        assert completion.kept_mass is not None
+        assert completion.kept_mass.min() < 0.99
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
