@@ -113,10 +113,10 @@ def load_pair(path: Path) -> Pair:
 
 def _read(path: Path) -> Arrays:
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise PairError(f"{path}: one array, not an .npz")
-        with file:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise PairError(f"{path}: one array, not an .npz")
             arrays = {name: file[name] for name in file.files}
     except PairError:
         raise
@@ -157,7 +157,7 @@ def _shape(path: Path, text: str) -> tuple[int, ...]:
 
 
 def drawn_pair(words: int, *, step: float) -> Pair:
-    """Draw a pair; density is about 0.3 % at a step of 1e-6."""
+    """Draw a pair; density is about 1 % at a step of 3e-7."""
     random = np.random.default_rng(0)
     base, new = np.empty(words, np.uint16), np.empty(words, np.uint16)
     for start in range(0, words, _DRAWN_AT_ONCE):
