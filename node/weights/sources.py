@@ -135,6 +135,14 @@ class Sources:
         """Give the one of ``names`` whose next lane will do best."""
         return self._book.choose(names)
 
+    def preferred(self) -> str:
+        """Give whom to ask for what nobody has yet."""
+        return self._book.choose(self._book.standing(now=self._clock.monotonic()))
+
+    def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
+        """Give a stub of a source that is always on the same connection: TCP knows its line by now."""
+        return self._stubs[name][0]
+
     @contextmanager
     def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
         """Give a stub of a source, its connections taking turns; a lane of it is taken meanwhile."""

@@ -10,11 +10,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from node import limits
 from node.policy import ArtifactKey
+from node.rpc.channel import ConnectionLost
+from node.weights.expected import Piece, PieceStream
 from node.weights.manifest import Manifest
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
+
+
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,40 @@ class Range:
     read_bytes: int = 0
     """Since then, from the source it is read from now."""
     times_taken: int = 0
+    stream: PieceStream | None = None
+    """Open already: ``source`` sends these frames unasked."""
 
-    def pop_frame(self) -> Arrived:
-        """Give the first frame, all of which has arrived, and go on to the next."""
-        arrived = Arrived(self.frames.popleft(), bytes(self.partial), frozenset(self.senders))
-        self.partial.clear()
-        self.senders.clear()
+    def take(self, piece: Piece, manifest: Manifest) -> list[Arrived]:
+        """Add a piece, and give the frames that it completes.
+
+        Raises:
+            LyingSourceError: it is not what comes next.
+        """
+        data, at = piece.data, 0
+        is_next = bool(self.frames) and (piece.frame, piece.offset_bytes) == (
+            self.frames[0],
+            len(self.partial),
+        )
+        if not is_next or not 1 <= len(data) <= limits.CHUNK_BYTES:
+            raise LyingSourceError(
+                f"{self.source} sent {len(data)} bytes of frame {piece.frame} at {piece.offset_bytes}, where "
+                f"frame {self.frames[0] if self.frames else None} at {len(self.partial)} was due"
+            )
+        arrived: list[Arrived] = []
+        while at < len(data):
+            if not self.frames:
+                raise LyingSourceError(f"{self.source} sent {len(data) - at} bytes too many")
+            frame, held = self.frames[0], len(self.partial)
+            taken = data[at : at + manifest.frames[frame].payload_bytes - held]
+            at += len(taken)
+            self.senders.add(self.source)
+            if held + len(taken) < manifest.frames[frame].payload_bytes:
+                self.partial += taken
+                break
+            arrived.append(Arrived(frame, bytes(self.partial) + taken, frozenset(self.senders)))
+            self.frames.popleft()
+            self.partial.clear()
+            self.senders.clear()
         return arrived
 
 
