@@ -56,7 +56,9 @@ async def serve(settings: dict[str, Any]) -> None:
         await ready.wait()
         say(ready=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            artifact = await asyncio.to_thread(load_artifact, Path(settings["training"]), json.loads(line)["put"])
+            artifact = await asyncio.to_thread(
+                load_artifact, Path(settings["training"]), json.loads(line)["put"]
+            )
             announced_s: list[float] = []
             with store.listening(partial(_note_time, announced_s)):
                 await asyncio.to_thread(store.put_version, *artifact)

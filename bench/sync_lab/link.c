@@ -157,6 +157,8 @@ static void *carry(void *argument) {
   static __thread unsigned char data[PACKET];
   struct direction *d = argument;
   prctl(PR_SET_TIMERSLACK, 1UL);
+  // A link does not wait for the processes that use it. Where this is not allowed, it may.
+  pthread_setschedparam(pthread_self(), SCHED_FIFO, &(struct sched_param){.sched_priority = 1});
   for (;;) {
     double now = now_s();
     int taken = 0;

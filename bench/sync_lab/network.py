@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final, Self
 
 LINK_SOURCE: Final = Path(__file__).with_name("link.c")
-STARTS_WITHIN_S: Final = 20.0
+_TCP: Final = Path("/proc/sys/net/ipv4")
+AVAILABLE: Final = _TCP / "tcp_available_congestion_control"
+ALLOWED: Final = _TCP / "tcp_allowed_congestion_control"
 
 
 def missing_tools() -> list[str]:
@@ -85,15 +87,14 @@ class Namespace:
         """
         subprocess.run(self.command(*arguments), check=True, capture_output=True)
 
+    def read(self, *arguments: str) -> str:
+        """Give what a command prints in here."""
+        return subprocess.run(self.command(*arguments), check=True, capture_output=True, text=True).stdout
+
     def set_tcp(self, **settings: str) -> None:
         """Write ``net.ipv4.tcp_...`` of this network."""
         for key, value in settings.items():
             self.run("sysctl", "-q", "-w", f"net.ipv4.tcp_{key}={value}")
-
-    def received_bytes(self, device: str) -> int:
-        """Give what came in on a device, headers included."""
-        path = f"/sys/class/net/{device}/statistics/rx_bytes"
-        return int(subprocess.run(self.command("cat", path), check=True, capture_output=True).stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,16 @@ class Network(ExitStack):
         subprocess.run([cc, *flags, "-o", str(self._emulator), str(LINK_SOURCE)], check=True)
         return self
 
+    def allow(self, congestion_control: str) -> bool:
+        """Let namespaces choose a congestion control; False: this kernel has none of that name."""
+        if congestion_control not in AVAILABLE.read_text().split():
+            return False
+        allowed = ALLOWED.read_text()
+        if congestion_control not in allowed.split():
+            ALLOWED.write_text(f"{allowed.strip()} {congestion_control}")
+            self.callback(ALLOWED.write_text, allowed)
+        return True
+
     def namespace(self, role: str) -> Namespace:
         """Make a namespace."""
         name = f"{self._prefix}-{role}"
@@ -183,8 +194,8 @@ class Network(ExitStack):
         number, addresses = self._next_addresses()
         ends = (f"lan{number}a", f"lan{number}b")
         subprocess.run(
-            ["ip", "link", "add", ends[0], "netns", a.name, "type", "veth"]
-            + ["peer", "name", ends[1], "netns", b.name],
+            ["ip", "link", "add", ends[0], "netns", a.name, "type", "veth", "peer", "name", ends[1]]
+            + ["netns", b.name],  # noqa: RUF005 - one line is too long
             check=True,
         )
         for namespace, device, address in zip((a, b), ends, addresses, strict=True):

@@ -6,7 +6,6 @@ are made of; a relay is ``heterorl-node --role relay``. They are spoken to in li
 
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -66,10 +65,12 @@ class Process:
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: list[dict[str, Any]] = []
+        self._has_ended = False
+        self._spoke = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
         self.name = f"{module} in {namespace.name}"
-        self.wait_for("ready")
+        self.answer("ready")
 
     def tell(self, **order: Any) -> None:
         """Give an order."""
@@ -77,29 +78,21 @@ class Process:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
-    def wait_for(self, key: str, *, timeout_s: float = ANSWERS_WITHIN_S) -> Any:
-        """Give the value of ``key`` in the next line that has it; lines before that are dropped.
+    def answer(self, key: str, *, timeout_s: float = ANSWERS_WITHIN_S) -> dict[str, Any]:
+        """Give the next line that has ``key``; other lines stay for who waits for them.
 
         Raises:
-            TimeoutError: it did not come; its log says why.
-        """
-        return next(line[key] for line in self.lines(timeout_s=timeout_s) if key in line)
-
-    def lines(self, *, timeout_s: float = ANSWERS_WITHIN_S) -> Iterator[dict[str, Any]]:
-        """Yield what it says.
-
-        Raises:
-            TimeoutError: it said nothing more for ``timeout_s``.
+            TimeoutError: it did not come; the log says why.
         """
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                text = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise TimeoutError(f"{self.name} did not answer; see {self._log.name}") from None
-            if not text:
-                raise TimeoutError(f"{self.name} ended; see {self._log.name}")
-            yield json.loads(text)
+        with self._spoke:
+            while True:
+                line = next((line for line in self._lines if key in line), None)
+                if line is not None:
+                    self._lines.remove(line)
+                    return line
+                if self._has_ended or not self._spoke.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"{self.name} did not say {key!r}; see {self._log.name}")
 
     @property
     def pid(self) -> int:
@@ -120,9 +113,13 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
+        for text in self._process.stdout:
+            with self._spoke:
+                self._lines.append(json.loads(text))
+                self._spoke.notify()
+        with self._spoke:
+            self._has_ended = True
+            self._spoke.notify()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 Says, in lines of JSON:
 
-    {"held": VERSION, "name": NAME, "at_s": T, "received_bytes": B}    a version was verified and handed over
+    {"held": VERSION, "name": NAME, "verified_s": T, "served_s": T, "received_bytes": B}    when every word had the
+                                         signed digest; when it was on disk too, and handed over to be served
     {"received_bytes": B, "now_s": T}    asked for by {"count": true}: payload bytes of all receivers so far
     {"is_exact": true}                   asked for by {"compare": FILE}: the words held against a .npy
-    {"calls_s": [...]}                   at {"end_probe": true}: how long each control call took that was made, one
-                                         after the other, since {"probe": [VERSION, BASE]}
+    {"calls_s": [...]}                   at {"end_probe": true}: how long each control call took that was made,
+                                         one after the other, since {"probe": [VERSION, BASE]}
 """
 
 import asyncio
@@ -35,11 +36,23 @@ from node.telemetry.logging import configure_logging
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.digests import Words
 from node.weights.fetch import Fetcher
+from node.weights.head_file import StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
+from sampler.delta_log import StagedArtifact
 from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
+
+
+class TimedDisk(PolicyDisk):
+    """Notes when a version was verified: the moment it is first to be remembered."""
+
+    verified_s = 0.0
+
+    def remember(self, mark: StoreMark, staged: StagedArtifact | None) -> None:
+        self.verified_s = time.monotonic()
+        super().remember(mark, staged)
 
 
 class Receiver:
@@ -62,6 +75,15 @@ class Receiver:
             metrics=metrics,
         )
         layout = load_layout(Path(settings["training"]))
+        self._disk = TimedDisk(
+            state,
+            layout=layout,
+            public_key=run.learner_public_key,
+            run_id=run.run_id,
+            save_every_s=3600,
+            count_refusal=_ignore_reason,
+            clock=SystemClock(),
+        )
         self.sync = PolicySync(
             Fetcher(
                 sources,
@@ -74,15 +96,7 @@ class Receiver:
             layout=layout,
             words0=words0.copy,
             hand_over=self._take,
-            disk=PolicyDisk(
-                state,
-                layout=layout,
-                public_key=run.learner_public_key,
-                run_id=run.run_id,
-                save_every_s=3600,
-                count_refusal=_ignore_reason,
-                clock=SystemClock(),
-            ),
+            disk=self._disk,
             transfer_metrics=metrics,
             count_refusal=_ignore,
             random=random.random,
@@ -99,9 +113,15 @@ class Receiver:
         return int(sum(count or 0 for count in counts))
 
     async def _take(self, policy: HeldPolicy) -> None:
-        at_s = time.monotonic()
+        served_s = time.monotonic()
         self.held = policy
-        say(held=policy.version.number, name=self.name, at_s=at_s, received_bytes=self.received_bytes)
+        say(
+            held=policy.version.number,
+            name=self.name,
+            verified_s=self._disk.verified_s,
+            served_s=served_s,
+            received_bytes=self.received_bytes,
+        )
 
 
 async def receive(settings: dict[str, Any]) -> None:
@@ -126,13 +146,19 @@ async def receive(settings: dict[str, Any]) -> None:
                 probe = tasks.create_task(_probe(settings, run, ArtifactKey(*order["probe"]), stopping))
             elif "compare" in order:
                 words = np.load(order["compare"], mmap_mode="r")
-                say(is_exact=all(r.held is not None and np.array_equal(r.held.words, words) for r in receivers))
+                say(
+                    is_exact=all(
+                        r.held is not None and np.array_equal(r.held.words, words) for r in receivers
+                    )
+                )
             elif "end_probe" in order and probe is not None:
                 probe.cancel()
         stopping.set()
 
 
-async def _probe(settings: dict[str, Any], run: RunDescription, key: ArtifactKey, stopping: asyncio.Event) -> None:
+async def _probe(
+    settings: dict[str, Any], run: RunDescription, key: ArtifactKey, stopping: asyncio.Event
+) -> None:
     """Make a control call after another, on a channel of their own; say how long each took, seconds."""
     identity = load_identity(Path(settings["state"]) / settings["names"][0] / IDENTITY_DIRECTORY)
     assert identity is not None

@@ -23,6 +23,10 @@ from node.weights.manifest import sign
 HIDDEN, FEED_FORWARD, KEY_VALUES = 576, 1536, 192
 
 
+_DRAWN: Final = (1 << 24) + 1
+"""Random numbers drawn before they are used again: frames are coded one by one, so it is not seen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """SmolLM2-135M, or a smaller or larger one of its kind."""
@@ -88,14 +92,19 @@ class Training:
     """Share of words that a step changed, measured over all steps."""
     steps: tuple[Published, ...]
     """Deltas 0 -> 1 -> 2 ..."""
-    keyframe: Published
-    """Of the last version."""
+    keyframes: tuple[Published, ...]
+    """Of versions 1, 2 ..., as many as asked for."""
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the whole model in bf16."""
+        return 2 * self.words
 
 
 def publish_versions(
-    directory: Path, model: Model, *, run_id: str, key: SigningKey, steps: int, density: float
+    directory: Path, model: Model, *, run_id: str, key: SigningKey, steps: int, keyframes: int, density: float
 ) -> Training:
-    """Make ``words0.npy``, ``steps`` deltas, a keyframe of the last version and its ``words.npy``."""
+    """Make ``words0.npy``, ``words.npy`` of the last version, ``steps`` deltas and the first keyframes."""
     directory.mkdir(parents=True)
     (directory / "model.json").write_text(json.dumps(asdict(model)))
     layout = model_layout(model)
@@ -103,19 +112,23 @@ def publish_versions(
     masters = _masters(layout, random)
     words = _rounded(masters)
     np.save(directory / "words0.npy", words)
-    step_size = _step_size(masters, density=density)
+    step = _step_size(masters, density=density)
     held = HeldPolicy.of(0, words, layout=layout)
-    published, changed = [], 0
+    deltas, keys, changed = [], [], 0
+
+    def publish(words: Words, version: int, base: HeldPolicy | None) -> Published:
+        return _publish(directory, layout, words, version, base=base, run_id=run_id, key=key)
+
     for version in range(1, steps + 1):
-        signs = random.integers(0, 2, layout.words, np.uint8).astype(np.float32) * 2 - 1
-        masters += step_size * signs
+        masters += np.resize(random.choice(np.array([-step, step]), _DRAWN), layout.words)
         words = _rounded(masters)
         changed += int(np.count_nonzero(words != held.words))
-        published.append(_publish(directory, layout, words, version, base=held, run_id=run_id, key=key))
+        deltas.append(publish(words, version, held))
+        if version <= keyframes:
+            keys.append(publish(words, version, None))
         held = HeldPolicy.of(version, words, layout=layout)
-    keyframe = _publish(directory, layout, held.words, steps, base=None, run_id=run_id, key=key)
     np.save(directory / "words.npy", held.words)
-    return Training(directory, layout.words, changed / steps / layout.words, tuple(published), keyframe)
+    return Training(directory, layout.words, changed / steps / layout.words, tuple(deltas), tuple(keys))
 
 
 def load_artifact(directory: Path, name: str) -> tuple[bytes, list[bytes]]:
@@ -130,7 +143,7 @@ def load_artifact(directory: Path, name: str) -> tuple[bytes, list[bytes]]:
 
 
 def _masters(layout: Layout, random: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    masters = random.standard_normal(layout.words, np.float32)
+    masters = np.resize(random.standard_normal(_DRAWN, np.float32), layout.words)
     for tensor in layout.tensors:
         scale = 0.2 if "norm" in tensor.name else 1.5 / np.sqrt(tensor.shape[-1])
         masters[tensor.start_word : tensor.start_word + tensor.words] *= scale
