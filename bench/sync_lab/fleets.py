@@ -1,5 +1,6 @@
 """Many receivers, with and without a relay, and relays behind relays."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -73,7 +74,7 @@ def _chain(lab: Lab, *, relays: int, line: Line) -> Facts:
     published = training.keyframes[0]
     with lab.fleet() as fleet, Network() as network, ExitStack() as running:
         places = [network.namespace(f"hop{number}") for number in range(relays + 2)]
-        links = [network.link(a, b, line) for a, b in zip(places, places[1:], strict=False)]
+        links = [network.link(a, b, line) for a, b in itertools.pairwise(places)]
         hub = running.enter_context(fleet.hub(places[0], training.directory))
         for number in range(relays):
             running.enter_context(

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.sync_lab.versions import load_artifact
 from heterorl.v1 import policy_pb2_grpc
+from node.allocator import keep_freed_memory
 from node.clock import SystemClock
 from node.errors import Reason
 from node.identity.init_run import IDENTITY_DIRECTORY
@@ -80,5 +81,6 @@ def _ignore(*, service: str, reason: Reason) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as node/bootstrap.py does
     configure_logging(log_format="json", level="info", roles=["hub"])
     uvloop.run(serve(json.loads(sys.argv[1])))

@@ -97,7 +97,7 @@ def is_exact(receivers: Process, training: Training) -> bool:
 
 
 def watched_bytes(receivers: Process, *, until_bytes: int, until_s: float) -> list[tuple[float, int]]:
-    """Give (monotonic seconds, payload bytes received), ten times a second, until there are so many or time is up."""
+    """Give (monotonic seconds, payload bytes received), ten times a second, until so many or so late."""
     progress: list[tuple[float, int]] = []
     while not progress or (progress[-1][0] < until_s and progress[-1][1] < until_bytes):
         receivers.tell(count=True)

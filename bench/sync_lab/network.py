@@ -193,11 +193,9 @@ class Network(ExitStack):
         """Put a veth pair between two namespaces; give the addresses of its ends."""
         number, addresses = self._next_addresses()
         ends = (f"lan{number}a", f"lan{number}b")
-        subprocess.run(
-            ["ip", "link", "add", ends[0], "netns", a.name, "type", "veth", "peer", "name", ends[1]]
-            + ["netns", b.name],  # noqa: RUF005 - one line is too long
-            check=True,
-        )
+        near = ("name", ends[0], "netns", a.name)
+        far = ("name", ends[1], "netns", b.name)
+        subprocess.run(["ip", "link", "add", *near, "type", "veth", "peer", *far], check=True)
         for namespace, device, address in zip((a, b), ends, addresses, strict=True):
             namespace.run("ip", "address", "add", f"{address}/30", "dev", device)
             namespace.run("ip", "link", "set", device, "up")

@@ -2,12 +2,15 @@
 
 Says, in lines of JSON:
 
-    {"held": VERSION, "name": NAME, "verified_s": T, "served_s": T, "received_bytes": B}    when every word had the
-                                         signed digest; when it was on disk too, and handed over to be served
-    {"received_bytes": B, "now_s": T}    asked for by {"count": true}: payload bytes of all receivers so far
-    {"is_exact": true}                   asked for by {"compare": FILE}: the words held against a .npy
-    {"calls_s": [...]}                   at {"end_probe": true}: how long each control call took that was made,
-                                         one after the other, since {"probe": [VERSION, BASE]}
+    {"held": VERSION, "name": NAME, "verified_s": T, "served_s": T, "received_bytes": B}
+        a version, when every word had the signed digest, and when it was on disk and handed over to be served
+    {"received_bytes": B, "now_s": T}
+        asked for by {"count": true}: payload bytes of all receivers so far
+    {"is_exact": true}
+        asked for by {"compare": FILE}: the words held against a .npy
+    {"calls_s": [...]}
+        at {"end_probe": true}: how long each control call took that was made, one after the other, since
+        {"probe": [VERSION, BASE]}
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from prometheus_client import CollectorRegistry
 from bench.sync_lab.hub import say
 from bench.sync_lab.versions import load_layout
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.allocator import keep_freed_memory
 from node.clock import SystemClock
 from node.errors import Reason
 from node.identity.init_run import IDENTITY_DIRECTORY
@@ -184,5 +188,6 @@ def _ignore_reason(reason: Reason) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as node/bootstrap.py does
     configure_logging(log_format="json", level="info", roles=["sampler"])
     uvloop.run(receive(json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""One receiver at the end of 100 Mbit/s and 150 ms: a training step, a keyframe, and what others would send."""
+"""One receiver at the end of 100 Mbit/s and 150 ms: a step, a keyframe, and what others would send."""
 
 import shutil
 import statistics

@@ -44,7 +44,7 @@ def receive(address: tuple[str, int], connections: int, size_bytes: int) -> floa
 
 
 def steady_goodput(progress: list[tuple[float, int]]) -> float:
-    """Give the bytes per second between the STEADY shares of ``progress``: (seconds, bytes so far), growing."""
+    """Give the bytes per second between the STEADY shares of (seconds, bytes so far), growing."""
     total = progress[-1][1]
     start, end = (next(point for point in progress if point[1] >= share * total) for share in STEADY)
     return (end[1] - start[1]) / (end[0] - start[0])

@@ -37,8 +37,8 @@ from node.weights.fetch import Fetcher
 from node.weights.sources import Sources, dial_source
 from node.weights.store import ArtifactStore
 
-BULK_CONNECTIONS: Final = 4
-"""To each source: a relay serves many and is worth a full line."""
+BULK_CONNECTIONS: Final = 8
+"""For weights, to each source: as a sampler's."""
 
 VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"

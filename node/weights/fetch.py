@@ -57,11 +57,13 @@ _MOST_TAKEOVERS: Final = 2
 class FetchLimits:
     """How hard to try."""
 
-    streams: int = 4
-    """Ranges in flight per source; two per connection fill it."""
-    most_streams: int = 16
-    """Over all sources."""
+    streams: int = 2
+    """Ranges in flight per connection; two fill it."""
+    most_streams: int = 32
+    """Over all sources; half of what a hub allows one peer."""
     range_bytes: int = 8 << 20
+    least_range_bytes: int = 256 << 10
+    """Less is not worth a lane of its own."""
     stall_s: float = 20.0
     attempts: int = 8
     """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
@@ -138,8 +140,8 @@ class Fetcher:
             RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
             ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        sources = len(self._names(manifest.key))
-        lanes = min(self._limits.streams * sources, self._limits.most_streams)
+        connections = self._sources.connections(self._names(manifest.key))
+        lanes = min(self._limits.streams * connections, self._limits.most_streams)
         waiting = self._pushed(manifest, frames := list(frames))
         pushed = {frame for span in waiting for frame in span.frames}
         rest = [frame for frame in frames if frame not in pushed]
@@ -197,7 +199,7 @@ class Fetcher:
         wanted = list(frames)
         total_bytes = sum(manifest.frames[frame].payload_bytes for frame in wanted)
         pieces = lanes * (_RANGES_PER_LANE if lanes > self._limits.streams else 1)
-        most_bytes = min(self._limits.range_bytes, total_bytes // pieces)
+        most_bytes = min(self._limits.range_bytes, max(total_bytes // pieces, self._limits.least_range_bytes))
         pending: deque[int] = deque()
         pending_bytes = 0
         for frame in wanted:
@@ -283,10 +285,11 @@ class Fetcher:
             try:
                 while span.frames:
                     piece = await self._next(stream, span)
+                    data = piece.data  # each look at the field is a copy
+                    self._metrics.count_received(transfer.key, len(data))
+                    arrived = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
                     attempts.reset()
-                    self._metrics.count_received(transfer.key, len(piece.data))
-                    span.read_bytes += len(piece.data)
-                    arrived = span.take(piece, transfer.manifest)
+                    span.read_bytes += len(data)
                     if arrived:
                         await self._deliver(transfer, arrived)
             finally:

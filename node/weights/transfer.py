@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from node import limits
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
-from node.weights.expected import Piece, PieceStream
+from node.weights.expected import PieceStream
 from node.weights.manifest import Manifest
 
 PutFrame = Callable[[int, bytes], None]
@@ -52,34 +52,32 @@ class Range:
     stream: PieceStream | None = None
     """Open already: ``source`` sends these frames unasked."""
 
-    def take(self, piece: Piece, manifest: Manifest) -> list[Arrived]:
-        """Add a piece, and give the frames that it completes.
+    def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
+        """Add a piece of some payloads, and give the frames that it completes.
 
         Raises:
             LyingSourceError: it is not what comes next.
         """
-        data, at = piece.data, 0
-        is_next = bool(self.frames) and (piece.frame, piece.offset_bytes) == (
-            self.frames[0],
-            len(self.partial),
-        )
-        if not is_next or not 1 <= len(data) <= limits.CHUNK_BYTES:
+        due, at = (self.frames[0], len(self.partial)), 0
+        if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
             raise LyingSourceError(
-                f"{self.source} sent {len(data)} bytes of frame {piece.frame} at {piece.offset_bytes}, where "
-                f"frame {self.frames[0] if self.frames else None} at {len(self.partial)} was due"
+                f"{self.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {due[0]} at {due[1]} was due"
             )
         arrived: list[Arrived] = []
         while at < len(data):
             if not self.frames:
                 raise LyingSourceError(f"{self.source} sent {len(data) - at} bytes too many")
             frame, held = self.frames[0], len(self.partial)
-            taken = data[at : at + manifest.frames[frame].payload_bytes - held]
+            end = at + manifest.frames[frame].payload_bytes - held
+            taken = data if (at, end) == (0, len(data)) else data[at:end]
             at += len(taken)
             self.senders.add(self.source)
-            if held + len(taken) < manifest.frames[frame].payload_bytes:
+            if at < end:
                 self.partial += taken
                 break
-            arrived.append(Arrived(frame, bytes(self.partial) + taken, frozenset(self.senders)))
+            payload = b"".join((self.partial, taken)) if held else taken
+            arrived.append(Arrived(frame, payload, frozenset(self.senders)))
             self.frames.popleft()
             self.partial.clear()
             self.senders.clear()
