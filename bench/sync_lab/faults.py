@@ -14,12 +14,12 @@ WATCHED_S: Final = (6.0, 26.0)
 
 
 def loss(lab: Lab) -> Iterator[Facts]:
-    """A keyframe over a line that loses 0.5 % of the packets, over one connection and over eight and sixteen.
+    """A keyframe over a line that loses 0.5 % of the packets, over one connection and over eight.
 
     With the congestion control that most senders on the Internet have (cubic) and with BBR, whose one
     connection fills such a line by itself.
     """
-    counts = (1, 16) if lab.is_quick else (1, 8, 16)
+    counts = (1, 8)
     for congestion_control in ("cubic",) if lab.is_quick else ("cubic", "bbr"):
         alone = 0.0
         for connections in counts:

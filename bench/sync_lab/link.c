@@ -227,6 +227,9 @@ int main(int count, char **arguments) {
     if (!strncmp(order, "loss ", 5)) loss = atof(order + 5);
     if (!strcmp(order, "down\n")) is_down = 1;
     if (!strcmp(order, "up\n")) is_down = 0;
-    putchar('{'), print_counts("ab", &ab, ", "), print_counts("ba", &ba, "}\n");
+    if (strcmp(order, "count\n")) continue;
+    putchar('{');
+    print_counts("ab", &ab, ", ");
+    print_counts("ba", &ba, "}\n");
   }
 }

@@ -169,6 +169,7 @@ async def _probe(
     channel = dial(settings["sources"][0], identity, purpose=Purpose.CONTROL, now=time.time())
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     calls_s: list[float] = []
+    await channel.channel_ready()
     try:
         while not stopping.is_set():
             started = time.monotonic()

@@ -5,6 +5,7 @@ as it has arrived and was verified.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,8 +17,9 @@ from node.policy import ArtifactKey
 from node.rpc.auth import Context
 from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.chain import plan_catch_up
 from node.weights.manifest import Manifest
-from node.weights.pieces import batches, pushed_frames
+from node.weights.pieces import first_batch, pushed_frames
 from node.weights.store import ArtifactStore
 from node.wire import announcement_to_wire, artifact_key_from_wire
 
@@ -85,7 +87,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Context
     ) -> AsyncIterator[policy_pb2.AwaitArtifactResponse]:
-        key = await self._next_from(request.base_version)
+        key = await self._next_after(request.held_version)
         with self._store.lease(key):
             manifest, signed = await asyncio.to_thread(self._store.manifest, key)
             yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed)
@@ -95,27 +97,34 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
                 )
 
-    async def _next_from(self, base_version: int) -> ArtifactKey:
-        """Wait for an artifact that starts from a version; give the one that leads furthest."""
+    async def _next_after(self, held: int) -> ArtifactKey:
+        """Wait for a head newer than a version; give the first artifact on the cheapest way to it."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
             while True:
                 changed.clear()
                 announcement = self._store.announcement()
-                artifacts = () if announcement is None else announcement.artifacts
-                keys = [artifact.key for artifact in artifacts if artifact.key.base_version == base_version]
-                if keys:
-                    return max(keys)
+                if announcement is not None:
+                    path = plan_catch_up(held, announcement.head.number, announcement.artifacts)
+                    if path:
+                        return path[0].key
                 await changed.wait()
 
     async def _pieces(
         self, manifest: Manifest, frames: Sequence[int], *, first_offset_bytes: int
     ) -> AsyncIterator["_Piece"]:
         key = manifest.key
-        for batch in batches(manifest, frames, most_bytes=self._batch_bytes):
-            for frame in batch:
-                await self._wait_for(key, frame)
+        start = 0
+        while start < len(frames):
+            await self._wait_for(key, frames[start])
+            batch = first_batch(
+                manifest,
+                itertools.islice(frames, start, None),
+                most_bytes=self._batch_bytes,
+                is_here=lambda frame: not self._store.is_awaited(key, frame),
+            )
+            start += len(batch)
             data = await asyncio.to_thread(self._read, key, batch)
             for offset in range(first_offset_bytes, len(data), limits.CHUNK_BYTES):
                 piece = data[offset : offset + limits.CHUNK_BYTES]

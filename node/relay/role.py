@@ -37,8 +37,9 @@ from node.weights.fetch import Fetcher
 from node.weights.sources import Sources, dial_source
 from node.weights.store import ArtifactStore
 
-BULK_CONNECTIONS: Final = 8
-"""For weights, to each source: as a sampler's."""
+BULK_CONNECTIONS: Final = 4
+"""For weights, to each source. A relay passes a frame on when all of it is there, and the more frames share a
+line, the later the first is: on 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
 
 VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"

@@ -1,4 +1,4 @@
-"""An artifact asked for before it exists, from whichever source answers best.
+"""An artifact asked for before it exists, of the source that delivers best.
 
     ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
      ^          |
@@ -70,11 +70,11 @@ class Pushed:
 
 
 class Expected:
-    """The next artifact from one version, while it is asked for."""
+    """The next artifact for who holds one version, while it is asked for."""
 
     def __init__(
         self,
-        base_version: int,
+        held_version: int,
         *,
         sources: Sources,
         verify: Verify,
@@ -82,7 +82,7 @@ class Expected:
         tasks: asyncio.TaskGroup,
     ) -> None:
         """Ask, in a task of ``tasks``."""
-        self.base_version = base_version
+        self.held_version = held_version
         self._sources = sources
         self._verify = verify
         self._random = random
@@ -97,7 +97,7 @@ class Expected:
 
     async def answer(self, key: ArtifactKey) -> Pushed | None:
         """Give the artifact that is announced now; None: it is another, or does not come."""
-        if key.base_version != self.base_version:
+        if key.version <= self.held_version:
             return None
         await wait_at_most(self._settled, PATIENCE_S)
         return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
@@ -138,7 +138,7 @@ class Expected:
 
     async def _ask(self, source: str) -> Pushed:
         request = policy_pb2.AwaitArtifactRequest(
-            base_version=self.base_version, most_bytes=limits.PUSH_BYTES
+            held_version=self.held_version, most_bytes=limits.PUSH_BYTES
         )
         stream: PushStream = self._sources.standing_stub(source).AwaitArtifact(request)
         try:
@@ -147,10 +147,6 @@ class Expected:
             if not isinstance(message, policy_pb2.AwaitArtifactResponse):
                 raise ConnectionLost("the stream ended before the manifest")
             manifest = await self._verify(message.signed_manifest)
-            if manifest.base_version != self.base_version:
-                raise RefusedError(
-                    Reason.MALFORMED, f"{source} sent {manifest.key} to who holds {self.base_version}"
-                )
         except BaseException:
             stream.cancel()
             raise

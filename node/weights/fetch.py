@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,8 +43,8 @@ _PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.D
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
-_RANGES_PER_LANE: Final = 4
-"""So that fast sources take more of them; each costs a request, not a connection."""
+_RANGES_PER_LANE: Final = 2
+"""Of what is left: so that fast sources take more; each costs a request, not a connection."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
@@ -61,7 +61,8 @@ class FetchLimits:
     """Ranges in flight per connection; two fill it."""
     most_streams: int = 32
     """Over all sources; half of what a hub allows one peer."""
-    range_bytes: int = 8 << 20
+    range_bytes: int = 2 << 20
+    """Small: lanes then stay near each other, and a relay has what those behind it ask for."""
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
     stall_s: float = 20.0
@@ -91,18 +92,18 @@ class Fetcher:
         self._limits = limits or FetchLimits()
         self._expected: Expected | None = None
 
-    def expect(self, base_version: int, tasks: asyncio.TaskGroup) -> None:
-        """Ask in advance for the next artifact from a version, in a task of ``tasks``.
+    def expect(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
+        """Ask in advance for what comes after a version, in a task of ``tasks``.
 
         ``signed_manifest`` and ``fetch`` then find it here, or on its way. What was expected before is not
         expected any more.
         """
         if self._expected is not None:
-            if self._expected.base_version == base_version and self._expected.is_waiting:
+            if self._expected.held_version == held_version and self._expected.is_waiting:
                 return
             self._expected.forget()
         self._expected = Expected(
-            base_version, sources=self._sources, verify=self._verify, random=self._random, tasks=tasks
+            held_version, sources=self._sources, verify=self._verify, random=self._random, tasks=tasks
         )
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
@@ -194,19 +195,23 @@ class Fetcher:
             verify_signed, signed, public_key=self._public_key, run_id=self._run_id
         )
 
-    def _ranges(self, manifest: Manifest, frames: Iterable[int], *, lanes: int) -> Iterator[Range]:
-        """Cut ``frames`` so that every lane has something to do and no range is over its limits."""
-        wanted = list(frames)
-        total_bytes = sum(manifest.frames[frame].payload_bytes for frame in wanted)
-        pieces = lanes * (_RANGES_PER_LANE if lanes > self._limits.streams else 1)
-        most_bytes = min(self._limits.range_bytes, max(total_bytes // pieces, self._limits.least_range_bytes))
+    def _ranges(self, manifest: Manifest, frames: Sequence[int], *, lanes: int) -> Iterator[Range]:
+        """Cut ``frames`` into ranges that become smaller, so that all lanes end at about the same time.
+
+        A connection left alone at the end does not become faster for seconds: it has learned its share.
+        """
+        left_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
         pending: deque[int] = deque()
-        pending_bytes = 0
-        for frame in wanted:
+        pending_bytes = enough_bytes = 0
+        for frame in frames:
+            if not pending:
+                share_bytes = left_bytes // (_RANGES_PER_LANE * lanes if lanes > 1 else 1)
+                enough_bytes = min(self._limits.range_bytes, max(share_bytes, self._limits.least_range_bytes))
             pending.append(frame)
             pending_bytes += manifest.frames[frame].payload_bytes
-            if pending_bytes >= most_bytes or len(pending) == limits.FRAMES_PER_FETCH:
+            if pending_bytes >= enough_bytes or len(pending) == limits.FRAMES_PER_FETCH:
                 yield Range(pending)
+                left_bytes -= pending_bytes
                 pending, pending_bytes = deque(), 0
         if pending:
             yield Range(pending)

@@ -1,23 +1,21 @@
 """How payloads are put together on the wire, and which are sent without being asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 from node.weights.manifest import Manifest
 
 
-def batches(manifest: Manifest, frames: Sequence[int], *, most_bytes: int) -> Iterator[tuple[int, ...]]:
-    """Cut ``frames`` into runs whose payloads have ``most_bytes`` together at most, or one frame each."""
+def first_batch(
+    manifest: Manifest, frames: Iterable[int], *, most_bytes: int, is_here: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """Give the first of ``frames`` that travel together: at least one, else what is here and fits."""
     batch: list[int] = []
-    batch_bytes = 0
     for frame in frames:
-        size_bytes = manifest.frames[frame].payload_bytes
-        if batch and batch_bytes + size_bytes > most_bytes:
-            yield tuple(batch)
-            batch, batch_bytes = [], 0
+        most_bytes -= manifest.frames[frame].payload_bytes
+        if batch and (most_bytes < 0 or not is_here(frame)):
+            break
         batch.append(frame)
-        batch_bytes += size_bytes
-    if batch:
-        yield tuple(batch)
+    return tuple(batch)
 
 
 def pushed_frames(manifest: Manifest, *, most_bytes: int) -> tuple[int, ...]:

@@ -64,10 +64,15 @@ class Range:
                 f"{self.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
                 f"where frame {due[0]} at {due[1]} was due"
             )
+        room_bytes = -len(self.partial)
+        for wanted in self.frames:
+            room_bytes += manifest.frames[wanted].payload_bytes
+            if room_bytes >= len(data):
+                break
+        else:
+            raise LyingSourceError(f"{self.source} sent {len(data)} bytes where {room_bytes} were due")
         arrived: list[Arrived] = []
         while at < len(data):
-            if not self.frames:
-                raise LyingSourceError(f"{self.source} sent {len(data) - at} bytes too many")
             frame, held = self.frames[0], len(self.partial)
             end = at + manifest.frames[frame].payload_bytes - held
             taken = data if (at, end) == (0, len(data)) else data[at:end]

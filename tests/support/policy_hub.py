@@ -53,7 +53,7 @@ class WatchedServicer(PolicyServicer):
         super().__init__(store, batch_bytes=0, **options)
         self.pushes = False
         self.awaited: list[int] = []
-        """Base version of every request for the next artifact."""
+        """Version held by whoever asked for the next artifact, at each request."""
         self.spoil_push: Callable[[Pushes], Pushes] = lambda answers: answers
         self.fetches: list[policy_pb2.FetchFramesRequest] = []
         self.uploaded: list[int] = []
@@ -78,7 +78,7 @@ class WatchedServicer(PolicyServicer):
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Any
     ) -> Pushes:
-        self.awaited.append(request.base_version)
+        self.awaited.append(request.held_version)
         if not self.pushes:
             await asyncio.Event().wait()
         async for answer in self.spoil_push(super().AwaitArtifact(request, context)):

@@ -240,14 +240,14 @@ Global___FetchFramesResponse: _TypeAlias = FetchFramesResponse  # noqa: Y015
 
 @_typing.final
 class AwaitArtifactRequest(_message.Message):
-    """A request for what will start from the version held."""
+    """A request for what comes after the version held."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    HELD_VERSION_FIELD_NUMBER: _builtins.int
     MOST_BYTES_FIELD_NUMBER: _builtins.int
-    base_version: _builtins.int
-    """The version the caller holds: base_version of the artifact. 0: the public base model."""
+    held_version: _builtins.int
+    """The version the caller holds. 0: the public base model."""
     most_bytes: _builtins.int
     """Payload bytes to send unasked: frames that have any, in the order of their numbers, as
     long as the next fits whole. The server may not send more; at most 8 MiB.
@@ -255,12 +255,12 @@ class AwaitArtifactRequest(_message.Message):
     def __init__(
         self,
         *,
-        base_version: _builtins.int = ...,
+        held_version: _builtins.int = ...,
         most_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "most_bytes", b"most_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_version", b"held_version", "most_bytes", b"most_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,11 +113,11 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AwaitArtifact(self, request, context):
-        """The next artifact from the version the caller holds, as soon as there is one: its
-        signed manifest, then payloads of its first frames. Asked for in advance, so that a
-        small delta takes half a round trip instead of the two and a half of WatchVersions,
-        GetManifest and FetchFrames after each other. It ends with its last piece; what it did
-        not bring is fetched with FetchFrames.
+        """The first artifact of the cheapest way from the version the caller holds to the head,
+        as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+        for in advance, so that a small delta takes half a round trip instead of the two and a
+        half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+        last piece; what it did not bring is fetched with FetchFrames.
 
         Errors:
 

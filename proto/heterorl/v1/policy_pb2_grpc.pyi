@@ -63,11 +63,11 @@ class PolicyServiceStub:
       replaced. Ask for this frame again later or elsewhere.
     """
     AwaitArtifact: _grpc.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]
-    """The next artifact from the version the caller holds, as soon as there is one: its
-    signed manifest, then payloads of its first frames. Asked for in advance, so that a
-    small delta takes half a round trip instead of the two and a half of WatchVersions,
-    GetManifest and FetchFrames after each other. It ends with its last piece; what it did
-    not bring is fetched with FetchFrames.
+    """The first artifact of the cheapest way from the version the caller holds to the head,
+    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+    for in advance, so that a small delta takes half a round trip instead of the two and a
+    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+    last piece; what it did not bring is fetched with FetchFrames.
 
     Errors:
 
@@ -129,11 +129,11 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
       replaced. Ask for this frame again later or elsewhere.
     """
     AwaitArtifact: _aio.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]  # type: ignore[assignment]
-    """The next artifact from the version the caller holds, as soon as there is one: its
-    signed manifest, then payloads of its first frames. Asked for in advance, so that a
-    small delta takes half a round trip instead of the two and a half of WatchVersions,
-    GetManifest and FetchFrames after each other. It ends with its last piece; what it did
-    not bring is fetched with FetchFrames.
+    """The first artifact of the cheapest way from the version the caller holds to the head,
+    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+    for in advance, so that a small delta takes half a round trip instead of the two and a
+    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+    last piece; what it did not bring is fetched with FetchFrames.
 
     Errors:
 
@@ -216,11 +216,11 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.AwaitArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.AwaitArtifactResponse], _abc.AsyncIterator[_policy_pb2.AwaitArtifactResponse]]:
-        """The next artifact from the version the caller holds, as soon as there is one: its
-        signed manifest, then payloads of its first frames. Asked for in advance, so that a
-        small delta takes half a round trip instead of the two and a half of WatchVersions,
-        GetManifest and FetchFrames after each other. It ends with its last piece; what it did
-        not bring is fetched with FetchFrames.
+        """The first artifact of the cheapest way from the version the caller holds to the head,
+        as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+        for in advance, so that a small delta takes half a round trip instead of the two and a
+        half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+        last piece; what it did not bring is fetched with FetchFrames.
 
         Errors:
 
