@@ -2,7 +2,7 @@
 
     python -m bench.sync                       every scenario, about a quarter of an hour
     python -m bench.sync --quick               less of each, about four minutes
-    python -m bench.sync step keyframe         some of them
+    python -m bench.sync step keyframe         some of them; the results of the others are kept
 
     step        a 1 % step of 135 M parameters at 100 Mbit/s and 150 ms, against the whole file over HTTP
                 (nginx) and over shardcast
@@ -56,14 +56,15 @@ def main() -> int:
     if missing:
         print("bench.sync needs, and this machine lacks: " + "; ".join(missing), file=sys.stderr)
         return 2
-    measured: list[Facts] = []
+    wanted = arguments.scenarios or list(SCENARIOS)
+    measured = [facts for facts in report.read(arguments.out) if facts["scenario"] not in wanted]
     with tempfile.TemporaryDirectory(prefix="heterorl-sync-") as directory:
         lab = Lab(Path(directory), arguments.quick, Run.make(Path(directory) / "run"))
-        for name in arguments.scenarios or SCENARIOS:
+        for name in wanted:
             for facts in SCENARIOS[name](lab):
                 measured.append({"scenario": name} | facts)
                 print(json.dumps(measured[-1]), flush=True)
-    report.write(arguments.out, measured)
+    report.write(arguments.out, sorted(measured, key=lambda facts: list(SCENARIOS).index(facts["scenario"])))
     return 0
 
 

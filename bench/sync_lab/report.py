@@ -55,6 +55,12 @@ BARS: Final = (
 )  # fmt: skip
 
 
+def read(out: Path) -> list[Facts]:
+    """Give what was measured before; nothing, if there is nothing."""
+    path = out / "sync.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def write(out: Path, measured: Sequence[Facts]) -> None:
     """Write sync.jsonl, sync.md and the plots there are figures for."""
     out.mkdir(parents=True, exist_ok=True)
@@ -82,8 +88,8 @@ def _lines(measured: Sequence[Facts], plots: Sequence[str]) -> list[str]:
     lines = [
         "# Syncing policy versions over emulated lines",
         "",
-        "Made by `python -m bench.sync`; every figure is in sync.jsonl. Time runs from the hub's announcement to",
-        "the last verified word.",
+        "Made by `python -m bench.sync`; every figure is in sync.jsonl. Time runs from the",
+        "announcement by the hub to the last verified word.",
         "",
         "| what | bar | measured | |",
         "| --- | --- | --- | --- |",
