@@ -198,8 +198,11 @@ class Fetcher:
     def _ranges(self, manifest: Manifest, frames: Sequence[int], *, lanes: int) -> Iterator[Range]:
         """Cut ``frames`` into ranges that become smaller, so that all lanes end at about the same time.
 
-        A connection left alone at the end does not become faster for seconds: it has learned its share.
+        The largest frames come first. A connection left alone at the end does not become faster for
+        seconds: it has learned its share.
         """
+        if lanes > 1:
+            frames = sorted(frames, key=lambda frame: -manifest.frames[frame].payload_bytes)
         left_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
         pending: deque[int] = deque()
         pending_bytes = enough_bytes = 0

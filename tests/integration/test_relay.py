@@ -99,11 +99,15 @@ async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_who
     made: MadeRun, tmp_path: Path
 ) -> None:
     go_on = asyncio.Event()
+    frames_sent = 0
 
     async def half(number: int, answers: Answers) -> Answers:
+        nonlocal frames_sent
         async for answer in answers:
-            if answer.frame >= 20:
+            if frames_sent == 20:
                 await go_on.wait()
+            else:
+                frames_sent += 1
             yield answer
 
     async with AsyncExitStack() as stack:
