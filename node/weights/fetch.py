@@ -30,7 +30,7 @@ from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
 from node.weights.expected import Expected, Piece, PieceStream
 from node.weights.manifest import Manifest, verify_signed
-from node.weights.pieces import pushed_frames
+from node.weights.pieces import largest_first, pushed_frames
 from node.weights.source_book import Fault
 from node.weights.sources import Sources
 from node.weights.transfer import Arrived, LyingSourceError, PutFrame, Range, Transfer
@@ -202,7 +202,7 @@ class Fetcher:
         seconds: it has learned its share.
         """
         if lanes > 1:
-            frames = sorted(frames, key=lambda frame: -manifest.frames[frame].payload_bytes)
+            frames = largest_first(manifest, frames)
         left_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
         pending: deque[int] = deque()
         pending_bytes = enough_bytes = 0

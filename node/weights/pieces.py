@@ -18,13 +18,17 @@ def first_batch(
     return tuple(batch)
 
 
+def largest_first(manifest: Manifest, frames: Iterable[int]) -> list[int]:
+    """Give frames in the order in which everyone fetches them, so that a relay has what is asked of it."""
+    return sorted(frames, key=lambda frame: (-manifest.frames[frame].payload_bytes, frame))
+
+
 def pushed_frames(manifest: Manifest, *, most_bytes: int) -> tuple[int, ...]:
-    """Give the frames sent unasked: those that have a payload, in order, as long as the next fits whole."""
+    """Give the frames sent unasked: those that have a payload, largest first, as long as the next fits."""
     frames: list[int] = []
-    for frame, record in enumerate(manifest.frames):
-        most_bytes -= record.payload_bytes
-        if most_bytes < 0:
+    for frame in largest_first(manifest, range(len(manifest.frames))):
+        most_bytes -= manifest.frames[frame].payload_bytes
+        if most_bytes < 0 or not manifest.frames[frame].payload_bytes:
             break
-        if record.payload_bytes:
-            frames.append(frame)
+        frames.append(frame)
     return tuple(frames)

@@ -249,8 +249,8 @@ class AwaitArtifactRequest(_message.Message):
     held_version: _builtins.int
     """The version the caller holds. 0: the public base model."""
     most_bytes: _builtins.int
-    """Payload bytes to send unasked: frames that have any, in the order of their numbers, as
-    long as the next fits whole. The server may not send more; at most 8 MiB.
+    """Payload bytes to send unasked, at most 8 MiB: whole payloads, the largest first and of
+    equal ones the frame with the lower number, up to the first that does not fit.
     """
     def __init__(
         self,

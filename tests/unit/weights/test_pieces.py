@@ -11,7 +11,7 @@ from node import limits
 from node.policy import NO_BASE
 from node.weights.codec import Codec
 from node.weights.manifest import FrameRecord, Manifest
-from node.weights.pieces import first_batch, pushed_frames
+from node.weights.pieces import first_batch, largest_first, pushed_frames
 from node.weights.transfer import LyingSourceError, Range
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -36,14 +36,16 @@ def test_a_batch_is_all_that_is_here_and_fits_and_never_nothing(
 
 
 @given(sizes=SIZES, most_bytes=st.integers(0, 200))
-def test_what_is_pushed_is_the_longest_start_that_fits(sizes: list[int], most_bytes: int) -> None:
+def test_what_is_pushed_is_the_longest_start_that_fits_of_the_frames_largest_first(
+    sizes: list[int], most_bytes: int
+) -> None:
     pushed = pushed_frames(manifest(sizes), most_bytes=most_bytes)
+    in_order = largest_first(manifest(sizes), range(len(sizes)))
+    assert [sizes[frame] for frame in in_order] == sorted(sizes, reverse=True)
+    assert list(pushed) == in_order[: len(pushed)]
     assert sum(sizes[frame] for frame in pushed) <= most_bytes
-    assert all(sizes[frame] > 0 for frame in pushed)
-    rest = [frame for frame, size in enumerate(sizes) if size and frame not in pushed]
-    if rest:
-        assert not pushed or pushed[-1] < rest[0]
-        assert sum(sizes[: rest[0] + 1]) > most_bytes
+    rest = in_order[len(pushed) :]
+    assert not rest or sizes[rest[0]] == 0 or sum(sizes[f] for f in pushed) + sizes[rest[0]] > most_bytes
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
