@@ -46,8 +46,11 @@ def draw(out: Path, plan: Plan, table: Table) -> list[tuple[str, str]]:
         for axis, task in zip(axes[0], plan.tasks, strict=True):
             panel(axis, plan, table, task)
             axis.set_title(task)
-        handles, labels = axes[0][-1].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+        drawn = [axis.get_legend_handles_labels() for axis in axes[0]]
+        by_label = {label: handle for each in drawn for handle, label in zip(*each, strict=True)}
+        figure.legend(
+            by_label.values(), by_label, loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        )
         figure.suptitle(title)
         _save(figure, out / name)
         pictures.append((name, title))
