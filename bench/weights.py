@@ -17,21 +17,20 @@ figure is the best of the repetitions.
 """
 
 import argparse
-import gc
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from unittest import mock
 
 import numpy as np
 import xxhash
 
+from bench.measure import CORES, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weight_pairs import Pair, load_pair, trained_pair
 from node.identity.signatures import SigningKey
@@ -47,10 +46,6 @@ from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
 
 IMPLEMENTATIONS: Final = ("best", "portable", "numba", "numpy")
-CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-T = TypeVar("T")
 
 
 class Codec(Protocol):
@@ -177,17 +172,17 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
     Raises:
         AssertionError: the words that came out are not those that went in.
     """
-    encode_peak, delta = _peak(lambda: candidate.encode(None))
-    decode_peak, made = _peak(lambda: candidate.decode(delta, None))
+    encode_peak, delta = peak(lambda: candidate.encode(None))
+    decode_peak, made = peak(lambda: candidate.decode(delta, None))
     assert np.array_equal(made, pair.words), candidate.name
     size, container = candidate.sizes(delta)
     full = 2 * pair.words.size / 1e9
-    encode_s = _best(lambda: candidate.encode(None), time.thread_time, repetitions)
-    decode_s = _best(lambda: candidate.decode(delta, None), time.thread_time, repetitions)
+    encode_s = best(lambda: candidate.encode(None), time.thread_time, repetitions)
+    decode_s = best(lambda: candidate.decode(delta, None), time.thread_time, repetitions)
     with ThreadPoolExecutor(CORES) as pool:
         shared = candidate.encode(pool)
-        encode_all_s = _best(lambda: candidate.encode(pool), time.perf_counter, repetitions)
-        decode_all_s = _best(lambda: candidate.decode(shared, pool), time.perf_counter, repetitions)
+        encode_all_s = best(lambda: candidate.encode(pool), time.perf_counter, repetitions)
+        decode_all_s = best(lambda: candidate.decode(shared, pool), time.perf_counter, repetitions)
     return {
         **_size_fields(candidate.name, size, pair, bound=bound),
         "container_share": round(container / size, 5),
@@ -212,34 +207,6 @@ def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[st
         "words": pair.words.size,
         "density": round(pair.changes / pair.words.size, 6),
     }
-
-
-def _best(run: Callable[[], object], clock: Callable[[], float], repetitions: int) -> float:
-    took = []
-    for _ in range(repetitions):
-        started = clock()
-        run()
-        took.append(clock() - started)
-    return min(took)
-
-
-def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
-    """Run, and give how far resident memory rose meanwhile above where it was."""
-    gc.collect()
-    status = Path("/proc/self/status")
-    try:
-        # 5: start the high-water mark of resident memory anew. See proc(5).
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _kibibytes(status, "VmRSS")
-    except OSError:
-        return None, run()
-    result = run()
-    return 1024 * (_kibibytes(status, "VmHWM") - before), result
-
-
-def _kibibytes(status: Path, field: str) -> int:
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1])
 
 
 def _implementation(name: str) -> Implementation:

@@ -36,7 +36,7 @@ class LearnerConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
 
-    objective: Annotated[str, AfterValidator(check_name)] = "gepo"
+    objective: Annotated[str, AfterValidator(check_name)] = "version_aware_kl"
     """Name of the objective, or the import path of one's own, ``package.module:function``."""
 
     objective_options: dict[str, Any] = {}
@@ -96,6 +96,10 @@ class LearnerConfig(BaseModel):
 
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
+
+    publish_threads: int = Field(default=0, ge=0)
+    """CPU threads that share the coding of a version; 0: one per core. Fewer leave more for training, and
+    a version takes longer to be ready."""
 
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""

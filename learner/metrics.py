@@ -52,6 +52,9 @@ class LearnerMetrics:
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."
         )
+        self.lost_drain_streams = counter(
+            "lost_drain_streams", "Times the stream that brings groups was lost; each was begun again."
+        )
         self.flop_utilisation = gauge(
             "flop_utilisation_ratio",
             "Operations the model asks for in the newest step over what the device could do in its time.",
@@ -59,12 +62,15 @@ class LearnerMetrics:
         self.flop_utilisation.set(math.nan)
         self._peak_flops = 1e12 * peak_tflops
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
-        self.superseded_snapshots = counter(
-            "superseded_snapshots", "Versions never published: a newer one was ready first."
+        self.superseded_versions = counter(
+            "superseded_versions", "Versions never published: the next step was ready first."
         )
         self.step_seconds = histogram("step_seconds", "From batch to new parameters.", _SECONDS)
         self.checkpoint_seconds = histogram("checkpoint_seconds", "Making a checkpoint durable.", _SECONDS)
-        self.publish_seconds = histogram("publish_seconds", "From snapshot to stored for upload.", _SECONDS)
+        self.gate_wait_seconds = histogram(
+            "gate_wait_seconds", "What a step waited for its masters to have been read.", _SECONDS
+        )
+        self.publish_seconds = histogram("publish_seconds", "From masters to stored for upload.", _SECONDS)
         self.staleness_versions = histogram(
             "staleness_versions", "Staleness of each group trained on.", _VERSIONS
         )

@@ -1,14 +1,16 @@
-"""The policy being trained: float32 masters, token logprobs, and the bfloat16 words that are published.
+"""The policy being trained: float32 masters, token logprobs, and the words that are published.
 
-Which tensors a version has: trainable and buffer tensors of the state dict, floating point only,
-each storage once under its bytewise smallest name. Samplers follow the same rule, so that both
-sides arrive at the same layout from the same model directory.
+Which tensors a version has: those of the state dict, each storage once under its bytewise smallest
+name. Floats are published in the dtype that the model's own files have them in, the rest as it is.
+Samplers follow the same rules, so that both sides arrive at the same layout from the same model
+directory.
 
-Learner logprobs come from the masters, samplers sample from their bfloat16 rounding. The
+Learner logprobs come from the masters, samplers sample from what these are rounded to. The
 difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
 """
 
 import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +22,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from learner.flops import ModelSize
+from learner.master_words import MasterWords
 from learner.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.digests import Words
 from node.weights.layout import Layout, TensorSpec
+from node.weights.model_files import StoredDtypes
+
+_ALL_BFLOAT16: Final = StoredDtypes()
 
 _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
@@ -40,21 +46,28 @@ class Policy:
         self,
         model: PreTrainedModel,
         *,
+        stored: StoredDtypes = _ALL_BFLOAT16,
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
     ) -> None:
         """Take over ``model``.
 
         Args:
+            stored: what floats are published in.
             compute_dtype: of matrix products (autocast); None: that of the masters.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
         model.train(False)
+        # The publisher reads them as they lie.
+        for tensor in model.state_dict(keep_vars=True).values():
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
         self._model = model
         self._compute_dtype = compute_dtype
         self.tensors = canonical_tensors(model)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
+        self.layout = Layout.of(_specs(model, self.tensors, stored))
+        self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.size = model_size(model)
@@ -106,12 +119,9 @@ class Policy:
         )
 
     def snapshot(self, words: Words) -> None:
-        """Write the whole version into ``words``: [layout.words], rounded to nearest even."""
-        flat = torch.from_numpy(words).view(torch.bfloat16)
-        with torch.no_grad():
-            for span in self.layout.tensors:
-                end = span.start_word + span.words
-                flat[span.start_word : end].copy_(self.tensors[span.name].reshape(-1))
+        """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
+        for number, frame in enumerate(self.layout.frames):
+            self.master_words.read(number, words[frame.slice])
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
@@ -137,7 +147,12 @@ def load_policy(
             model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
         torch.nn.Module.to(model, torch.device(device))
-        return Policy(model, compute_dtype=compute_dtype, checkpoints_activations=checkpoints_activations)
+        return Policy(
+            model,
+            stored=StoredDtypes.of(model_dir),
+            compute_dtype=compute_dtype,
+            checkpoints_activations=checkpoints_activations,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
@@ -146,13 +161,23 @@ def load_policy(
 
 
 def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Give every floating point tensor of the state dict, each storage once under its smallest name."""
+    """Give every tensor of the state dict, each storage once under its smallest name."""
     by_storage: dict[int, tuple[str, Tensor]] = {}
     named = model.state_dict(keep_vars=True).items()
     for name, tensor in sorted(named, key=lambda item: item[0].encode()):
-        if tensor.is_floating_point():
-            by_storage.setdefault(tensor.data_ptr(), (name, tensor))
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor))
     return dict(by_storage.values())
+
+
+def _specs(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], stored: StoredDtypes
+) -> Iterator[TensorSpec]:
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    for name, tensor in tensors.items():
+        held = str(tensor.dtype).removeprefix("torch.")
+        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
 
 
 def model_size(model: PreTrainedModel) -> ModelSize:

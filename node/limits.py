@@ -38,6 +38,9 @@ VERDICTS_PER_BEAT: Final = 4096
 METRIC_FAMILIES_PER_BEAT: Final = 1000
 METRIC_SAMPLES_PER_BEAT: Final = 10_000
 
+REVOCATIONS: Final = 16_384
+"""Node ids shut out of a run: 1 MiB in the one beat that tells a relay of a change."""
+
 TOKEN_BYTES: Final = 4096
 SIGNING_REQUEST_BYTES: Final = 4096
 

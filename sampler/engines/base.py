@@ -1,6 +1,6 @@
 """What the rollout loop asks of whatever generates: token ids in, sampled tokens with their logprobs out.
 
-An engine is driven from one thread. Between two calls of ``step`` weights may be loaded and
+An engine is driven from one thread. Between two calls of ``step`` the live words may be changed and
 requests added or cancelled; nothing changes within a step, so every token has one version.
 """
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from node.rollout import SamplingParameters
 from node.weights.layout import Layout
+from sampler.staging import LiveWords
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,12 @@ class Engine(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Names, shapes and order of the words ``load`` takes."""
+        """Names, shapes and order of the words."""
+        ...
+
+    @property
+    def weights(self) -> LiveWords:
+        """The words the model computes with: the base model, version 0, at first."""
         ...
 
     @property
@@ -66,10 +72,6 @@ class Engine(Protocol):
     @property
     def running(self) -> int:
         """Requests added and not yet finished or cancelled."""
-        ...
-
-    def words0(self) -> NDArray[np.uint16]:
-        """Read the bf16 words of the base model, version 0, from disk: nobody keeps a copy. Any thread."""
         ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -102,11 +104,10 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, words: NDArray[np.uint16], version: int) -> None:
-        """Serve ``words`` from the next step on, for running requests too.
+    def serve(self, version: int) -> None:
+        """Note what the live words were changed to: they are sampled from now on, for running requests too.
 
         Raises:
-            ValueError: the number of words is not the layout's, or ``version`` is older
-                than the one being served.
+            ValueError: ``version`` is older than the one being served.
         """
         ...
