@@ -29,10 +29,10 @@ def report(lines: Sequence[Line]) -> str:
         "![times and peaks](learner.png)\n",
         *(_step_table(kind, steps) for kind in dict.fromkeys(line["kind"] for line in steps)),
         "## Memory of logprobs\n",
-        f"Forward and backward of {logprobs[0]['tokens']} tokens, beyond the gradients themselves "
-        "(which grow with the vocabulary, as the weights do).\n",
-        "| vocabulary | logprobs | beyond gradients, MiB | one chunk, MiB | CPU s |",
-        "| ---: | --- | ---: | ---: | ---: |",
+        "Forward and backward, beyond the gradients themselves (which grow with the vocabulary, as the "
+        "weights do).\n",
+        "| vocabulary | tokens | logprobs | beyond gradients, MiB | one chunk, MiB | CPU s |",
+        "| ---: | ---: | --- | ---: | ---: | ---: |",
         *map(_logprob_row, logprobs),
     ]
     return "\n".join(parts) + "\n"
@@ -62,11 +62,16 @@ def _step_table(kind: str, steps: Sequence[Line]) -> str:
 
 def _logprob_row(line: Line) -> str:
     if "skipped" in line:
-        return f"| {line['vocabulary']} | {line['logprobs']} | {line['skipped']} | | |"
-    return (
-        f"| {line['vocabulary']} | {line['logprobs']} | {_mebibytes(line['logits_bytes'])} | "
-        f"{_mebibytes(line['chunk_bytes'])} | {line['cpu_seconds']:.2f} |"
+        return f"| {line['vocabulary']} | {line['tokens']} | {line['logprobs']} | {line['skipped']} | | |"
+    cells = (
+        line["vocabulary"],
+        line["tokens"],
+        line["logprobs"],
+        _mebibytes(line["logits_bytes"]),
+        _mebibytes(line["chunk_bytes"]),
+        f"{line['cpu_seconds']:.2f}",
     )
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _mebibytes(size: int | None) -> str:
@@ -75,20 +80,19 @@ def _mebibytes(size: int | None) -> str:
 
 def _plot(lines: Sequence[Line], path: Path) -> None:
     steps = [line for line in lines if "step" in line and "skipped" not in line]
+    if not steps:
+        return
     kinds = list(dict.fromkeys(line["kind"] for line in steps))
     names = list(dict.fromkeys(line["step"] for line in steps))
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for axis, field, title in (
-        (axes[0], "cpu_over_bare", "CPU time over bare"),
+        (axes[0], "cpu_seconds", "CPU time over bare"),
         (axes[1], "peak_bytes", "peak over bare"),
     ):
         for number, name in enumerate(names):
             of_kind = {line["kind"]: line for line in steps if line["step"] == name}
             bare = {line["kind"]: line for line in steps if line["step"] == "bare"}
-            heights = [
-                of_kind[kind][field] if field == "cpu_over_bare" else _over(of_kind[kind], bare[kind])
-                for kind in kinds
-            ]
+            heights = [_over(of_kind[kind], bare[kind], field) if kind in of_kind else 0.0 for kind in kinds]
             places = [place + 0.8 * number / len(names) for place in range(len(kinds))]
             axis.bar(places, heights, width=0.8 / len(names), label=name)
         axis.axhline(1, color="black", linewidth=0.8)
@@ -99,5 +103,5 @@ def _plot(lines: Sequence[Line], path: Path) -> None:
     plt.close(figure)
 
 
-def _over(line: Line, bare: Line) -> float:
-    return line["peak_bytes"] / bare["peak_bytes"] if line["peak_bytes"] and bare["peak_bytes"] else 0.0
+def _over(line: Line, bare: Line, field: str) -> float:
+    return line[field] / bare[field] if line[field] and bare[field] else 0.0

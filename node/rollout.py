@@ -103,12 +103,12 @@ class RolloutGroup:
     @property
     def oldest_version(self) -> int:
         """Oldest behaviour version of any token; staleness is counted from it."""
-        return min(int(c.policy_version.min()) for c in self.completions)
+        return int(np.concatenate([c.policy_version for c in self.completions]).min())
 
     @property
     def newest_version(self) -> int:
         """Newest behaviour version of any token."""
-        return max(int(c.policy_version.max()) for c in self.completions)
+        return int(np.concatenate([c.policy_version for c in self.completions]).max())
 
     @property
     def is_renormalised(self) -> bool:
