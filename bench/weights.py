@@ -28,7 +28,7 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from bench.measure import CORES, best, peak
+from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weight_pairs import Pair, PairError, load_pair, trained_pairs
 from node.errors import RefusedError
@@ -185,8 +185,8 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
         AssertionError: the words that came out are not those that went in.
     """
     _give_back_freed_memory()
-    encode_peak, delta = peak(lambda: candidate.encode(None))
-    decode_peak, made = peak(lambda: candidate.decode(delta, None))
+    encode_peak, delta = peak(lambda: _in_a_new_thread(lambda: candidate.encode(None)))
+    decode_peak, made = peak(lambda: _in_a_new_thread(lambda: candidate.decode(delta, None)))
     assert np.array_equal(made, pair.words), candidate.name
     size, container = candidate.sizes(delta)
     full = 2 * pair.words.size / 1e9
@@ -220,6 +220,12 @@ def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[st
         "words": pair.words.size,
         "density": round(pair.changes / pair.words.size, 6),
     }
+
+
+def _in_a_new_thread(run: Callable[[], T]) -> T:
+    """Run where no scratch memory is kept from another run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 def _give_back_freed_memory() -> None:
