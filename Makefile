@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo test check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo test kills check lint types layers proto proto-check format wheel-check clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 b
 
 test: install ## Every test; needs no GPU and no network
 	$(BIN)/pytest -q -n 2 -m "not gpu"
+
+kills: install ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
+	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
 check: lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
 

@@ -5,7 +5,7 @@
 Gaussian family: p = N(d, 1), q = N(0, 1), by closed forms.
 Discrete family: softmax policies over 32 actions whose logits differ by noise of growing size; groups
 are drawn from q, weights come from learner.objective, and the policy gradient they make is compared
-with the exact one. Nothing is clipped: this is about denominators.
+with the exact one. Nothing is clipped: this is about denominators, and the gate of ``version_aware``.
 """
 
 import csv
@@ -18,6 +18,9 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from learner.objective.advantage import centred_advantage, standardised_advantage
+from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.gates import fading_delight_gate
 from learner.objective.groups import Groups
 from learner.objective.importance import (
     expectation_weight,
@@ -56,8 +59,16 @@ def _version_aware(power: float) -> Denominator:
 
 
 def _version_aware_kl(p: Tensor, q: Tensor, groups: Groups) -> Tensor:
-    trust = trust_by_divergence(torch.expm1(p - q) - (p - q), scale_nats=0.5)
+    trust = _lost_by_divergence(p, q, groups) ** 3
     return log_version_aware_denominator(q, log_group_expectation(q, groups), trust)
+
+
+def _lost_by_sample_size(p: Tensor, q: Tensor, groups: Groups) -> Tensor:
+    return trust_by_sample_size(p - q, groups, power=1.0)
+
+
+def _lost_by_divergence(p: Tensor, q: Tensor, _: Groups) -> Tensor:
+    return trust_by_divergence(kl_behaviour_learner(p, q), scale_nats=0.5)
 
 
 DENOMINATORS: Final[Mapping[str, Denominator]] = {
@@ -69,7 +80,12 @@ DENOMINATORS: Final[Mapping[str, Denominator]] = {
     "version_aware_kl": _version_aware_kl,
     **{f"version_aware, power {power:g}": _version_aware(power) for power in POWERS},
 }
-PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware_kl", "version_aware, power 3")
+GATED: Final[Mapping[str, tuple[str, Denominator]]] = {
+    "version_aware, gated": ("version_aware, power 3", _lost_by_sample_size),
+    "version_aware_kl, gated": ("version_aware_kl", _lost_by_divergence),
+}
+"""Name -> denominator, and what fades the gate in: the objectives whole, standardised advantages too."""
+PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware, power 3", *GATED)
 
 
 def gaussian_cv2(shift: float, trust: float) -> float:
@@ -126,12 +142,18 @@ def _measure_family(shift: float, seed: int) -> dict[str, Tensor]:
     exact = p.exp() * (reward - (p.exp() * reward).sum())
     drawn = torch.multinomial(q.exp(), GROUPS * GROUP_SIZE, replacement=True, generator=generator)
     groups = Groups.of(torch.arange(GROUPS).repeat_interleave(GROUP_SIZE))
-    advantage = reward[drawn] - groups.spread(groups.mean(reward[drawn]))
+    advantage = centred_advantage(reward[drawn], groups)
+    standardised = standardised_advantage(reward[drawn], groups)
     kl = (q.exp() * (q - p)).sum()
     measured = {}
-    for name, denominator in DENOMINATORS.items():
-        weight = expectation_weight(p[drawn], denominator(p[drawn], q[drawn], groups))
-        gradients = _gradients(weight * advantage, drawn, groups, p)
+    pulls = {name: (denominator, advantage) for name, denominator in DENOMINATORS.items()}
+    for name, (denominator, lost) in GATED.items():
+        fade_in = lost(p[drawn], q[drawn], groups)
+        gate = fading_delight_gate(p[drawn], standardised, fade_in, temperature=1.0)
+        pulls[name] = (DENOMINATORS[denominator], standardised * gate)
+    for name, (denominate, pull) in pulls.items():
+        weight = expectation_weight(p[drawn], denominate(p[drawn], q[drawn], groups))
+        gradients = _gradients(weight * pull, drawn, groups, p)
         cosines = [_cosine(gradients.reshape(-1, batch, ACTIONS).mean(1), exact) for batch in BATCHES]
         measured[name] = torch.stack(
             [

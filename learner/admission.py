@@ -11,12 +11,17 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
+from learner.objective.truncation import least_kept_mass
+from learner.packing import full_logprobs
 from node.errors import RefusedError
 from node.rollout import RolloutGroup, Verdict, check_group
 
 LEAST_LOGPROB: Final = -30.0
 """Nobody draws a token at e^-30: the tail below it holds 1.5e-8 of a vocabulary of 150 000.
 A group full of such claims would otherwise get weights beyond float32."""
+
+ROUNDED_MASS: Final = 0.99
+"""What narrow arithmetic may leave of a kept mass."""
 
 LARGEST_REWARD: Final = 1e4
 """Times the largest weight (e^30), squared in a gradient norm, it stays within float32."""
@@ -69,7 +74,7 @@ def judge(
     return (
         _malformed(group, rules)
         or _foreign(group, rules, version)
-        or _suspect(group)
+        or _suspect(group, rules.vocabulary_size)
         or _duplicate(group, trained_group_ids)
         or stale(group, version=version, max_staleness_versions=rules.max_staleness_versions)
         or Judged(Verdict.ACCEPTED)
@@ -130,18 +135,27 @@ def _foreign(group: RolloutGroup, rules: AdmissionRules, version: int) -> Judged
         return Judged(
             Verdict.FOREIGN, f"version {group.newest_version} does not exist yet, the learner is at {version}"
         )
-    if group.sampling.is_truncated:
-        # Its logprobs are normalised over the kept set only; every weight would be off by the kept mass.
+    if group.is_renormalised and any(c.kept_mass is None for c in group.completions):
         return Judged(
             Verdict.FOREIGN,
-            f"top_p={group.sampling.top_p} top_k={group.sampling.top_k}: truncated sampling needs the "
-            "correction of a later release; sample with top_p=1 and top_k=0",
+            f"top_p={group.sampling.top_p} top_k={group.sampling.top_k}, and the group does not say what "
+            "mass was kept: every weight would be off by it; send kept_masses, or logprobs of mode FULL, "
+            "or sample with top_p=1 and top_k=0",
         )
     return None
 
 
-def _suspect(group: RolloutGroup) -> Judged | None:
-    least = min(float(c.behaviour_logprob.min()) for c in group.completions)
+def _suspect(group: RolloutGroup, vocabulary_size: int) -> Judged | None:
+    sampling, masses = group.sampling, [c.kept_mass for c in group.completions if c.kept_mass is not None]
+    kept = min((float(mass.min()) for mass in masses), default=1.0)
+    possible = least_kept_mass(top_p=sampling.top_p, top_k=sampling.top_k, vocabulary_size=vocabulary_size)
+    if masses and kept < ROUNDED_MASS * possible:
+        return Judged(
+            Verdict.SUSPECT,
+            f"top_p={sampling.top_p} top_k={sampling.top_k} are claimed to have kept {kept:g} of the "
+            f"softmax; they keep {possible:g} at least",
+        )
+    least = min(float(logprob.min()) for logprob in full_logprobs(group))
     if least < LEAST_LOGPROB:
         return Judged(
             Verdict.SUSPECT,

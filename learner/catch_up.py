@@ -11,7 +11,7 @@ from node.weights.catch_up import next_base
 from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import sign
+from node.weights.manifest import Manifest, sign
 from node.weights.merge import merge_version, stored_version
 from node.weights.store import ArtifactStore
 
@@ -71,29 +71,39 @@ class CatchUp:
     def make(self, head: HeldPolicy, key: ArtifactKey, *, is_superseded: Callable[[], bool]) -> None:
         """Code, sign and store one artifact; leave it when ``is_superseded``. In the publishing thread."""
         try:
-            with stored_version(
-                self._store, key.base_version, layout=self._layout, words0=self._words0
-            ) as base_frame:
-                encoded = merge_version(
-                    head,
-                    base_version=key.base_version,
-                    base_frame=base_frame,
-                    layout=self._layout,
-                    run_id=self._signer.run_id,
-                    learner_epoch=self._signer.learner_epoch,
-                    published_at_s=self._published_at_s(),
-                    is_superseded=is_superseded,
-                )
-            if encoded is None:
-                return
-            self._store.put_version(sign(encoded.manifest, self._signer.key), encoded.payloads)
+            manifest = self._merge(head, key, is_superseded)
         except RefusedError as refused:
             # Nobody depends on it: the steps lead to the same words.
             self._given_up = {key}
             _log.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             return
-        told = {"version": key.version, "base_version": key.base_version}
-        _log.info("merged", extra={**told, "size_bytes": encoded.manifest.size_bytes})
+        if manifest is not None:
+            told = {"version": key.version, "base_version": key.base_version}
+            _log.info("merged", extra={**told, "size_bytes": manifest.size_bytes})
+
+    def _merge(
+        self, head: HeldPolicy, key: ArtifactKey, is_superseded: Callable[[], bool]
+    ) -> Manifest | None:
+        with (
+            self._store.draft() as draft,
+            stored_version(
+                self._store, key.base_version, layout=self._layout, words0=self._words0
+            ) as base_frame,
+        ):
+            manifest = merge_version(
+                head,
+                base_version=key.base_version,
+                base_frame=base_frame,
+                layout=self._layout,
+                run_id=self._signer.run_id,
+                learner_epoch=self._signer.learner_epoch,
+                published_at_s=self._published_at_s(),
+                put=draft.append,
+                is_superseded=is_superseded,
+            )
+            if manifest is not None:
+                self._store.put_version(sign(manifest, self._signer.key), draft)
+            return manifest
 
     def _published_at_s(self) -> float:
         announcement = self._store.announcement()

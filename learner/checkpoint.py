@@ -28,6 +28,7 @@ from learner.model import Policy
 from learner.step_log import StepLine
 from node.errors import StartupError
 from node.run import StepRecord
+from node.weights.artifact_files import make_directory
 
 _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
@@ -66,7 +67,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         for left_over in directory.glob(f"{_STAGED}*"):
             shutil.rmtree(left_over)
 

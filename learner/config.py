@@ -36,7 +36,7 @@ class LearnerConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
 
-    objective: Annotated[str, AfterValidator(check_name)] = "gepo"
+    objective: Annotated[str, AfterValidator(check_name)] = "version_aware_kl"
     """Name of the objective, or the import path of one's own, ``package.module:function``."""
 
     objective_options: dict[str, Any] = {}
@@ -90,8 +90,16 @@ class LearnerConfig(BaseModel):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model is trained."""
 
+    peak_tflops: float = Field(default=0.0, ge=0)
+    """What ``device`` can do at ``compute_dtype``, 10^12 operations a second (an H100 in bfloat16: 989).
+    With it the learner shows what share of that its steps use; 0: not known, not shown."""
+
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
+
+    publish_threads: int = Field(default=0, ge=0)
+    """CPU threads that share the coding of a version; 0: one per core. Fewer leave more for training, and
+    a version takes longer to be ready."""
 
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""

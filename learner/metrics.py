@@ -1,5 +1,6 @@
 """What the learner shows of itself: one place for names, units and buckets."""
 
+import math
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,7 +14,13 @@ _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, peak_tflops: float = 0.0) -> None:
+        """Register them.
+
+        Args:
+            peak_tflops: of the device at the compute dtype, 10^12 operations a second; 0: not known.
+        """
+
         def gauge(what: str, help_text: str, *labels: str) -> Gauge:
             return Gauge(f"heterorl_learner_{what}", help_text, labels, registry=registry)
 
@@ -45,13 +52,25 @@ class LearnerMetrics:
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."
         )
+        self.lost_drain_streams = counter(
+            "lost_drain_streams", "Times the stream that brings groups was lost; each was begun again."
+        )
+        self.flop_utilisation = gauge(
+            "flop_utilisation_ratio",
+            "Operations the model asks for in the newest step over what the device could do in its time.",
+        )
+        self.flop_utilisation.set(math.nan)
+        self._peak_flops = 1e12 * peak_tflops
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
-        self.superseded_snapshots = counter(
-            "superseded_snapshots", "Versions never published: a newer one was ready first."
+        self.superseded_versions = counter(
+            "superseded_versions", "Versions never published: the next step was ready first."
         )
         self.step_seconds = histogram("step_seconds", "From batch to new parameters.", _SECONDS)
         self.checkpoint_seconds = histogram("checkpoint_seconds", "Making a checkpoint durable.", _SECONDS)
-        self.publish_seconds = histogram("publish_seconds", "From snapshot to stored for upload.", _SECONDS)
+        self.gate_wait_seconds = histogram(
+            "gate_wait_seconds", "What a step waited for its masters to have been read.", _SECONDS
+        )
+        self.publish_seconds = histogram("publish_seconds", "From masters to stored for upload.", _SECONDS)
         self.staleness_versions = histogram(
             "staleness_versions", "Staleness of each group trained on.", _VERSIONS
         )
@@ -70,5 +89,7 @@ class LearnerMetrics:
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
+        if self._peak_flops:
+            self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)

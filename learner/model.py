@@ -1,14 +1,16 @@
-"""The policy being trained: float32 masters, token logprobs, and the bfloat16 words that are published.
+"""The policy being trained: float32 masters, token logprobs, and the words that are published.
 
-Which tensors a version has: trainable and buffer tensors of the state dict, floating point only,
-each storage once under its bytewise smallest name. Samplers follow the same rule, so that both
-sides arrive at the same layout from the same model directory.
+Which tensors a version has: those of the state dict, each storage once under its bytewise smallest
+name. Floats are published in the dtype that the model's own files have them in, the rest as it is.
+Samplers follow the same rules, so that both sides arrive at the same layout from the same model
+directory.
 
-Learner logprobs come from the masters, samplers sample from their bfloat16 rounding. The
+Learner logprobs come from the masters, samplers sample from what these are rounded to. The
 difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
 """
 
 import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +21,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.flops import ModelSize
+from learner.master_words import MasterWords
 from learner.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.digests import Words
 from node.weights.layout import Layout, TensorSpec
+from node.weights.model_files import StoredDtypes
+
+_ALL_BFLOAT16: Final = StoredDtypes()
 
 _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
@@ -39,23 +46,32 @@ class Policy:
         self,
         model: PreTrainedModel,
         *,
+        stored: StoredDtypes = _ALL_BFLOAT16,
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
     ) -> None:
         """Take over ``model``.
 
         Args:
+            stored: what floats are published in.
             compute_dtype: of matrix products (autocast); None: that of the masters.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
         model.train(False)
+        # The publisher reads them as they lie.
+        for tensor in model.state_dict(keep_vars=True).values():
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
         self._model = model
         self._compute_dtype = compute_dtype
         self.tensors = canonical_tensors(model)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.layout = Layout.of(TensorSpec(name, tuple(t.shape)) for name, t in self.tensors.items())
+        self.layout = Layout.of(_specs(model, self.tensors, stored))
+        self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
+        self.size = model_size(model)
+        """What of it multiplies."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
@@ -81,18 +97,20 @@ class Policy:
         Returns:
             [targets], nats, row after row; carries the gradient.
         """
-        at_target = temperature[:, None].expand_as(is_target)[is_target]
+        at_target = temperature.repeat_interleave(is_target.sum(dim=1))
+        positions = is_target.flatten().nonzero().squeeze(1)
         is_narrow = self._compute_dtype is not None
         with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
             if not self._has_plain_head:
-                logits = self._model(input_ids=input_ids, use_cache=False).logits[is_target]
+                logits = self._model(input_ids=input_ids, use_cache=False).logits
+                logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / at_target[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return token_logprob(
-            hidden[is_target],
+            hidden.flatten(0, 1).index_select(0, positions),
             head.weight,
             head.bias,
             target_ids=target_ids,
@@ -101,12 +119,9 @@ class Policy:
         )
 
     def snapshot(self, words: Words) -> None:
-        """Write the whole version into ``words``: [layout.words], rounded to nearest even."""
-        flat = torch.from_numpy(words).view(torch.bfloat16)
-        with torch.no_grad():
-            for span in self.layout.tensors:
-                end = span.start_word + span.words
-                flat[span.start_word : end].copy_(self.tensors[span.name].reshape(-1))
+        """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
+        for number, frame in enumerate(self.layout.frames):
+            self.master_words.read(number, words[frame.slice])
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
@@ -132,7 +147,12 @@ def load_policy(
             model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
         torch.nn.Module.to(model, torch.device(device))
-        return Policy(model, compute_dtype=compute_dtype, checkpoints_activations=checkpoints_activations)
+        return Policy(
+            model,
+            stored=StoredDtypes.of(model_dir),
+            compute_dtype=compute_dtype,
+            checkpoints_activations=checkpoints_activations,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
@@ -141,13 +161,43 @@ def load_policy(
 
 
 def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Give every floating point tensor of the state dict, each storage once under its smallest name."""
+    """Give every tensor of the state dict, each storage once under its smallest name."""
     by_storage: dict[int, tuple[str, Tensor]] = {}
     named = model.state_dict(keep_vars=True).items()
     for name, tensor in sorted(named, key=lambda item: item[0].encode()):
-        if tensor.is_floating_point():
-            by_storage.setdefault(tensor.data_ptr(), (name, tensor))
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor))
     return dict(by_storage.values())
+
+
+def _specs(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], stored: StoredDtypes
+) -> Iterator[TensorSpec]:
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    for name, tensor in tensors.items():
+        held = str(tensor.dtype).removeprefix("torch.")
+        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
+
+
+def model_size(model: PreTrainedModel) -> ModelSize:
+    """Count what multiplies: parameters without the tables that are only looked up in."""
+    text = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tables = [
+        table.weight
+        for table in (model.get_input_embeddings(), head)
+        if isinstance(table, torch.nn.Embedding | torch.nn.Linear)
+    ]
+    looked_up = {id(weight): weight.numel() for weight in tables}  # tied ones once
+    heads = getattr(text, "num_attention_heads", 0)
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    return ModelSize(
+        body_parameters=sum(parameter.numel() for parameter in model.parameters()) - sum(looked_up.values()),
+        head_parameters=head.weight.numel() if isinstance(head, torch.nn.Linear) else 0,
+        layers=getattr(text, "num_hidden_layers", 0),
+        attention_width=heads * width,
+    )
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.truncation import untruncated_logprob
 from node.rollout import Completion, RolloutGroup
 
 
@@ -38,8 +39,8 @@ class Row:
 class MicroBatch:
     """Rows, padded on the right."""
 
-    numbers: Tensor
-    """[rows], int64: ``Row.number``."""
+    places: Tensor
+    """[targets], int64: where the logprobs belong in the objective's [n, t], flattened."""
     input_ids: Tensor
     """[rows, length]"""
     is_target: Tensor
@@ -70,7 +71,7 @@ def objective_batch(
     """Give everything the objective takes, the behaviour's logprobs in place of the learner's.
 
     Args:
-        groups: whole, at least one.
+        groups: whole, at least one; where logprobs are renormalised, with kept masses.
         version: learner version before the step.
         discount: what a group of some staleness, in versions, still counts.
         dtype: of token logprobs. Rewards and discounts are float64.
@@ -79,11 +80,10 @@ def objective_batch(
     completions = [completion for group in groups for completion in group.completions]
     sizes = [len(group.completions) for group in groups]
     staleness = np.array([version - group.oldest_version for group in groups])
-    behaviour = np.zeros((len(completions), max(len(c.token_ids) for c in completions)), np.float32)
-    mask = np.zeros(behaviour.shape, bool)
-    for number, completion in enumerate(completions):
-        behaviour[number, : len(completion.token_ids)] = completion.behaviour_logprob
-        mask[number, : len(completion.token_ids)] = True
+    lengths = np.array([len(completion.token_ids) for completion in completions])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    behaviour = np.zeros(mask.shape, np.float32)
+    behaviour[mask] = np.concatenate([logprob for group in groups for logprob in full_logprobs(group)])
     behaviour_logprob = torch.from_numpy(behaviour).to(device, dtype)
 
     def per_completion(of_group: Sequence[float] | NDArray[np.int64]) -> Tensor:
@@ -101,31 +101,64 @@ def objective_batch(
     )
 
 
+def full_logprobs(group: RolloutGroup) -> list[NDArray[np.float32]]:
+    """Give the behaviour logprobs of each of the group's completions under the whole softmax.
+
+    Raises:
+        ValueError: they are renormalised, and the kept masses that would undo it are missing.
+    """
+    if not group.is_renormalised:
+        return [completion.behaviour_logprob for completion in group.completions]
+    return [_untruncated(completion) for completion in group.completions]
+
+
+def _untruncated(completion: Completion) -> NDArray[np.float32]:
+    if completion.kept_mass is None:
+        raise ValueError("logprobs are renormalised over the tokens kept, and there are no kept masses")
+    columns = (torch.from_numpy(c.copy()) for c in (completion.behaviour_logprob, completion.kept_mass))
+    logprob: NDArray[np.float32] = untruncated_logprob(*columns).numpy()
+    return logprob
+
+
 def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
     """Cut rows into runs of similar length whose padded size is within the budget.
 
     Longest first, so that a run's first row sets its width; a row longer than the budget is alone.
     """
     cut: list[list[Row]] = []
+    width = 0
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        if cut and cut[-1][0].length * (len(cut[-1]) + 1) <= budget_tokens:
+        if cut and width * (len(cut[-1]) + 1) <= budget_tokens:
             cut[-1].append(row)
         else:
             cut.append([row])
+            width = row.length
     return cut
 
 
-def collate(rows: Sequence[Row], *, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows`` to one width; temperatures in ``dtype``."""
-    length = max(row.length for row in rows)
-    input_ids = np.zeros((len(rows), length), np.int64)
-    is_target = np.zeros((len(rows), length), bool)
-    for i, row in enumerate(rows):
-        input_ids[i, : row.length] = np.concatenate([row.prompt_token_ids, row.token_ids])[:-1]
-        is_target[i, len(row.prompt_token_ids) - 1 : row.length] = True
+def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
+    """Pad ``rows`` to one length.
+
+    Args:
+        rows: at least one.
+        width: t of the objective's [n, t].
+        dtype: of temperatures.
+        device: of all tensors.
+    """
+    lengths = np.array([row.length for row in rows])
+    generated = np.array([len(row.token_ids) for row in rows])
+    position, place = np.arange(lengths.max()), np.arange(width)
+    is_token = position < lengths[:, None]
+    input_ids = np.zeros(is_token.shape, np.int64)
+    # The last token of a row is only ever a target.
+    input_ids[is_token] = np.concatenate(
+        [ids for row in rows for ids in (row.prompt_token_ids, row.token_ids[:-1])]
+    )
+    is_target = is_token & (position >= (lengths - generated)[:, None])
+    starts = np.array([row.number for row in rows])[:, None] * width
     target_ids = np.concatenate([row.token_ids for row in rows]).astype(np.int64)
     return MicroBatch(
-        numbers=torch.tensor([row.number for row in rows], device=device),
+        places=torch.from_numpy((starts + place)[place < generated[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),
         is_target=torch.from_numpy(is_target).to(device),
         target_ids=torch.from_numpy(target_ids).to(device),

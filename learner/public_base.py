@@ -4,19 +4,26 @@ from pathlib import Path
 
 import numpy as np
 
+from learner.master_words import MasterWords
 from node.errors import StartupError
 from node.weights.digests import Words
+from node.weights.layout import Layout
 
 
-def keep_public_base(path: Path, words: Words) -> Words:
-    """Write version 0 and give it back as a map of the file: it costs no memory while nobody reads it.
+def keep_public_base(path: Path, masters: MasterWords, *, layout: Layout) -> Words:
+    """Write version 0 and give it as a map of the file: it costs no memory while nobody reads it.
 
     Raises:
         StartupError: it cannot be written.
     """
     scratch = path.with_suffix(".new")
+    room = np.empty(max(frame.words for frame in layout.frames), "<u2")
     try:
-        words.astype("<u2", copy=False).tofile(scratch)
+        with scratch.open("wb") as file:
+            for number, frame in enumerate(layout.frames):
+                words = room[: frame.words]
+                masters.read(number, words)
+                file.write(words.data)
         scratch.replace(path)
         mapped: Words = np.memmap(path, dtype=np.uint16, mode="r")
     except OSError as error:

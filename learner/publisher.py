@@ -1,9 +1,14 @@
-"""Snapshots -> signed artifacts in the learner's store, from where they are uploaded.
+"""Masters -> signed artifacts in the learner's store, from where they are uploaded.
 
-    mailbox --newest snapshot--> code and sign (thread) --> store --> uploader, in its own time
+    gate --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
                                      |
               a delta from the version published last, and a keyframe every so many versions;
-              while no snapshot waits, deltas over many versions (learner/catch_up.py)
+              while no version waits, deltas over many versions (learner/catch_up.py)
+
+The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
+meanwhile, up to the point where it would write the masters. There are two arrays of words, those of
+the version published last and those being made; they change places when the artifact is stored, so
+that a pass that fails has touched nothing. Besides them, memory is bounded by the frames under way.
 
 After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
 newest in the store: what was published last is then known to the word.
@@ -11,41 +16,52 @@ newest in the store: what was published last is then known to the word.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from typing import Final
+
+import numpy as np
 
 from learner.catch_up import CatchUp, Signer
-from learner.mailbox import Snapshot, SnapshotMailbox
+from learner.master_gate import MasterGate
+from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
 from node.clock import Clock
 from node.errors import RETRYABLE, RefusedError, StartupError
-from node.policy import PolicyVersion
+from node.policy import NO_BASE, PolicyVersion
 from node.run import RunSettings
 from node.until import run_until
+from node.weights.artifact_files import Draft
 from node.weights.digests import Words
-from node.weights.encode import encode_version
+from node.weights.encode import FrameWords, code_frames, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import sign
+from node.weights.manifest import FrameRecord, sign
 from node.weights.store import ArtifactStore
 
 _log = logging.getLogger(__name__)
 
+_UNDER_WAY_PER_THREAD: Final = 2
+"""Frames: while one is coded, another may wait for its place in the file."""
+
 
 class Publisher:
-    """A service that publishes the newest snapshot there is, for as long as there are any."""
+    """A service that publishes the newest version there is, for as long as there are any."""
 
     name = "publisher"
 
     def __init__(
         self,
-        mailbox: SnapshotMailbox,
+        gate: MasterGate,
+        masters: MasterWords,
         store: ArtifactStore,
         *,
         start: HeldPolicy,
         layout: Layout,
         signer: Signer,
+        threads: int,
         keyframe_every_versions: int,
         catch_up: CatchUp,
         run_settings: Callable[[], Awaitable[RunSettings]],
@@ -55,21 +71,27 @@ class Publisher:
         """Publish what comes after ``start``, the version that training begins or goes on with.
 
         Args:
+            masters: read only between ``gate.take`` and ``gate.release``.
             start: its words belong to the publisher from now on.
+            threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
-        self._mailbox = mailbox
+        self._gate = gate
+        self._masters = masters
         self._store = store
         self._start = start
         self._layout = layout
         self._signer = signer
+        self._threads = threads
         self._keyframe_every_versions = keyframe_every_versions
         self._catch_up = catch_up
         self._run_settings = run_settings
         self._clock = clock
         self._metrics = metrics
         self._base: HeldPolicy | None = None
+        self._spare: Words = np.empty(layout.words, np.uint16)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Publish until ``stopping``, then what is still waiting.
@@ -82,15 +104,17 @@ class Publisher:
             await self._begin((await self._run_settings()).head)
             ready()
             while True:
-                snapshot = self._mailbox.take()
-                if snapshot is not None:
-                    await self._publish(snapshot)
+                number = self._gate.take()
+                if number is not None:
+                    await self._publish(number, partial(self._make_version, number))
                 elif stopping.is_set():
                     return
                 elif not await self._catch_others_up(stopping):
-                    await run_until(stopping, self._mailbox.wait_for_snapshot())
+                    await run_until(stopping, self._gate.wait_for_version())
         finally:
+            self._gate.give_up()
             self._thread.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False)
 
     async def _begin(self, hub_head: PolicyVersion | None) -> None:
         announcement = self._store.announcement()
@@ -99,29 +123,38 @@ class Publisher:
             if head is not None:
                 _check_continues(self._start.version, head)
         if self._start.version.number == 0 or self._start.version == own_head:
-            self._hold(self._start.version, self._start.words)
+            self._base = self._start
+            self._metrics.published_version.set(self._start.version.number)
         else:
-            await self._publish(
-                Snapshot(self._start.version.number, self._start.words, taken_at_s=self._clock.monotonic())
-            )
+            await self._publish(self._start.version.number, lambda: self._store_keyframe(self._start))
 
-    async def _publish(self, snapshot: Snapshot) -> None:
-        loop = asyncio.get_running_loop()
-        self._metrics.superseded_snapshots.inc(self._mailbox.take_superseded())
+    async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
+        started_s = self._clock.monotonic()
+        self._metrics.superseded_versions.inc(self._gate.take_superseded())
+        # If it fails, the next version starts from the same base; this one is lost to freshness only.
+        version = await self._in_thread(number, make)
+        if version is None:
+            return
+        if version.words is self._spare:
+            self._spare = self._start.words if self._base is None else self._base.words
+        self._base = version
+        took_s = self._clock.monotonic() - started_s
+        self._metrics.published_version.set(number)
+        self._metrics.publish_seconds.observe(took_s)
+        told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
+        _log.info("published", extra=told)
+        if number - self._newest_keyframe() >= self._keyframe_every_versions:
+            await self._in_thread(number, lambda: self._store_keyframe(version))
+
+    async def _in_thread(self, number: int, make: Callable[[], HeldPolicy]) -> HeldPolicy | None:
+        """Run ``make`` in the publishing thread; None if it may go better another time."""
         try:
-            version = await loop.run_in_executor(self._thread, self._code_and_store, snapshot)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
         except RefusedError as refused:
             if refused.reason not in RETRYABLE:
                 raise
-            # The next snapshot starts from the same base; this one is lost to freshness only.
-            _log.error("publishing failed", extra={"version": snapshot.version, "error": str(refused)})
-            self._mailbox.give_back(snapshot.words)
-            return
-        self._hold(version, snapshot.words)
-        took_s = self._clock.monotonic() - snapshot.taken_at_s
-        self._metrics.publish_seconds.observe(took_s)
-        told = {"version": version.number, "root": version.root.hex(), "took_s": took_s}
-        _log.info("published", extra=told)
+            _log.error("publishing failed", extra={"version": number, "error": str(refused)})
+            return None
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
@@ -131,38 +164,62 @@ class Publisher:
         loop = asyncio.get_running_loop()
 
         def is_superseded() -> bool:
-            return self._mailbox.is_filled or stopping.is_set()
+            return self._gate.has_unread or stopping.is_set()
 
         make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
         await loop.run_in_executor(self._thread, make)
         return True
 
-    def _hold(self, version: PolicyVersion, words: Words) -> None:
-        if self._base is not None:
-            self._mailbox.give_back(self._base.words)
-        self._base = HeldPolicy(version, words)
-        self._metrics.published_version.set(version.number)
+    def _make_version(self, number: int) -> HeldPolicy:
+        """Read the masters and store what has become of them; in the thread."""
+        made, base = self._spare, self._base
 
-    def _code_and_store(self, snapshot: Snapshot) -> PolicyVersion:
-        """Make one or two artifacts visible in the store; in the thread."""
-        version = self._store_artifact(snapshot, base=self._base)
-        since_keyframe = snapshot.version - self._newest_keyframe()
-        if self._base is not None and since_keyframe >= self._keyframe_every_versions:
-            self._store_artifact(snapshot, base=None)
-        return version
+        def read(frame: int) -> Words:
+            words = made[self._layout.frames[frame].slice]
+            self._masters.read(frame, words)
+            return words
 
-    def _store_artifact(self, snapshot: Snapshot, *, base: HeldPolicy | None) -> PolicyVersion:
-        encoded = encode_version(
-            snapshot.words,
-            version=snapshot.version,
-            base=base,
+        with ExitStack() as stack:
+            try:
+                draft = stack.enter_context(self._store.draft())
+                records = self._code(read, base=base, draft=draft)
+            finally:
+                self._gate.release()
+            version = self._store_artifact(number, records, base=base, draft=draft)
+        return HeldPolicy(version, made, tuple(record.new_digest for record in records))
+
+    def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
+        """Store a version that is in memory; in the thread."""
+        with self._store.draft() as draft:
+            records = self._code(policy.frame_words(self._layout), base=None, draft=draft)
+            self._store_artifact(policy.version.number, records, base=None, draft=draft)
+        return policy
+
+    def _code(self, new: FrameWords, *, base: HeldPolicy | None, draft: Draft) -> tuple[FrameRecord, ...]:
+        return code_frames(
+            range(len(self._layout.frames)),
+            new=new,
+            base=None if base is None else base.frames(self._layout),
+            layout=self._layout,
+            put=draft.append,
+            executor=self._pool,
+            under_way=_UNDER_WAY_PER_THREAD * self._threads,
+        )
+
+    def _store_artifact(
+        self, number: int, records: Sequence[FrameRecord], *, base: HeldPolicy | None, draft: Draft
+    ) -> PolicyVersion:
+        manifest = join(
+            records,
+            version=number,
+            base_version=NO_BASE if base is None else base.version.number,
             layout=self._layout,
             run_id=self._signer.run_id,
             learner_epoch=self._signer.learner_epoch,
             published_at_s=self._clock.now(),
         )
-        self._store.put_version(sign(encoded.manifest, self._signer.key), encoded.payloads)
-        return encoded.manifest.policy_version
+        self._store.put_version(sign(manifest, self._signer.key), draft)
+        return manifest.policy_version
 
     def _newest_keyframe(self) -> int:
         """Give the newest version that needs nothing but itself; the public base model is version 0."""

@@ -1,15 +1,17 @@
 """Builds a learner from its section of the configuration.
 
-    membership --run settings--> training loop --snapshots--> publisher --> store --> uploader
+    membership --run settings--> training loop --versions--> publisher --> store --> uploader
                                   ^         |
                                groups   judgements, step records
                                   |         v
                                  rollout drain
 
 They stop in the order in which work flows: training ends its step, the publisher codes the last
-snapshot, the drain hears that its records are on the hub's disk, and then the learner leaves.
+version, the drain hears that its records are on the hub's disk, and then the learner leaves.
 """
 
+import asyncio
+import os
 import random
 from typing import Final
 
@@ -20,7 +22,6 @@ from learner.catch_up import CatchUp, Signer
 from learner.checkpoint import CheckpointStore
 from learner.config import LearnerConfig
 from learner.epoch import raise_epoch
-from learner.mailbox import SnapshotMailbox
 from learner.metrics import LearnerMetrics
 from learner.model import Policy, load_policy
 from learner.objective.registry import Objective, load_objective
@@ -44,7 +45,6 @@ from node.service import Service
 from node.stop_order import StopsAfter
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
-from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
 from node.weights.upload import Uploader
@@ -57,8 +57,8 @@ RETAINED_KEYFRAMES: Final = 2
 """In the learner's own store: what a hub that lost its disk is given again."""
 
 
-def build(context: RoleContext) -> list[Service]:
-    """Restore the newest checkpoint and put the learner's services together. Blocks while the model loads.
+async def build(context: RoleContext) -> list[Service]:
+    """Restore the newest checkpoint, in threads, and put the learner's services together.
 
     Raises:
         StartupError: key, model, checkpoint or store cannot be used.
@@ -69,10 +69,12 @@ def build(context: RoleContext) -> list[Service]:
         raise StartupError("The learner does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
-    metrics = LearnerMetrics(context.registry)
-    policy = _load_base_model(config)
-    words0 = keep_public_base(state_dir / "base.words", _words_of(policy))
-    trainee = _restore_trainee(context, config, policy)
+    metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
+    policy = await asyncio.to_thread(_load_base_model, config)
+    words0 = await asyncio.to_thread(
+        keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
+    )
+    trainee = await asyncio.to_thread(_restore_trainee, context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -112,6 +114,7 @@ def build(context: RoleContext) -> list[Service]:
         capacity_groups=config.buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(random.random),
+        count_lost_stream=metrics.lost_drain_streams.inc,
     )
     store = ArtifactStore(
         state_dir / "published",
@@ -119,13 +122,14 @@ def build(context: RoleContext) -> list[Service]:
         run_id=run_id,
         retained_keyframes=RETAINED_KEYFRAMES,
     )
-    mailbox = SnapshotMailbox(policy.layout.words)
     publisher = Publisher(
-        mailbox,
+        trainee.gate,
+        policy.master_words,
         store,
         start=_held_by(trainee),
         layout=policy.layout,
         signer=signer,
+        threads=config.publish_threads or _cores(),
         keyframe_every_versions=config.keyframe_every_versions,
         catch_up=CatchUp(
             store,
@@ -151,10 +155,8 @@ def build(context: RoleContext) -> list[Service]:
         identity=GroupIdentity(run_id, digest),
         run_settings=membership.settings,
         drain=drain,
-        mailbox=mailbox,
         announced=announced,
         hub_now=lambda: clock.now() + membership.clock_offset_s,
-        clock=clock,
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
@@ -163,6 +165,10 @@ def build(context: RoleContext) -> list[Service]:
     draining = StopsAfter(drain, other=training)
     uploading = StopsAfter(uploader, other=publishing)
     return [StopsAfter(membership, other=draining), uploading, draining, publishing, training]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _signing_key(context: RoleContext) -> SigningKey:
@@ -226,12 +232,7 @@ def _load_objective(config: LearnerConfig) -> Objective:
         ) from error
 
 
-def _words_of(policy: Policy) -> Words:
-    words = np.empty(policy.layout.words, np.uint16)
-    policy.snapshot(words)
-    return words
-
-
 def _held_by(trainee: Trainee) -> HeldPolicy:
-    words = _words_of(trainee.policy)
+    words = np.empty(trainee.policy.layout.words, np.uint16)
+    trainee.policy.snapshot(words)
     return HeldPolicy.of(trainee.version, words, layout=trainee.policy.layout)

@@ -35,6 +35,8 @@ class StepLine:
     report: StepReport
     tokens: int
     """Completion tokens trained on."""
+    flops: float
+    """Floating point operations of the model that this took; over ``step_s``, its rate."""
     groups: tuple[TrainedGroup, ...]
 
     def to_json(self) -> str:

@@ -66,7 +66,7 @@ class StepLoss:
 
 def add_gradient(
     policy: Policy, parts: Sequence[MicroBatch], batch: ObjectiveBatch, loss: StepLoss
-) -> ObjectiveBatch:
+) -> tuple[ObjectiveBatch, LossOutcome]:
     """Add the gradient of the loss to the parameters'.
 
     Args:
@@ -76,41 +76,38 @@ def add_gradient(
         loss: See StepLoss.
 
     Returns:
-        The batch with the learner's logprobs, without gradient.
+        The batch with the learner's logprobs, and its loss; both without gradient.
     """
+    batch = replace(batch, learner_logprob=batch.learner_logprob.clone())
     if loss.is_separable or len(parts) == 1:
         for part in parts:
-            logprob = _forward(policy, part)
-            batch = _with_rows(batch, part, logprob)
-            _backward(logprob, part, batch, _gradient(batch, loss))
-        return batch
+            logprob = _forward(policy, part, batch)
+            gradient, outcome = _differentiate(batch, loss)
+            _backward(logprob, part, gradient)
+        return batch, outcome  # the last part's: by then all logprobs are in the batch
     with torch.no_grad():
         for part in parts:
-            batch = _with_rows(batch, part, _forward(policy, part))
-    gradient = _gradient(batch, loss)
+            _forward(policy, part, batch)
+    gradient, outcome = _differentiate(batch, loss)
     for part in parts:
-        _backward(_forward(policy, part), part, batch, gradient)
-    return batch
+        _backward(_forward(policy, part, batch), part, gradient)
+    return batch, outcome
 
 
-def _forward(policy: Policy, part: MicroBatch) -> Tensor:
-    return policy.token_logprobs(part.input_ids, part.is_target, part.target_ids, part.temperature)
+def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
+    """Give the logprobs of ``part``, and write them into the batch's."""
+    logprob = policy.token_logprobs(part.input_ids, part.is_target, part.target_ids, part.temperature)
+    held = batch.learner_logprob.view(-1)
+    held[part.places] = logprob.detach().to(held.dtype)
+    return logprob
 
 
-def _with_rows(batch: ObjectiveBatch, part: MicroBatch, logprob: Tensor) -> ObjectiveBatch:
-    learner_logprob = batch.learner_logprob.detach().clone()
-    rows = learner_logprob[part.numbers]
-    rows[batch.mask[part.numbers]] = logprob.detach().to(rows.dtype)
-    learner_logprob[part.numbers] = rows
-    return replace(batch, learner_logprob=learner_logprob)
-
-
-def _gradient(batch: ObjectiveBatch, loss: StepLoss) -> Tensor:
+def _differentiate(batch: ObjectiveBatch, loss: StepLoss) -> tuple[Tensor, LossOutcome]:
     leaf = batch.learner_logprob.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(replace(batch, learner_logprob=leaf)).loss, leaf)
-    return gradient
+    outcome = loss(replace(batch, learner_logprob=leaf))
+    (gradient,) = torch.autograd.grad(outcome.loss, leaf)
+    return gradient, outcome._replace(loss=outcome.loss.detach())
 
 
-def _backward(logprob: Tensor, part: MicroBatch, batch: ObjectiveBatch, gradient: Tensor) -> None:
-    at_rows = gradient[part.numbers][batch.mask[part.numbers]]
-    logprob.backward(at_rows.to(logprob.dtype))  # type: ignore[no-untyped-call]
+def _backward(logprob: Tensor, part: MicroBatch, gradient: Tensor) -> None:
+    logprob.backward(gradient.view(-1)[part.places].to(logprob.dtype))  # type: ignore[no-untyped-call]

@@ -72,6 +72,8 @@ class StepOutcome:
     """Minus the learner logprob, mean over tokens."""
     tokens: int
     """Completion tokens."""
+    flops: float
+    """Floating point operations of the model, forward and backward; see ``ModelSize.training_flops``."""
 
 
 class _NotFiniteError(Exception):
@@ -89,24 +91,26 @@ def train_step(
     """Move the parameters one step down the loss of ``groups``.
 
     Args:
-        policy: Changed in place, unless the outcome says it was not applied.
+        policy: Without gradients, which it is left without as well. Changed in place, unless the outcome
+            says it was not applied.
         optimizer: Over ``policy.parameters``; likewise.
         groups: Admitted, whole, at least one.
         version: Learner version before the step.
         settings: See StepSettings.
     """
-    rows, dtype = rows_of(groups), next(iter(policy.parameters.values())).dtype
+    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+    batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
+    rows = rows_of(groups)
     parts = [
-        collate(part, dtype=dtype, device=policy.device)
+        collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
         for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
     ]
-    batch = objective_batch(
-        groups, version=version, discount=settings.discount, dtype=dtype, device=policy.device
-    )
     if settings.fast_steps == 0:
         outcome, _ = _take_step(policy, optimizer, parts, batch, settings)
-        return outcome
-    return _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+    else:
+        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+    flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
+    return replace(outcome, flops=(1 + settings.fast_steps) * flops)
 
 
 def _take_slow_fast_step(
@@ -150,10 +154,7 @@ def _take_step(
     settings: StepSettings,
 ) -> tuple[StepOutcome, ObjectiveBatch]:
     """Take one step; give its outcome and the batch with the logprobs it saw."""
-    optimizer.zero_grad(set_to_none=True)
-    batch = add_gradient(policy, parts, batch, settings.loss)
-    with torch.no_grad():
-        measured = settings.loss(batch)
+    batch, measured = add_gradient(policy, parts, batch, settings.loss)
     gradient_norm = float(
         torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.gradient_clip_norm)
     )
@@ -193,6 +194,7 @@ def _outcome(batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: flo
         clip_fraction=float(is_clipped.sum()) / (tokens if is_clipped.ndim == 2 else len(is_clipped)),
         surprisal_nats=-float(batch.within(batch.learner_logprob).sum()) / tokens,
         tokens=tokens,
+        flops=math.nan,  # of the whole step, which the caller knows
     )
 
 

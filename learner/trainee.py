@@ -1,6 +1,7 @@
 """The model with everything that must move together: parameters, optimizer, progress, checkpoint.
 
-Blocking: its methods belong in one thread that nobody else uses for the model.
+Blocking: its methods belong in one thread. Nobody else writes the parameters, and who reads them
+keeps the optimizer from it by the gate.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Final
 import torch
 
 from learner.checkpoint import CheckpointStore, Progress
+from learner.master_gate import MasterGate
 from learner.mismatch import Mismatch
 from learner.model import Policy
 from learner.step_log import StepLine, TrainedGroup
@@ -19,7 +21,6 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup
 from node.run import StepRecord, StepReport
-from node.weights.digests import Words
 
 REMEMBERED_GROUPS: Final = 4096
 """Trained group ids kept to recognise a replay; the hub's ledger remembers all of them."""
@@ -38,6 +39,8 @@ class StepTaken:
     mismatches: tuple[Mismatch, ...]
     """Of the groups that were sampled from the version before the step."""
     checkpoint_s: float
+    gate_wait_s: float
+    """Of the step's time, what it waited for the version before to be read."""
 
 
 class Trainee:
@@ -64,6 +67,10 @@ class Trainee:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
+        self.gate = MasterGate(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until someone says what version the masters hold."""
+        self._gate_wait_s = 0.0
+        optimizer.register_step_pre_hook(self._before_writing)
 
     @property
     def version(self) -> int:
@@ -71,21 +78,20 @@ class Trainee:
         return self.progress.version
 
     def take_step(
-        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord], words: Words
+        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
     ) -> StepTaken | None:
-        """Train on ``batch``, write the checkpoint, then write the new version into ``words``.
+        """Train on ``batch``, then write the checkpoint.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the hub may not have; they go into the checkpoint.
-            words: [layout.words]; untouched unless the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
             TrainingError: the step made parameters that are not finite; they are in no checkpoint.
             OSError: the checkpoint could not be written.
         """
-        started_s = self._clock.monotonic()
+        started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
         outcome = train_step(
             self.policy, self._optimizer, groups, version=self.version, settings=self._settings
@@ -112,13 +118,21 @@ class Trainee:
         )
         self._checkpoints.save(self.policy, self._optimizer, progress)
         self.progress = progress
-        self.policy.snapshot(words)
         mismatches = tuple(
             Mismatch(group.sampler_id, kl_nats)
             for group, kl_nats in zip(line.groups, outcome.kl_nats_of_groups, strict=True)
             if group.staleness_versions == 0
         )
-        return StepTaken(record, line, mismatches, checkpoint_s=self._clock.monotonic() - stepped_s)
+        return StepTaken(
+            record,
+            line,
+            mismatches,
+            checkpoint_s=self._clock.monotonic() - stepped_s,
+            gate_wait_s=self._gate_wait_s,
+        )
+
+    def _before_writing(self, *_: object) -> None:
+        self._gate_wait_s += self.gate.begin_writing()
 
     def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(
@@ -137,4 +151,6 @@ class Trainee:
             step_s=step_s,
             surprisal_nats=outcome.surprisal_nats,
         )
-        return StepLine(at_s=self._clock.now(), report=report, tokens=outcome.tokens, groups=groups)
+        return StepLine(
+            at_s=self._clock.now(), report=report, tokens=outcome.tokens, flops=outcome.flops, groups=groups
+        )

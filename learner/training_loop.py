@@ -1,6 +1,6 @@
-"""Groups -> verdicts -> batches -> steps -> checkpoints -> snapshots, one after the other.
+"""Groups -> verdicts -> batches -> steps -> checkpoints, one after the other.
 
-    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, snapshot, log line
+    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, gate, log line
                |                          |
              refused                   not finite: skipped, its groups refused; three in a row end the learner
 
@@ -18,12 +18,10 @@ from typing import Any, Final
 
 from learner.admission import AdmissionRules, Judged, judge
 from learner.batching import BatchBuffer
-from learner.mailbox import Snapshot, SnapshotMailbox
 from learner.metrics import LearnerMetrics
 from learner.mismatch import MismatchBook
 from learner.step_log import StepLog
 from learner.trainee import StepTaken, Trainee, TrainingError
-from node.clock import Clock
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, Verdict
 from node.rollout_drain import RolloutDrain
@@ -68,10 +66,8 @@ class TrainingLoop:
         identity: GroupIdentity,
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
-        mailbox: SnapshotMailbox,
         announced: Callable[[int], Coroutine[Any, Any, None]],
         hub_now: Callable[[], float],
-        clock: Clock,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
@@ -88,10 +84,8 @@ class TrainingLoop:
         self._identity = identity
         self._run_settings = run_settings
         self._drain = drain
-        self._mailbox = mailbox
         self._announced = announced
         self._hub_now = hub_now
-        self._clock = clock
         self._metrics = metrics
         self._node_metrics = node_metrics
         self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
@@ -141,12 +135,6 @@ class TrainingLoop:
         return 0 < self._settings.max_versions <= self.version
 
     def _prepare(self, run: RunSettings) -> tuple[AdmissionRules, BatchBuffer]:
-        if run.sampling.is_truncated:
-            raise StartupError(
-                f"the run samples with top_p={run.sampling.top_p} top_k={run.sampling.top_k}, and truncated "
-                "sampling needs the correction of a later release",
-                fix="Set coordinator.top_p = 1 and coordinator.top_k = 0",
-            )
         if self._settings.buffer_groups < run.batch_groups:
             raise StartupError(
                 f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "
@@ -221,20 +209,18 @@ class TrainingLoop:
             )
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...]) -> None:
-        words = self._mailbox.blank()
         unacknowledged = self._drain.unacknowledged
         taken = await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged, words=words),
+            self._thread, lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged)
         )
         if taken is None:
-            self._mailbox.give_back(words)
+            self._trainee.gate.hold(self.version)
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
         self._trained_group_ids = frozenset(self._trainee.progress.trained_group_ids)
         self._drain.record(taken.record)
-        self._mailbox.put(Snapshot(self.version, words, taken_at_s=self._clock.monotonic()))
+        self._trainee.gate.hold(self.version)
         self._step_log.append(taken.line)
         self._show(taken, batch)
 
@@ -260,6 +246,7 @@ class TrainingLoop:
             self._metrics.sampler_mismatch_nats.labels(one.sampler_id).set(mean_nats)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.checkpoint_seconds.observe(taken.checkpoint_s)
+        self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)

@@ -106,10 +106,9 @@ def _role_stage(
             identity=identity,
             run=run_description,
         )
-        build_role = await asyncio.to_thread(
-            load_build, role
-        )  # torch takes seconds; the watchdog does not wait
-        return build_role(context)
+        # torch takes seconds; the watchdog does not wait
+        build_role = await asyncio.to_thread(load_build, role)
+        return await build_role(context)
 
     return Stage(role, build)
 

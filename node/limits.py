@@ -9,8 +9,8 @@ from typing import Final
 CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Largest message of MembershipService: a heartbeat with 10 000 metric samples is about 1 MiB."""
 
-ROLLOUT_MESSAGE_BYTES: Final = 64 << 20
-"""Largest message of RolloutService: one group of 4 Mi tokens is 48 MiB of columns."""
+ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
+"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB."""
 
 BULK_MESSAGE_BYTES: Final = 6 << 20
 """Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""
@@ -45,6 +45,9 @@ LEASES_PER_PEER: Final = 4096
 VERDICTS_PER_BEAT: Final = 4096
 METRIC_FAMILIES_PER_BEAT: Final = 1000
 METRIC_SAMPLES_PER_BEAT: Final = 10_000
+
+REVOCATIONS: Final = 16_384
+"""Node ids shut out of a run: 1 MiB in the one beat that tells a relay of a change."""
 
 TOKEN_BYTES: Final = 4096
 SIGNING_REQUEST_BYTES: Final = 4096

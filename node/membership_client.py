@@ -22,6 +22,7 @@ import grpc.aio
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.errors import Reason, RefusedError
+from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
@@ -33,6 +34,7 @@ from node.wire import (
     metric_families_to_wire,
     policy_version_from_wire,
     policy_version_to_wire,
+    revocations_from_wire,
     role_to_wire,
     settings_from_wire,
     step_report_to_wire,
@@ -58,6 +60,7 @@ FINAL: Final = frozenset(
         Reason.LAYOUT_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
         Reason.FENCED,
+        Reason.ROLLBACK,
         Reason.WRONG_ROLE,
         Reason.UNAUTHENTICATED,
     }
@@ -88,6 +91,8 @@ class PeerState:
     metrics: Callable[[], tuple[MetricFamily, ...]]
     running_leases: Callable[[], Sequence[str]] = tuple
     step_report: Callable[[], StepReport | None] = lambda: None
+    revocations: Callable[[], Revocations | None] = lambda: None
+    """Relays: those they have from the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +106,13 @@ class GroupVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Whom to tell what the hub says; all called on the event loop's thread."""
+    """Whom to tell what the hub says; called on the event loop's thread unless said otherwise."""
 
     verdict: Callable[[GroupVerdict], None] = lambda _: None
     lost_leases: Callable[[Sequence[str]], None] = lambda _: None
     must_repair: Callable[[], None] = lambda: None
+    revocations: Callable[[Revocations], None] = lambda _: None
+    """Relays: who is shut out now. Called in a thread: it may write a file."""
 
 
 class MembershipClient:
@@ -139,6 +146,7 @@ class MembershipClient:
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
+        self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.head: PolicyVersion | None = None
         self.clock_offset_s = 0.0
         self.joins = 0
@@ -227,18 +235,29 @@ class MembershipClient:
         if answer.HasField("head"):
             self.head = policy_version_from_wire(answer.head)
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
-        for verdict in answer.verdicts:
-            self._notices.verdict(
-                GroupVerdict(verdict.group_id, verdict_from_wire(verdict.verdict), verdict.detail)
-            )
+        self._take_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))
         if answer.must_repair:
             self._notices.must_repair()
+        if answer.HasField("revocations"):
+            await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
+
+    def _take_verdicts(self, answer: membership_pb2.HeartbeatResponse) -> None:
+        verdicts = [
+            GroupVerdict(verdict.group_id, verdict_from_wire(verdict.verdict), verdict.detail)
+            for verdict in answer.verdicts
+        ]
+        for verdict in verdicts:
+            # The hub tells them again where it cannot know that the answer before arrived.
+            if verdict not in self._last_verdicts:
+                self._notices.verdict(verdict)
+        self._last_verdicts = frozenset(verdicts)
 
     def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
         held = self._state.held()
         step = self._state.step_report()
+        revocations = self._state.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
@@ -248,6 +267,7 @@ class MembershipClient:
             metrics=metric_families_to_wire(self._state.metrics()),
             waits_for=self._state.waits_for(),
             step=None if step is None else step_report_to_wire(step),
+            revocations_digest=b"" if revocations is None else revocations.digest,
         )
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:

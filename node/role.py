@@ -1,12 +1,12 @@
 """What a role is given to build its services from, and where each role is found.
 
-A role is a module with ``build(context: RoleContext) -> list[Service]``, loaded by name once
+A role is a module with ``async build(context: RoleContext) -> list[Service]``, loaded by name once
 the configuration is known to be right: whoever asks for help or has a bad value never
 pays for torch or grpc. This module therefore imports neither, nor anything that does.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,7 +51,9 @@ class RoleContext:
     run: "RunDescription"
 
 
-def load_build(role: str) -> Callable[[RoleContext], "list[Service]"]:
+def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":
     """Import a role and give its ``build``. Takes seconds where the role needs torch."""
-    build: Callable[[RoleContext], list[Service]] = importlib.import_module(ROLE_MODULES[role]).build
+    build: Callable[[RoleContext], Awaitable[list[Service]]] = importlib.import_module(
+        ROLE_MODULES[role]
+    ).build
     return build

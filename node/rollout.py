@@ -28,9 +28,18 @@ class Verdict(enum.StrEnum):
     TRAINED = "trained"
 
 
+class LogprobMode(enum.StrEnum):
+    """What recorded logprobs are of."""
+
+    SAMPLED = "sampled"
+    """What each token was drawn from: after temperature and truncation, renormalised over the tokens kept."""
+    FULL = "full"
+    """The whole softmax after temperature, whatever was cut off before the draw."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How completions are sampled; defines what a behaviour logprob means."""
+    """How completions are sampled; with ``LogprobMode`` defines what a behaviour logprob means."""
 
     temperature: float
     top_p: float
@@ -62,12 +71,15 @@ class Completion:
     token_ids: NDArray[np.int32]
     """[n]"""
     behaviour_logprob: NDArray[np.float32]
-    """[n], nats, under exactly the distribution each token was drawn from."""
+    """[n], nats, of the distribution that the group's ``logprob_mode`` names."""
     policy_version: NDArray[np.int32]
     """[n], the version that drew each token; never falls within a completion."""
     reward: float
     is_finished: bool
     """Whether it ended by itself rather than at the token limit."""
+    kept_mass: NDArray[np.float32] | None = None
+    """[n], in (0, 1]: share of the whole softmax, after temperature, that the tokens left by top-k and
+    top-p held at each draw. None where nothing was cut off, or where the engine cannot say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +95,7 @@ class RolloutGroup:
     prompt_token_ids: NDArray[np.int32]
     completions: tuple[Completion, ...]
     sampling: SamplingParameters
+    logprob_mode: LogprobMode
     sampling_started_at_s: float
     sampling_finished_at_s: float
     graded_at_s: float
@@ -90,12 +103,17 @@ class RolloutGroup:
     @property
     def oldest_version(self) -> int:
         """Oldest behaviour version of any token; staleness is counted from it."""
-        return min(int(c.policy_version.min()) for c in self.completions)
+        return int(np.concatenate([c.policy_version for c in self.completions]).min())
 
     @property
     def newest_version(self) -> int:
         """Newest behaviour version of any token."""
-        return max(int(c.policy_version.max()) for c in self.completions)
+        return int(np.concatenate([c.policy_version for c in self.completions]).max())
+
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether its logprobs are normalised over less than the vocabulary."""
+        return self.sampling.is_truncated and self.logprob_mode is LogprobMode.SAMPLED
 
     @property
     def tokens(self) -> int:
@@ -139,6 +157,13 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
     if not all(math.isfinite(stamp) for stamp in stamps):
         raise RefusedError(Reason.NON_FINITE, f"timestamps {stamps} are not all finite")
     _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
+    with_mass = sum(completion.kept_mass is not None for completion in group.completions)
+    if with_mass not in (0, len(group.completions) if group.sampling.is_truncated else 0):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{with_mass} of {len(group.completions)} completions have kept masses, "
+            f"sampled with top_p={group.sampling.top_p} top_k={group.sampling.top_k}",
+        )
     for number, completion in enumerate(group.completions):
         _check_completion(completion, vocabulary_size, where=f"completion {number}")
 
@@ -159,12 +184,27 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
     if (completion.behaviour_logprob > 0).any():
         worst = float(completion.behaviour_logprob.max())
         raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above 0")
+    if completion.kept_mass is not None:
+        _check_kept_mass(completion.kept_mass, n, where=where)
     if (completion.policy_version < 0).any():
         raise RefusedError(Reason.MALFORMED, f"{where} names a negative policy version")
     if (np.diff(completion.policy_version) < 0).any():
         raise RefusedError(Reason.MALFORMED, f"{where} goes back to an older policy version")
     if not math.isfinite(completion.reward):
         raise RefusedError(Reason.NON_FINITE, f"{where} has reward {completion.reward}")
+
+
+def _check_kept_mass(kept_mass: NDArray[np.float32], n: int, *, where: str) -> None:
+    if len(kept_mass) != n:
+        raise RefusedError(Reason.MALFORMED, f"{where} has {n} tokens but {len(kept_mass)} kept masses")
+    if not np.isfinite(kept_mass).all():
+        raise RefusedError(Reason.NON_FINITE, f"{where} has a kept mass that is not finite")
+    if ((kept_mass <= 0) | (kept_mass > 1)).any():
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{where} has kept masses of {float(kept_mass.min())} to {float(kept_mass.max())}, "
+            "outside (0, 1]",
+        )
 
 
 def _check_ids(ids: NDArray[np.int32], vocabulary_size: int | None, *, where: str) -> None:

@@ -15,8 +15,8 @@ from node.wire import group_to_wire, lease_from_wire, policy_version_to_wire, ve
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""
 
-SUBMIT_TIMEOUT_S: Final = 120.0
-"""Deadline of a submission: the largest group (64 MiB) at 5 Mbit/s."""
+SUBMIT_TIMEOUT_S: Final = 150.0
+"""Deadline of a submission: the largest group (72 MiB) at 5 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)

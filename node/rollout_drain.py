@@ -41,16 +41,17 @@ class RolloutDrain:
         capacity_groups: int,
         unacknowledged: Iterable[StepRecord],
         backoff: Backoff,
+        count_lost_stream: Callable[[], None],
     ) -> None:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
         self._version = version
         self._book = DrainBook(capacity_groups=capacity_groups, unacknowledged=unacknowledged)
         self._backoff = backoff
+        self._count_lost_stream = count_lost_stream
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
         self.groups: asyncio.Queue[DeliveredGroup] = asyncio.Queue(maxsize=capacity_groups)
-        self.reconnects = 0
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
@@ -86,7 +87,7 @@ class RolloutDrain:
                     raise
                 logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
             except ConnectionLost as lost:
-                self.reconnects += 1
+                self._count_lost_stream()
                 logger.warning("drain connection lost", extra={"detail": str(lost)})
             await self._backoff.wait(None if stopping.is_set() else stopping)
 

@@ -24,8 +24,13 @@ class SamplerConfig(BaseModel):
     """Where the model generates."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the bfloat16 words are computed in. float32 uses them exactly; bfloat16 halves memory and makes
+    """What published floats are computed in. float32 uses them exactly; bfloat16 halves memory and makes
     behaviour logprobs differ from the learner's by some hundredths of a nat per token."""
+
+    apply: Literal["spare", "in_place"] = "spare"
+    """How a new version becomes the one that is sampled from. ``spare`` puts it together in a second copy of
+    the weights, and changing to it holds generation up for milliseconds. ``in_place`` writes it over the one
+    copy there is, which takes half the memory and holds generation up for as long as decoding takes."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""

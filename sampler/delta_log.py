@@ -16,7 +16,7 @@ from pathlib import Path
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
-from node.weights.artifact_files import ArtifactFiles
+from node.weights.artifact_files import ArtifactFiles, directory_name, make_directory, sync_directory
 from node.weights.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -43,15 +43,19 @@ class StagedArtifact:
             self._files.forget(frame)
         return payload
 
-    def keep(self, frame: int, payload: bytes) -> None:
-        """Write a verified payload. On a full disk the version is applied all the same, and not logged."""
+    def keep(self, frame: int, payload: bytes) -> bool:
+        """Write a verified payload, and say whether it can be read again.
+
+        On a full disk the version is applied all the same, and not logged.
+        """
         if self._is_broken or self._files.has(frame):
-            return
+            return self._files.has(frame)
         try:
             self._files.write(frame, payload)
         except RefusedError as refused:
             self._is_broken = True
             self._failed(refused)
+        return self._files.has(frame)
 
     def sync(self) -> None:
         """Return when what was kept is on disk.
@@ -77,7 +81,7 @@ class DeltaLog:
         self._directory = directory
         self._count_refusal = count_refusal
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         for path in sorted(directory.iterdir()):
             try:
                 files = ArtifactFiles.load(path, public_key=public_key, run_id=run_id, whole=False)
@@ -104,6 +108,12 @@ class DeltaLog:
         furthest = max(usable, key=lambda files: files.manifest.version)
         return furthest.manifest, self._staged(furthest)
 
+    def reach(self, held: PolicyVersion) -> int:
+        """Give the number of the version that the log leads to from ``held``."""
+        while (logged := self.after(held)) is not None:
+            held = logged[0].policy_version
+        return held.number
+
     def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
         """Make room for an artifact, or go on with it; other unfinished ones are given up.
 
@@ -117,9 +127,9 @@ class DeltaLog:
         if files_there is not None and files_there.signed == signed:
             return self._staged(files_there)
         self.drop(manifest.key)
-        name = f"{manifest.version}-{'key' if manifest.key.is_keyframe else manifest.base_version}"
         try:
-            files = ArtifactFiles.create(self._directory / name, signed, manifest)
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
+            sync_directory(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
             return None

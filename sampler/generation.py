@@ -4,20 +4,30 @@
     add --------+--> between steps -->|
     cancel -----'        step         '-- refused
 
-A version is handed over by rendezvous: the caller waits until it is served, so there is never more
-than one on its way and the arrays of the version before are free again.
+A version is handed over as a change of the engine's live words, by rendezvous: the caller waits until
+it was made, so there is never more than one on its way. A change that fails leaves words that are no
+version: nothing is sampled until another one was made.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.weights.held import HeldPolicy
 from sampler.engines.base import Engine, FinishedRequest, GenerationRequest
 from sampler.metrics import SamplerMetrics
+
+Change = Callable[[], PolicyVersion | None]
+"""Changes the live words and says what they are; None: nothing to sample from. Called between two steps."""
+
+
+@dataclass(slots=True, eq=False)
+class _Offer:
+    change: Change
+    made: "asyncio.Future[PolicyVersion | None]"
 
 
 class Generation:
@@ -30,8 +40,7 @@ class Generation:
     def __init__(self, engine: Engine, *, metrics: SamplerMetrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._offered: HeldPolicy | None = None
-        self._is_loaded = asyncio.Event()
+        self._offered: _Offer | None = None
         self._is_serving = asyncio.Event()
         self._added: list[GenerationRequest] = []
         self._cancelled: list[str] = []
@@ -39,12 +48,15 @@ class Generation:
         self.served: PolicyVersion | None = None
         metrics.held_version.set(-1)
 
-    async def hand_over(self, policy: HeldPolicy) -> None:
-        """Serve ``policy`` from the next step on; return when it is. Its words are not copied before."""
-        self._offered = policy
-        self._is_loaded.clear()
+    async def hand_over(self, change: Change) -> PolicyVersion | None:
+        """Have ``change`` made before the next step; give what is served from then on.
+
+        Raises:
+            RefusedError: it failed; nothing is served.
+        """
+        self._offered = _Offer(change, asyncio.get_running_loop().create_future())
         self._something_to_do.set()
-        await self._is_loaded.wait()
+        return await self._offered.made
 
     def withdraw(self) -> None:
         """Serve nothing until the next version is handed over. Cancel what is running yourself."""
@@ -82,11 +94,10 @@ class Generation:
             while True:
                 self._something_to_do.clear()
                 if self._offered is not None:
-                    policy, self._offered = self._offered, None
-                    await loop.run_in_executor(thread, self._load, policy)
-                    self._serve(policy.version)
+                    offer, self._offered = self._offered, None
+                    await self._make(offer, thread)
                 self._pass_on(refused)
-                if self._engine.running:
+                if self._engine.running and self.served is not None:
                     for request in await loop.run_in_executor(thread, self._step):
                         finished(request)
                 else:
@@ -102,16 +113,30 @@ class Generation:
         cancelled, self._cancelled = self._cancelled, []
         self._engine.cancel(cancelled)
 
-    def _serve(self, version: PolicyVersion) -> None:
-        self.served = version
-        self._metrics.held_version.set(version.number)
-        self._is_serving.set()
-        self._is_loaded.set()
+    async def _make(self, offer: _Offer, thread: ThreadPoolExecutor) -> None:
+        try:
+            version = await asyncio.get_running_loop().run_in_executor(thread, self._change, offer.change)
+        except RefusedError as error:
+            self.withdraw()
+            if not offer.made.done():
+                offer.made.set_exception(error)
+            return
+        if version is None:
+            self.withdraw()
+        else:
+            self.served = version
+            self._metrics.held_version.set(version.number)
+            self._is_serving.set()
+        if not offer.made.done():
+            offer.made.set_result(version)
 
-    def _load(self, policy: HeldPolicy) -> None:
+    def _change(self, change: Change) -> PolicyVersion | None:
         started = time.perf_counter()
-        self._engine.load(policy.words, policy.version.number)
-        self._metrics.swap_seconds.observe(time.perf_counter() - started)
+        version = change()
+        if version is not None:
+            self._engine.serve(version.number)
+            self._metrics.swap_seconds.observe(time.perf_counter() - started)
+        return version
 
     def _step(self) -> list[FinishedRequest]:
         started = time.perf_counter()

@@ -16,8 +16,8 @@ import numpy as np
 
 from node.policy import PolicyVersion
 from node.weights.artifact_files import sync_directory
-from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
+from sampler.model_words import ArrayWords, ModelWords, copy_words, version_of, write_frames
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _DIGEST_BYTES: Final = 16
 _MAGIC: Final = b"HRLHELD\0"
 
 
-def save_held(path: Path, policy: HeldPolicy) -> None:
+def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: Layout) -> None:
     """Replace the copy; the old one or the new one survives whatever happens.
 
     Raises:
@@ -34,33 +34,40 @@ def save_held(path: Path, policy: HeldPolicy) -> None:
     """
     scratch = path.with_suffix(".new")
     with scratch.open("wb") as file:
-        header = _HEADER.pack(_MAGIC, policy.version.number, policy.version.root)
+        header = _HEADER.pack(_MAGIC, version.number, version.root)
         file.write(header + _digest(header))
-        file.write(policy.words.astype("<u2", copy=False).data)
         file.flush()
+        write_frames(file.fileno(), words, layout=layout)
         os.fsync(file.fileno())
     scratch.replace(path)
     sync_directory(path.parent)
 
 
-def load_held(path: Path, layout: Layout) -> HeldPolicy | None:
-    """Give the copy; None if there is none, or it is damaged or of another model."""
+def load_held(path: Path, *, layout: Layout, into: ModelWords) -> PolicyVersion | None:
+    """Copy the copy ``into`` memory and name it; None if there is none, or it is damaged or of another model.
+
+    It is read twice: nothing is written before all of it is known to be right.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER.size)
             is_whole = file.read(_DIGEST_BYTES) == _digest(header)
-            magic, number, root = _HEADER.unpack(header)
-            words = np.fromfile(file, "<u2")
-        policy = HeldPolicy.of(number, words.astype(np.uint16, copy=False), layout=layout)
+            words_at = file.tell()
+        magic, number, root = _HEADER.unpack(header)
+        copy = ArrayWords(np.memmap(path, dtype="<u2", mode="r", offset=words_at))
+        if copy.words.size != layout.words:
+            raise ValueError(f"{copy.words.size} words, the layout has {layout.words}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, struct.error) as error:
         logger.warning("saved policy not usable", extra={"path": str(path), "detail": str(error)})
         return None
-    if not is_whole or magic != _MAGIC or policy.version != PolicyVersion(number, root):
+    version = PolicyVersion(number, root)
+    if not is_whole or magic != _MAGIC or version_of(number, copy, layout=layout) != version:
         logger.warning("saved policy damaged", extra={"path": str(path), "version": number})
         return None
-    return policy
+    copy_words(copy, into, layout=layout)
+    return version
 
 
 def _digest(header: bytes) -> bytes:

@@ -57,7 +57,7 @@ class SamplerMetrics:
             "swap_seconds", "Loading a version between decode steps, caches included.", _SWAP_BUCKETS_S
         )
         self.held_version = gauge("held_version", "The policy version that is sampled from; -1: none.")
-        self.repairs = counter("repairs", "Times the hub found the held policy to be another than signed.")
+        self.repairs = counter("repairs", "Times the held policy was found to be another than signed.")
         self._outbox = gauge("outbox_groups", "Graded groups not yet handed in.")
         self._leases = gauge("running_leases", "Leases worked on, from prompt to handing in.")
         self._age = gauge("policy_age_seconds", "Time since the held version was published, by two clocks.")

@@ -2,6 +2,7 @@
 
     held.words        a whole version, copied now and then
     delta_log/        what was fetched since
+    base.words        the public base model: chains may start from it again
     high_water.json   the newest version ever believed: nothing older is believed again
 
 At any moment what is on disk is a verified version or none. Blocking: called in threads, one call
@@ -15,19 +16,20 @@ from typing import Final
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
-from node.weights.apply import Stage
-from node.weights.digests import Words
+from node.policy import ArtifactKey, PolicyVersion
 from node.weights.head_file import StoreMark
-from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import DeltaLog, StagedArtifact
 from sampler.held_file import load_held, save_held
+from sampler.model_words import ModelWords, PublicBase, copy_words
+from sampler.staging import InPlaceVersion, LiveWords
 
 logger = logging.getLogger(__name__)
 
 HELD_FILE: Final = "held.words"
 LOG_DIRECTORY: Final = "delta_log"
+BASE_FILE: Final = "base.words"
 MARK_FILE: Final = "high_water.json"
 
 WORD_BYTES: Final = 2
@@ -64,6 +66,14 @@ class PolicyDisk:
         self._saved_at_s = clock.monotonic()
         self._log: DeltaLog
 
+    def keep_base(self, live: ModelWords) -> PublicBase:
+        """Keep the base model, which is live.
+
+        Raises:
+            StartupError: it cannot be written.
+        """
+        return PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
+
     def load_mark(self) -> StoreMark:
         """Read the newest version ever believed.
 
@@ -79,8 +89,8 @@ class PolicyDisk:
                 fix="Restore it; without it this sampler would believe policies older than it has seen",
             ) from error
 
-    def load(self, base: Callable[[], HeldPolicy]) -> tuple[HeldPolicy, Manifest | None]:
-        """Give the newest version on disk, else ``base``; and its manifest, where it is from the log.
+    def load(self, weights: LiveWords, *, base: PublicBase) -> tuple[PolicyVersion, Manifest | None]:
+        """Make the live words the newest version on disk, else ``base``; give it, and its manifest if logged.
 
         Raises:
             StartupError: the log cannot be used.
@@ -94,19 +104,20 @@ class PolicyDisk:
             raise StartupError(
                 f"{path} cannot be used: {error}", fix="Give the node a state directory it can write."
             ) from error
-        copy = load_held(self._directory / HELD_FILE, self._layout)
-        self._saved_version = 0 if copy is None else copy.version.number
-        held, newest = copy or base(), None
-        spare: Words | None = None
-        while (logged := self._log.after(held.version)) is not None:
-            manifest, staged = logged
-            policy = self._applied(manifest, staged, held, spare)
-            if policy is None:
-                self._log.drop(manifest.key)
-                spare = None
-            else:
-                spare, held, newest = held.words, policy, manifest
-        return held, newest
+        while True:
+            held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
+            self._saved_version = 0 if held is None else held.number
+            # After a long sleep the way begins at the base model again, whatever the copy is of.
+            if held is None or self._log.reach(base.version) > self._log.reach(held):
+                copy_words(base.words, weights.live, layout=self._layout)
+                held = base.version
+            weights.settle()
+            try:
+                return self._walked(held, weights)
+            except _UnusableError as unusable:
+                # Once for each artifact at most: this one is gone.
+                logger.warning("logged version not usable", extra={"detail": str(unusable)})
+                self._log.drop(unusable.key)
 
     def stage(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
         """Keep the payloads of an artifact as they arrive; None: they cannot be kept."""
@@ -131,34 +142,51 @@ class PolicyDisk:
                 Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
             ) from error
 
-    def fold(self, policy: HeldPolicy) -> None:
+    def fold(self, version: PolicyVersion, words: ModelWords) -> None:
         """Copy what is held and begin a new log, if that is due."""
         is_outgrown = self._log.size_bytes > WORD_BYTES * self._layout.words
         is_due = self._clock.monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
-        if not is_due or policy.version.number == self._saved_version:
+        if not is_due or version.number == self._saved_version:
             return
         try:
-            save_held(self._directory / HELD_FILE, policy)
+            save_held(self._directory / HELD_FILE, version, words, layout=self._layout)
         except OSError as error:
             logger.warning("policy not saved", extra={"detail": str(error)})
             return
-        self._log.drop_until(policy.version.number)
-        self._saved_version = policy.version.number
+        self._log.drop_until(version.number)
+        self._saved_version = version.number
         self._saved_at_s = self._clock.monotonic()
 
-    def _applied(
-        self, manifest: Manifest, staged: StagedArtifact, held: HeldPolicy, spare: Words | None
-    ) -> HeldPolicy | None:
-        try:
-            stage = Stage(manifest, layout=self._layout, base=held, spare=spare)
-            stage.take_held()
-            for frame in stage.missing():
-                payload = staged.payload(frame)
-                if payload is not None:
-                    stage.put(frame, payload)
-            return stage.finish()
-        except RefusedError as refused:
-            logger.warning(
-                "logged version not usable", extra={"version": manifest.version, "detail": str(refused)}
-            )
-            return None
+    def _walked(self, held: PolicyVersion, weights: LiveWords) -> tuple[PolicyVersion, Manifest | None]:
+        """Apply the log to the live words, which are ``held``.
+
+        Raises:
+            _UnusableError: an artifact is damaged; the live words may be no version any more.
+        """
+        newest = None
+        while (logged := self._log.after(held)) is not None:
+            manifest, payloads = logged
+            try:
+                staged = InPlaceVersion(
+                    manifest,
+                    layout=self._layout,
+                    base=weights.live,
+                    base_version=held,
+                    payloads=payloads,
+                    weights=weights,
+                )
+                staged.take_held()
+                staged.finish()
+                staged.apply()
+            except RefusedError as refused:
+                raise _UnusableError(manifest.key, str(refused)) from refused
+            held, newest = manifest.policy_version, manifest
+        return held, newest
+
+
+class _UnusableError(Exception):
+    """An artifact of the log leads nowhere."""
+
+    def __init__(self, key: ArtifactKey, what: str) -> None:
+        super().__init__(what)
+        self.key = key

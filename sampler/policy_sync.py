@@ -6,9 +6,9 @@
          `-------------+-----------------------------------------------'
 
 Each version on the way to the head is verified and handed over: over a slow link a version nearer
-to the head is worth having. What is held is in one array, what is staged in another; they change
-places when the engine has taken the new words. Only a way that starts at the public base model
-again, after a long sleep, needs a third for as long as it takes.
+to the head is worth having. What is handed over is a change of the engine's live words: to a spare
+copy that is the new version, or frame by frame in place (``sampler.staging``). When a change fails
+half way nothing is served until the live words are made again from the disk.
 """
 
 import asyncio
@@ -18,20 +18,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from node.errors import Reason, RefusedError
-from node.policy import Announcement, Artifact, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import run_until
-from node.weights.advance import Remedy, fetch_version, repair_version
+from node.weights.advance import Remedy, fetch_into, rebuilt_frames
 from node.weights.chain import PUBLIC_VERSION
-from node.weights.digests import Words
+from node.weights.digests import words_digest
 from node.weights.fetch import Fetcher
 from node.weights.head_file import Head, StoreMark
-from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
+from sampler.generation import Change
+from sampler.model_words import ModelWords, copy_words, version_of
 from sampler.policy_disk import PolicyDisk
+from sampler.scrub import Scrub
+from sampler.staging import InPlaceVersion, LiveWords, SpareVersion, StagedVersion
 from sampler.sync_state import SyncState
 
 logger = logging.getLogger(__name__)
@@ -45,9 +48,8 @@ class CountRefusal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    manifest: Manifest
-    policy: HeldPolicy
-    staged: StagedArtifact | None
+    version: StagedVersion
+    payloads: StagedArtifact | None
 
 
 class PolicySync:
@@ -61,8 +63,10 @@ class PolicySync:
         *,
         watch: Callable[[], AsyncIterator[Announcement]],
         layout: Layout,
-        words0: Callable[[], Words],
-        hand_over: Callable[[HeldPolicy], Awaitable[None]],
+        weights: LiveWords,
+        in_place: bool,
+        hand_over: Callable[[Change], Awaitable[PolicyVersion | None]],
+        found_damage: Callable[[], None],
         disk: PolicyDisk,
         transfer_metrics: TransferMetrics,
         count_refusal: CountRefusal,
@@ -72,24 +76,31 @@ class PolicySync:
 
         Args:
             watch: Announcements for as long as anyone listens.
-            words0: Reads the base model; called in a thread.
-            hand_over: Returns when the engine has taken the words.
+            weights: The base model's, until this runs.
+            in_place: Write versions over the live one; otherwise into a spare copy first.
+            hand_over: Returns when the engine has made the change, or raises what it raised.
+            found_damage: Told when the live words are not what was verified; calls ``doubt``.
             disk: What a restart goes on from; its calls are made in threads.
             random: Draws in [0, 1), for the backoff.
         """
         self._fetcher = fetcher
         self._watch = watch
         self._layout = layout
-        self._words0 = words0
+        self._weights = weights
+        self._in_place = in_place
         self._hand_over = hand_over
+        self._found_damage = found_damage
         self._disk = disk
         self._transfer_metrics = transfer_metrics
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
         self._is_doubted = False
+        self._scrub = Scrub(layout)
+        self._scrub_is_due = asyncio.Event()
+        self._is_changing = asyncio.Lock()
         self._newest_served = 0
-        self._spare: Words | None = None
+        self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
 
     def age_s(self, now: float) -> float:
@@ -101,6 +112,10 @@ class PolicySync:
         self._is_doubted = True
         self._changed.set()
 
+    def scrub(self) -> None:
+        """Look at some of the live words again: whether they are still what was verified."""
+        self._scrub_is_due.set()
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Follow the head until ``stopping``.
 
@@ -109,17 +124,20 @@ class PolicySync:
             RefusedError: no source will ever announce anything to this peer.
         """
         self._mark = await asyncio.to_thread(self._disk.load_mark)
-        self._held, manifest = await asyncio.to_thread(self._disk.load, self._read_base)
+        self._base = await asyncio.to_thread(self._disk.keep_base, self._weights.live)
+        self._held, manifest = await asyncio.to_thread(self._disk.load, self._weights, base=self._base)
         if manifest is not None:
             self._mark = self._admitted(manifest)
-        self._state = SyncState(self._held.version, self._mark.high_water)
+        self._state = SyncState(self._held, self._mark.high_water)
+        await asyncio.to_thread(self._scrub.take_stock, self._weights.live)
         ready()
         await run_until(stopping, self._follow())
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
-            await self._serve()
+            await self._serve(lambda: self._held)
+            tasks.create_task(self._scrub_for_ever())
             while True:
                 self._changed.clear()
                 if self._is_doubted:
@@ -131,7 +149,7 @@ class PolicySync:
                     await self._backoff.wait(self._changed)
                     self._state = self._state.reconsidered()
                 else:
-                    self._fetcher.expect(self._held.version.number, tasks)
+                    self._fetcher.expect(self._held.number, tasks)
                     await self._changed.wait()
 
     async def _listen(self) -> None:
@@ -179,34 +197,70 @@ class PolicySync:
         manifest, signed = await self._fetcher.signed_manifest(artifact.key)
         self._admitted(manifest)
         staged = await asyncio.to_thread(self._disk.stage, manifest, signed)
-        held = self._held
-        if manifest.base_version == PUBLIC_VERSION != held.version.number:
-            held = await asyncio.to_thread(self._read_base)
-        # Until the fetch has ended well, threads of a cancelled one may still write into it.
-        spare, self._spare = self._spare, None
-        policy = await fetch_version(
+        version = self._begun(manifest, staged)
+        await fetch_into(
+            version,
             self._fetcher,
             manifest,
             layout=self._layout,
-            held=held,
-            spare=spare,
             remedy=self._remedy(),
             metrics=self._transfer_metrics,
-            staging=staged,
         )
-        return _Fetched(manifest, policy, staged)
+        await asyncio.to_thread(version.finish)
+        return _Fetched(version, staged)
 
     async def _take(self, fetched: _Fetched) -> None:
-        manifest, policy = fetched.manifest, fetched.policy
+        version, manifest = fetched.version, fetched.version.manifest
         mark = self._admitted(manifest)
-        await asyncio.to_thread(self._disk.remember, mark, fetched.staged)
+        await asyncio.to_thread(self._disk.remember, mark, fetched.payloads)
         self._mark = mark
-        previous, self._held = self._held, policy
-        self._state = self._state.advanced(policy.version, mark.high_water)
+
+        def change() -> PolicyVersion:
+            version.apply()
+            self._held = manifest.policy_version
+            self._scrub.verified([frame.new_digest for frame in manifest.frames])
+            return self._held
+
+        try:
+            await self._serve(change)
+        except RefusedError as refused:
+            self._count_refusal(service="PolicyService", reason=refused.reason)
+            logger.warning(
+                "version not applied, going back to the disk",
+                extra={"version": manifest.version, "detail": str(refused)},
+            )
+            await self._restore()
+            return
+        self._state = self._state.advanced(self._held, mark.high_water)
         self._published_at_s = manifest.published_at_s
-        await self._serve()
-        self._spare = previous.words
-        await asyncio.to_thread(self._disk.fold, policy)
+        if isinstance(version, SpareVersion):
+            self._spare = version.spare
+        await asyncio.to_thread(self._disk.fold, self._held, self._weights.live)
+
+    def _begun(self, manifest: Manifest, staged: StagedArtifact | None) -> StagedVersion:
+        base, base_version = self._weights.live, self._held
+        if manifest.base_version == PUBLIC_VERSION != self._held.number:
+            base, base_version = self._base.words, self._base.version
+        if self._in_place:
+            return InPlaceVersion(
+                manifest,
+                layout=self._layout,
+                base=base,
+                base_version=base_version,
+                payloads=staged,
+                weights=self._weights,
+            )
+        # Until the fetch has ended well, threads of a cancelled one may still write into it.
+        spare, self._spare = self._spare, None
+        return SpareVersion(
+            manifest,
+            layout=self._layout,
+            base=base,
+            base_version=base_version,
+            payloads=staged,
+            weights=self._weights,
+            spare=self._weights.new_spare() if spare is None else spare,
+        )
 
     def _admitted(self, manifest: Manifest) -> StoreMark:
         """Give the mark after believing a manifest; versions on the way to the head leave it as it is."""
@@ -222,55 +276,113 @@ class PolicySync:
         )
         return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
 
-    async def _serve(self) -> None:
-        version = self._held.version
-        if version.number < self._newest_served:
-            # On the way back to a version that was in doubt.
-            return
-        self._newest_served = version.number
-        await self._hand_over(self._held)
-        logger.info("version held", extra={"version": version.number, "root": version.root.hex()})
+    async def _serve(self, change: Callable[[], PolicyVersion]) -> None:
+        """Hand a change over, and have what it makes sampled from.
+
+        Raises:
+            RefusedError: what ``change`` raised; nothing is served any more.
+        """
+
+        def serving() -> PolicyVersion | None:
+            version = change()
+            # None on the way back to a version that was in doubt.
+            return version if version.number >= self._newest_served else None
+
+        async with self._is_changing:
+            version = await self._hand_over(serving)
+        if version is not None:
+            self._newest_served = version.number
+            logger.info("version held", extra={"version": version.number, "root": version.root.hex()})
+
+    async def _restore(self) -> None:
+        """Go on from the newest version on disk."""
+
+        def change() -> PolicyVersion:
+            self._held, _ = self._disk.load(self._weights, base=self._base)
+            self._scrub.take_stock(self._weights.live)
+            return self._held
+
+        await self._serve(change)
+        self._state = self._state.advanced(self._held, self._state.high_water)
+
+    async def _scrub_for_ever(self) -> None:
+        while True:
+            await self._scrub_is_due.wait()
+            self._scrub_is_due.clear()
+            async with self._is_changing:
+                frame = await asyncio.to_thread(self._scrub.turn, self._weights.live)
+            if frame is not None:
+                logger.error("memory damaged", extra={"version": self._held.number, "frame": frame})
+                self._found_damage()
 
     async def _resolve_doubt(self) -> None:
         self._is_doubted = False
-        version = self._held.version.number
         artifacts = self._remedy().artifacts
-        making_it = [artifact.key for artifact in artifacts if artifact.key.version == version]
+        making_it = [artifact.key for artifact in artifacts if artifact.key.version == self._held.number]
         if making_it:
             try:
                 await self._repair(making_it[0])
                 return
             except (ConnectionLost, RefusedError) as error:
-                logger.warning("held policy not mended", extra={"version": version, "detail": str(error)})
+                logger.warning(
+                    "held policy not mended", extra={"version": self._held.number, "detail": str(error)}
+                )
         await self._begin_again()
 
     async def _repair(self, key: ArtifactKey) -> None:
         """Serve what is held again, every frame as it was signed."""
         manifest = await self._fetcher.manifest(key)
-        self._held = await repair_version(
-            self._fetcher,
-            manifest,
-            layout=self._layout,
-            held=self._held,
-            remedy=self._remedy(),
-            metrics=self._transfer_metrics,
-        )
-        logger.warning("held policy mended", extra={"version": manifest.version})
-        self._spare = None
-        self._state = self._state.advanced(self._held.version, self._state.high_water)
-        await self._serve()
+        manifest.check_layout(self._layout)
+        wrong = await asyncio.to_thread(self._differing, manifest)
+        mended = [
+            (self._layout.frames[frame], words)
+            async for frame, words in rebuilt_frames(
+                self._fetcher, wrong, manifest, layout=self._layout, remedy=self._remedy()
+            )
+        ]
+
+        def change() -> PolicyVersion:
+            for span, words in mended:
+                self._weights.live.write(span, words)
+            self._weights.settle()
+            version = version_of(manifest.version, self._weights.live, layout=self._layout)
+            if version != manifest.policy_version:
+                raise RefusedError(
+                    Reason.DAMAGED, f"version {manifest.version} was mended and is still not as signed"
+                )
+            self._held = version
+            self._scrub.verified([frame.new_digest for frame in manifest.frames])
+            return version
+
+        await self._serve(change)
+        self._transfer_metrics.count_mended_frames(len(mended))
+        logger.warning("held policy mended", extra={"version": manifest.version, "frames": len(mended)})
+        self._state = self._state.advanced(self._held, self._state.high_water)
 
     async def _begin_again(self) -> None:
-        logger.warning("held policy in doubt, beginning again", extra={"version": self._held.version.number})
-        self._held = await asyncio.to_thread(self._read_base)
-        self._spare = None
-        self._state = self._state.advanced(self._held.version, self._state.high_water)
-        if self._state.is_at_head:
-            await self._serve()
+        logger.warning("held policy in doubt, beginning again", extra={"version": self._held.number})
+        self._state = self._state.advanced(self._base.version, self._state.high_water)
+        is_head = self._state.is_at_head
+
+        def change() -> PolicyVersion | None:
+            copy_words(self._base.words, self._weights.live, layout=self._layout)
+            self._weights.settle()
+            self._held = self._base.version
+            self._scrub.take_stock(self._weights.live)
+            return self._held if is_head else None
+
+        async with self._is_changing:
+            await self._hand_over(change)
+
+    def _differing(self, manifest: Manifest) -> list[int]:
+        live, frames = self._weights.live, zip(manifest.frames, self._layout.frames, strict=True)
+        return [
+            number
+            for number, (record, span) in enumerate(frames)
+            if words_digest(live.read(span)) != record.new_digest
+        ]
 
     def _remedy(self) -> Remedy:
         announcement = self._state.announcement
-        return Remedy(() if announcement is None else announcement.artifacts, self._words0)
-
-    def _read_base(self) -> HeldPolicy:
-        return HeldPolicy.of(PUBLIC_VERSION, self._words0(), layout=self._layout)
+        artifacts = () if announcement is None else announcement.artifacts
+        return Remedy(artifacts, self._base.words.read)

@@ -9,6 +9,7 @@ that a heartbeat never waits behind them. Membership stops last:
 leases are renewed until what is finished has been handed in.
 """
 
+import asyncio
 import random
 from typing import Final
 
@@ -17,6 +18,7 @@ import torch
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.membership_client import Member, MembershipClient, Notices, PeerState
+from node.policy import PolicyVersion
 from node.role import RoleContext
 from node.rollout_client import SamplerRolloutClient
 from node.rpc.channel import Backoff, Purpose, dial
@@ -46,8 +48,8 @@ FLUSH_SHARE: Final = 0.8
 """Of the time the daemon has to drain; the rest is for saying so and leaving."""
 
 
-def build(context: RoleContext) -> list[Service]:
-    """Load the base model and put the sampler's services together. Blocks while the model loads.
+async def build(context: RoleContext) -> list[Service]:
+    """Load the base model, in a thread, and put the sampler's services together.
 
     Raises:
         StartupError: the model cannot be used, or the hub's address is missing.
@@ -57,7 +59,9 @@ def build(context: RoleContext) -> list[Service]:
     if target is None:
         raise StartupError("The sampler does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
-    engine = TorchEngine(
+    # Seconds to minutes, in which the watchdog and /healthz want to be answered.
+    engine = await asyncio.to_thread(
+        TorchEngine,
         config.model_dir,
         device=config.device,
         compute_dtype=torch.float32 if config.compute_dtype == "float32" else torch.bfloat16,
@@ -101,8 +105,10 @@ def build(context: RoleContext) -> list[Service]:
         ),
         watch=sources.announcements,
         layout=engine.layout,
-        words0=engine.words0,
+        weights=engine.weights,
+        in_place=config.apply == "in_place",
         hand_over=generation.hand_over,
+        found_damage=lambda: repair(),
         disk=PolicyDisk(
             context.state_dir,
             layout=engine.layout,
@@ -124,6 +130,11 @@ def build(context: RoleContext) -> list[Service]:
             rollouts.forget_doubtful()
             policy_sync.doubt()
 
+    def held() -> PolicyVersion | None:
+        if generation.served is not None:
+            policy_sync.scrub()
+        return generation.served
+
     membership = MembershipClient(
         control,
         Member(
@@ -133,7 +144,7 @@ def build(context: RoleContext) -> list[Service]:
             tokenizer_digest=engine.tokenizer_digest,
         ),
         state=PeerState(
-            held=lambda: generation.served,
+            held=held,
             waits_for=lambda: node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
             running_leases=lambda: workload.lease_ids,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from node.clock import Clock
 from node.errors import RefusedError
 from node.membership_client import GroupVerdict, MembershipClient
-from node.rollout import Completion, PromptLease, RolloutGroup, Verdict
+from node.rollout import Completion, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
 from node.until import run_until
 from sampler.engines.base import Engine, FinishedRequest, GenerationRequest
@@ -188,6 +188,7 @@ class Rollouts:
             prompt_token_ids=self._engine.encode(work.task.prompt(job.lease.prompt_index)),
             completions=_completions(finished, rewards),
             sampling=job.lease.sampling,
+            logprob_mode=LogprobMode.SAMPLED,
             sampling_started_at_s=job.started_at_s + offset_s,
             sampling_finished_at_s=finished_at_s + offset_s,
             graded_at_s=self._clock.now() + offset_s,
@@ -252,6 +253,7 @@ def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[C
             policy_version=sampled.policy_version,
             reward=reward,
             is_finished=sampled.is_finished,
+            kept_mass=sampled.kept_mass,
         )
         for sampled, reward in zip(finished.completions, rewards, strict=True)
     )

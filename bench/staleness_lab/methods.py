@@ -16,7 +16,7 @@ from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from learner.objective.staleness import polynomial_discount, sample_size_discount, version_discount
 
-DEFAULT: Final = "version_aware"
+DEFAULT: Final = "version_aware_kl"
 """The method on trial: what is promised of the learner's version-aware weighting is asked of this one."""
 
 _HALF_LIFE_VERSIONS: Final = 64.0
@@ -42,7 +42,8 @@ COMPOSED: Final = {
     "version_aware+exponential": Recipe("version_aware", discount="exponential"),
     "version_aware+polynomial": Recipe("version_aware", discount="polynomial"),
     "version_aware+sample_size": Recipe("version_aware", discount="sample_size"),
-    "version_aware+delight": Recipe("bench.staleness_lab.candidates:version_aware_delight"),
+    "version_aware_ungated": Recipe("version_aware", {"gate": "none"}),
+    "version_aware_always_gated": Recipe("version_aware", {"gate": "always"}),
     "decoupled_ppo_log_linear": Recipe("decoupled_ppo", {"proximal": "log_linear"}),
     "importance_sampling+vcpo": Recipe("importance_sampling", scales_rate=True),
     "tis+vcpo": Recipe("tis", scales_rate=True),

@@ -94,7 +94,7 @@ FULL: Final = Plan(
 QUICK: Final = Plan(
     methods=(
         "version_aware",
-        "version_aware+delight",
+        "version_aware_kl",
         "gepo",
         "gspo",
         "grpo",

@@ -18,8 +18,8 @@ from bench.staleness_lab.plan import Plan, last_scores
 from bench.staleness_lab.statistics import Estimate, Table, mean_measure
 
 _SHOWN: Final = {
-    DEFAULT: "tab:red",
-    "version_aware+delight": "tab:pink",
+    "version_aware_kl": "tab:red",
+    "version_aware": "tab:pink",
     "gepo": "tab:orange",
     "grpo": "tab:blue",
     "gspo": "tab:cyan",
@@ -35,7 +35,7 @@ def draw(out: Path, plan: Plan, table: Table) -> list[tuple[str, str]]:
     out.mkdir(parents=True, exist_ok=True)
     pictures = []
     for name, title, panel in (
-        ("staleness_scores.png", "score at the end, by staleness", _scores),
+        ("staleness_scores.png", "1 - score at the end, by staleness (lower is better)", _errors),
         ("staleness_kl.png", "KL(behaviour || learner), by staleness", _divergence),
         ("staleness_curves.png", "learning at the largest staleness", _curves),
         ("staleness_variance.png", "variance of the weights of the same completions, by KL", _variances),
@@ -46,14 +46,18 @@ def draw(out: Path, plan: Plan, table: Table) -> list[tuple[str, str]]:
         for axis, task in zip(axes[0], plan.tasks, strict=True):
             panel(axis, plan, table, task)
             axis.set_title(task)
-        axes[0][-1].legend(fontsize=7)
+        drawn = [axis.get_legend_handles_labels() for axis in axes[0]]
+        by_label = {label: handle for each in drawn for handle, label in zip(*each, strict=True)}
+        figure.legend(
+            by_label.values(), by_label, loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        )
         figure.suptitle(title)
         _save(figure, out / name)
         pictures.append((name, title))
     return pictures
 
 
-def _scores(axis: Axes, plan: Plan, table: Table, task: str) -> None:
+def _errors(axis: Axes, plan: Plan, table: Table, task: str) -> None:
     for method in _back_to_front(plan.methods):
         points = [
             (s, Estimate.of(last_scores(cell.scores)))
@@ -61,9 +65,9 @@ def _scores(axis: Axes, plan: Plan, table: Table, task: str) -> None:
             if (cell := table.get(task, method, s)) is not None
         ]
         ages, ends = [s for s, _ in points], [end for _, end in points]
-        axis.errorbar(ages, [e.mean for e in ends], [e.error for e in ends], **_style(method))
+        axis.errorbar(ages, [1 - e.mean for e in ends], [e.error for e in ends], marker=".", **_style(method))
     _over_staleness(axis, plan)
-    axis.set_ylabel("score")
+    axis.set(yscale="log", ylabel="1 - score, mean of the seeds")
 
 
 def _divergence(axis: Axes, plan: Plan, table: Table, task: str) -> None:
@@ -73,8 +77,9 @@ def _divergence(axis: Axes, plan: Plan, table: Table, task: str) -> None:
             for s in plan.staleness
             if s > 0 and (cell := table.get(task, method, s)) is not None
         ]
-        axis.plot([s for s, _ in points], [kl for _, kl in points], **_style(method))
+        axis.plot([s for s, _ in points], [kl for _, kl in points], marker=".", **_style(method))
     _over_staleness(axis, plan)
+    axis.set_xlim(left=0.9 * min((s for s in plan.staleness if s > 0), default=1))
     axis.set(yscale="log", ylabel="nats a token, mean over the run")
 
 

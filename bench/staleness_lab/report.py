@@ -49,12 +49,13 @@ nothing at a fixed delay, where all are equally old: Adam ignores scale.
 def write_report(out: Path, plan: Plan, outcomes: Sequence[Outcome], *, tuned: Sequence[Outcome]) -> None:
     """Write ``staleness.md`` and the pictures it shows to ``out``; with whatever is finished."""
     table = Table.of(outcomes)
-    sections = [f"# The staleness laboratory\n\n{_about(plan)}", _answers(verdicts(table, plan))]
+    about = f"{_about(plan)}\n{_finished(table, plan)}"
+    sections = [f"# The staleness laboratory\n\n{about}", _answers(verdicts(table, plan))]
     for task in plan.tasks:
         sections.append(_scores(table, plan, task))
     for task in plan.tasks:
         sections += [_stability(table, plan, task), _weights(table, plan, task)]
-        if plan.random_staleness:
+        if any(delay != "fixed" for _, _, delay, _ in table.cells):
             sections.append(_delays(table, plan, task))
     sections += [_rates(plan, tuned, outcomes), _recipes(plan)]
     pictures = draw(out, plan, table) if outcomes else []
@@ -74,6 +75,19 @@ def _about(plan: Plan) -> str:
         tuning_seeds=len(TUNING_SEEDS),
         collapsed=COLLAPSED_BELOW,
         seeds=len(plan.seeds),
+    )
+
+
+def _finished(table: Table, plan: Plan) -> str:
+    """Say what the table still lacks; nothing where it is whole."""
+    asked = {(cell.task, cell.method, cell.delay, cell.staleness) for cell in plan.table(plan.middle_rates())}
+    missing = asked - table.cells.keys()
+    if not missing:
+        return ""
+    fixed = sum(delay == "fixed" for _, _, delay, _ in missing)
+    return (
+        f"{len(asked) - len(missing)} of {len(asked)} cells have run; of the {len(missing)} that have not, "
+        f"{fixed} are of a fixed delay. What a table lacks is a dash or a missing row.\n"
     )
 
 
@@ -139,6 +153,7 @@ def _delays(table: Table, plan: Plan, task: str) -> str:
     rows = [
         [_name(method), *(_each(table.get(task, method, s, delay), _end) for delay, s in columns)]
         for method in _by_mean_end(table, plan, task)
+        if any(table.get(task, method, s, delay) for delay, s in columns if delay != "fixed")
     ]
     return f"## {task}: score at the end, by delay model and largest staleness (%)\n\n{_markdown(head, rows)}"
 
@@ -148,7 +163,7 @@ def _rates(plan: Plan, tuned: Sequence[Outcome], outcomes: Sequence[Outcome]) ->
     ends = {(o.cell.task, o.cell.method, o.cell.learning_rate, o.cell.staleness): o for o in tuned}
     rows = []
     for task, each in plan.tasks.items():
-        for method in plan.methods:
+        for method in (method for method in plan.methods if (task, method) in used):
             tried = [
                 " / ".join(_each(ends.get((task, method, rate, s)), _end_alone) for s in TUNING_STALENESS)
                 for rate in each.rates
@@ -173,13 +188,13 @@ def _recipes(plan: Plan) -> str:
 
 
 def _by_mean_end(table: Table, plan: Plan, task: str) -> list[str]:
-    def mean_end(method: str) -> float:
+    """Methods with a cell of the task, the best first."""
+    ends = {}
+    for method in plan.methods:
         cells = [table.get(task, method, s) for s in plan.staleness]
-        return float(
-            np.mean([last_scores(cell.scores).mean() for cell in cells if cell is not None] or [0.0])
-        )
-
-    return sorted(plan.methods, key=mean_end, reverse=True)
+        if any(cells):
+            ends[method] = np.mean([last_scores(cell.scores).mean() for cell in cells if cell is not None])
+    return sorted(ends, key=lambda method: ends[method], reverse=True)
 
 
 def _name(method: str) -> str:

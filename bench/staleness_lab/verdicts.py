@@ -60,11 +60,12 @@ def _retention(table: Table, plan: Plan) -> Verdict:
         is_kept = own.mean >= promised
         holds.append(is_kept)
         of_best = table.retained(task, DEFAULT, staleness, of=best)
-        others = [m for m in plan.methods if _retains(table, task, m, staleness, promised)]
+        measured = {m: table.retained(task, m, staleness, of=m) for m in plan.methods}
+        kept = [share.mean >= promised for share in measured.values() if share is not None]
         details.append(
             f"{task}, {staleness} versions: {percent(own)} of its own on-policy score (promised "
             f"{promised:.0%}: {'kept' if is_kept else 'not kept'}), {percent(of_best)} of the best on-policy "
-            f"score there is ({best}); {len(others)} of {len(plan.methods)} methods keep this promise"
+            f"score there is ({best}); {sum(kept)} of {len(kept)} methods keep this promise"
         )
     question = f"Does `{DEFAULT}` retain {_promises()} versions of its on-policy score?"
     return Verdict(question, _all(holds), tuple(details))
@@ -75,11 +76,6 @@ def _all(answers: list[bool | None]) -> bool | None:
     if False in answers:
         return False
     return True if answers and None not in answers else None
-
-
-def _retains(table: Table, task: str, method: str, staleness: int, promised: float) -> bool:
-    own = table.retained(task, method, staleness, of=method)
-    return own is not None and own.mean >= promised
 
 
 def _on_policy(table: Table, plan: Plan) -> Verdict:

@@ -57,14 +57,19 @@ async def serve(settings: dict[str, Any]) -> None:
         await ready.wait()
         say(ready=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            artifact = await asyncio.to_thread(
-                load_artifact, Path(settings["training"]), json.loads(line)["put"]
-            )
-            announced_s: list[float] = []
+            name, announced_s = json.loads(line)["put"], list[float]()
             with store.listening(partial(_note_time, announced_s)):
-                await asyncio.to_thread(store.put_version, *artifact)
+                await asyncio.to_thread(_put, store, Path(settings["training"]), name)
             say(announced_s=announced_s[0])
         stopping.set()
+
+
+def _put(store: ArtifactStore, training: Path, name: str) -> None:
+    signed, payloads = load_artifact(training, name)
+    with store.draft() as draft:
+        for payload in payloads:
+            draft.append(payload)
+        store.put_version(signed, draft)
 
 
 def say(**facts: Any) -> None:

@@ -34,17 +34,18 @@ from node.errors import Reason
 from node.identity.init_run import IDENTITY_DIRECTORY
 from node.identity.run_description import RunDescription
 from node.identity.store import load_identity
-from node.policy import ArtifactKey
+from node.policy import ArtifactKey, PolicyVersion
 from node.rpc.channel import Purpose, dial
 from node.telemetry.logging import configure_logging
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.digests import Words
 from node.weights.fetch import Fetcher
 from node.weights.head_file import StoreMark
-from node.weights.held import HeldPolicy
 from node.weights.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
 from sampler.delta_log import StagedArtifact
+from sampler.generation import Change
+from sampler.model_words import ArrayWords, ModelWords
 from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
 
@@ -59,12 +60,34 @@ class TimedDisk(PolicyDisk):
         super().remember(mark, staged)
 
 
+class LiveArray:
+    """The live words of a sampler that computes nothing. See ``sampler.staging.LiveWords``."""
+
+    def __init__(self, words: Words) -> None:
+        self._live: ModelWords = ArrayWords(words)
+        self._words = words.size
+
+    @property
+    def live(self) -> ModelWords:
+        return self._live
+
+    def new_spare(self) -> ModelWords:
+        return ArrayWords(np.empty(self._words, np.uint16))
+
+    def swap(self, spare: ModelWords) -> ModelWords:
+        before, self._live = self._live, spare
+        return before
+
+    def settle(self) -> None:
+        """Nothing else has to be what the live words say."""
+
+
 class Receiver:
     """One sampler without an engine."""
 
     def __init__(self, name: str, settings: dict[str, Any], run: RunDescription, words0: Words) -> None:
         self.name = name
-        self.held: HeldPolicy | None = None
+        self._weights = LiveArray(np.array(words0))
         self._registry = CollectorRegistry()
         metrics, state, now = TransferMetrics(self._registry), Path(settings["state"]) / name, time.time()
         identity = load_identity(state / IDENTITY_DIRECTORY)
@@ -78,10 +101,10 @@ class Receiver:
             random=random.random,
             metrics=metrics,
         )
-        layout = load_layout(Path(settings["training"]))
+        self._layout = load_layout(Path(settings["training"]))
         self._disk = TimedDisk(
             state,
-            layout=layout,
+            layout=self._layout,
             public_key=run.learner_public_key,
             run_id=run.run_id,
             save_every_s=3600,
@@ -97,9 +120,11 @@ class Receiver:
                 random=random.random,
             ),
             watch=sources.announcements,
-            layout=layout,
-            words0=words0.copy,
+            layout=self._layout,
+            weights=self._weights,
+            in_place=False,
             hand_over=self._take,
+            found_damage=lambda: self.sync.doubt(),
             disk=self._disk,
             transfer_metrics=metrics,
             count_refusal=_ignore,
@@ -116,16 +141,23 @@ class Receiver:
         )
         return int(sum(count or 0 for count in counts))
 
-    async def _take(self, policy: HeldPolicy) -> None:
+    def holds(self, words: Words) -> bool:
+        """Tell whether these are the live words."""
+        live = self._weights.live
+        return all(np.array_equal(live.read(frame), words[frame.slice]) for frame in self._layout.frames)
+
+    async def _take(self, change: Change) -> PolicyVersion | None:
+        version = await asyncio.to_thread(change)
         served_s = time.monotonic()
-        self.held = policy
-        say(
-            held=policy.version.number,
-            name=self.name,
-            verified_s=self._disk.verified_s,
-            served_s=served_s,
-            received_bytes=self.received_bytes,
-        )
+        if version is not None:
+            say(
+                held=version.number,
+                name=self.name,
+                verified_s=self._disk.verified_s,
+                served_s=served_s,
+                received_bytes=self.received_bytes,
+            )
+        return version
 
 
 async def receive(settings: dict[str, Any]) -> None:
@@ -150,11 +182,7 @@ async def receive(settings: dict[str, Any]) -> None:
                 probe = tasks.create_task(_probe(settings, run, ArtifactKey(*order["probe"]), stopping))
             elif "compare" in order:
                 words = np.load(order["compare"], mmap_mode="r")
-                say(
-                    is_exact=all(
-                        r.held is not None and np.array_equal(r.held.words, words) for r in receivers
-                    )
-                )
+                say(is_exact=all(receiver.holds(words) for receiver in receivers))
             elif "end_probe" in order and probe is not None:
                 probe.cancel()
         stopping.set()

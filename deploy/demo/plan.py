@@ -137,7 +137,7 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
             },
         ),
         NEAR: ("sampler", {**model, "seed": 2 * plan.seed, "concurrency_groups": 16}),
-        FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16}),
+        FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16, "apply": "in_place"}),
     }
     hub = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
     direct = {"coordinator": f"127.0.0.1:{ports.members}"}

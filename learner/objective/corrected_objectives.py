@@ -1,7 +1,5 @@
 """Objectives on tokens that bound, mask or split the token ratio p/q."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from learner.objective.options import (
     TruncatedOptions,
 )
 from learner.objective.reduction import mean_of_token_means, mean_over_tokens
-from learner.objective.surrogate import clipped_surrogate, likelihood_loss
+from learner.objective.surrogate import clipped_surrogate, decoupled_surrogate, likelihood_loss
 
 
 def cispo(batch: ObjectiveBatch, options: CispoOptions) -> ObjectiveOutcome:
@@ -38,8 +36,8 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
 
     Source: https://fengyao.notion.site/off-policy-rl.
     """
-    factor = _log_correction(batch, batch.proximal).exp().clamp(max=options.ceiling)
-    return _corrected(factor, batch.proximal, mean_of_token_means, batch, options)
+    factor = _log_correction(batch).exp().clamp(max=options.ceiling)
+    return _corrected(factor, batch, options)
 
 
 def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
@@ -47,9 +45,9 @@ def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
 
     Source: https://richardli.xyz/rl-collapse, part 3.
     """
-    log_ratio = _log_correction(batch, batch.proximal)
+    log_ratio = _log_correction(batch)
     factor = log_ratio.exp() * within_band(log_ratio, least=options.least, most=options.most)
-    return _corrected(factor, batch.proximal, mean_of_token_means, batch, options)
+    return _corrected(factor, batch, options)
 
 
 def icepop(batch: ObjectiveBatch, options: IcePopOptions) -> ObjectiveOutcome:
@@ -57,9 +55,9 @@ def icepop(batch: ObjectiveBatch, options: IcePopOptions) -> ObjectiveOutcome:
 
     Source: arXiv:2510.18855, section 3.
     """
-    log_ratio = _log_correction(batch, batch.proximal)
+    log_ratio = _log_correction(batch)
     factor = within_band(log_ratio, least=options.least, most=options.most).to(log_ratio.dtype)
-    return _corrected(factor, batch.proximal, mean_of_token_means, batch, options)
+    return _corrected(factor, batch, options)
 
 
 def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> ObjectiveOutcome:
@@ -72,8 +70,14 @@ def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> Objective
         proximal = log_linear_proximal(
             batch.learner_logprob, batch.behaviour_logprob, batch.staleness_versions
         )
-    factor = _log_correction(batch, proximal).exp()
-    return _corrected(factor, proximal, mean_over_tokens, batch, options)
+    p, prox = batch.within(batch.learner_logprob), batch.within(proximal)
+    q = batch.within(batch.behaviour_logprob.to(p.dtype))
+    advantage = _advantage(batch)
+    surrogate = decoupled_surrogate(
+        p, prox, q, advantage, clip_low=options.clip_low, clip_high=options.clip_high
+    )
+    weight = torch.exp(prox - q) * torch.exp(p.detach() - prox)
+    return ObjectiveOutcome(mean_over_tokens(surrogate.loss, batch), weight, surrogate.is_clipped)
 
 
 def dppo_tv(batch: ObjectiveBatch, options: TotalVariationOptions) -> ObjectiveOutcome:
@@ -100,25 +104,21 @@ def _advantage(batch: ObjectiveBatch) -> Tensor:
     return standardised_advantage(batch.reward, batch.groups).to(batch.learner_logprob.dtype)
 
 
-def _log_correction(batch: ObjectiveBatch, proximal: Tensor) -> Tensor:
+def _log_correction(batch: ObjectiveBatch) -> Tensor:
     """Give log prox/q, [n, t], 0 outside the mask, without gradient."""
-    return batch.within(proximal - batch.behaviour_logprob.detach().to(proximal.dtype))
+    return batch.within(batch.proximal - batch.behaviour_logprob.detach().to(batch.proximal.dtype))
 
 
-def _corrected(
-    factor: Tensor,
-    proximal: Tensor,
-    reduce: Callable[[Tensor, ObjectiveBatch], Tensor],
-    batch: ObjectiveBatch,
-    options: ClipOptions,
-) -> ObjectiveOutcome:
+def _corrected(factor: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
     """Give factor * min(u A, clip(u) A), u = p/prox; the factor is data."""
-    ratio = batch.within(batch.learner_logprob - proximal).exp()
+    ratio = batch.within(batch.learner_logprob - batch.proximal).exp()
     surrogate = clipped_surrogate(
         ratio, _advantage(batch), clip_low=options.clip_low, clip_high=options.clip_high
     )
     is_off = (surrogate.is_clipped | (factor == 0)) & batch.mask
-    return ObjectiveOutcome(reduce(factor * surrogate.loss, batch), factor * ratio.detach(), is_off)
+    return ObjectiveOutcome(
+        mean_of_token_means(factor * surrogate.loss, batch), factor * ratio.detach(), is_off
+    )
 
 
 def _gated(inside: Tensor, batch: ObjectiveBatch, *, penalty: float) -> ObjectiveOutcome:

@@ -1,7 +1,10 @@
-"""Which tokens count, decided by numbers that carry no gradient."""
+"""Which tokens count, and how much, decided by numbers that carry no gradient."""
+
+import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 
 def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
@@ -70,3 +73,23 @@ def delight_gate(learner_logprob: Tensor, advantage: Tensor, *, temperature: flo
     Source: Delightful Policy Gradient, arXiv:2603.14608, section 2.
     """
     return torch.sigmoid(-learner_logprob.detach() * advantage.detach()[:, None] / temperature)
+
+
+def fading_delight_gate(
+    learner_logprob: Tensor, advantage: Tensor, share: Tensor, *, temperature: float
+) -> Tensor:
+    """Give (2 sigmoid(A l / eta))^f, l = -log p: no gate where f is 0, twice the delight gate where it is 1.
+
+    The factor 2 makes the gate 1 where A l is 0, so that groups of different f are of one scale.
+
+    Args:
+        learner_logprob: [n], nats per token.
+        advantage: A, [n].
+        share: f of each completion, [n], in [0, 1].
+        temperature: eta > 0, nats times the unit of A.
+
+    Returns:
+        [n], in (0, 2), without gradient, in the type of ``learner_logprob``.
+    """
+    surprise = -learner_logprob.detach().double() * advantage.detach().double() / temperature
+    return torch.exp(share.double() * (logsigmoid(surprise) + math.log(2))).to(learner_logprob.dtype)

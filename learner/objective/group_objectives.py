@@ -1,14 +1,17 @@
-"""Objectives whose denominator looks at the group, and the one that looks at it only when it must.
+"""Objectives whose denominator looks at the group, and the two that look at it only when they must.
 
-All work on mean token log-probabilities and centred rewards, with a clipped surrogate; the batch
-loss is the mean over groups of the mean over completions.
+All work on mean token log-probabilities with a clipped surrogate; the batch loss is the mean over
+groups of the mean over completions. GEPO and its variants centre rewards; the version-aware ones
+also divide by the group's standard deviation, so that on policy their gradient is GRPO's.
 """
 
+import torch
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage
+from learner.objective.advantage import centred_advantage, standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
 from learner.objective.divergence import completion_divergence
+from learner.objective.gates import fading_delight_gate
 from learner.objective.importance import (
     expectation_weight,
     log_defensive_mixture,
@@ -20,6 +23,7 @@ from learner.objective.importance import (
 from learner.objective.options import (
     ClipOptions,
     DefensiveOptions,
+    GatedOptions,
     GepoPlusOptions,
     VersionAwareKlOptions,
     VersionAwareOptions,
@@ -70,30 +74,45 @@ def eqp(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
 
 
 def version_aware(batch: ObjectiveBatch, options: VersionAwareOptions) -> ObjectiveOutcome:
-    """p_i / (q_i^(1-a) E^a), a = (1 - ESS/size)^power of the group: p/q on policy, GEPO far from it.
+    """GRPO on policy; p_i / (q_i^(1-a) E^a) and a gate where the group's plain weights have parted.
+
+    Of f = 1 - ESS/size of the group: a = f^power moves the denominator, f fades the gate in.
 
     Source: README.md in this folder.
     """
-    groups, behaviour = batch.groups, batch.behaviour_mean
-    trust = trust_by_sample_size(batch.learner_mean - behaviour, groups, power=options.power)
-    expectation = log_group_expectation(behaviour, groups)
-    return _over(log_version_aware_denominator(behaviour, expectation, trust), batch, options)
+    log_ratio = batch.learner_mean.detach() - batch.behaviour_mean
+    lost = trust_by_sample_size(log_ratio, batch.groups, power=1.0)
+    return _version_aware(lost**options.power, lost, batch, options)
 
 
 def version_aware_kl(batch: ObjectiveBatch, options: VersionAwareKlOptions) -> ObjectiveOutcome:
-    """Likewise with a = 1 - exp(-KL_i / scale) of each completion.
+    """Likewise with f = 1 - exp(-KL_i / scale) of each completion; it needs no other's learner logprobs.
 
     Source: README.md in this folder.
     """
-    groups, behaviour = batch.groups, batch.behaviour_mean
     kl = completion_divergence(batch.learner_logprob, batch.behaviour_logprob, batch.mask)
-    trust = trust_by_divergence(kl, scale_nats=options.scale_nats)
-    expectation = log_group_expectation(behaviour, groups)
-    return _over(log_version_aware_denominator(behaviour, expectation, trust), batch, options)
+    lost = trust_by_divergence(kl, scale_nats=options.scale_nats)
+    return _version_aware(lost**options.power, lost, batch, options)
+
+
+def _version_aware(
+    trust: Tensor, lost: Tensor, batch: ObjectiveBatch, options: GatedOptions
+) -> ObjectiveOutcome:
+    groups, behaviour, learner = batch.groups, batch.behaviour_mean, batch.learner_mean
+    denominator = log_version_aware_denominator(behaviour, log_group_expectation(behaviour, groups), trust)
+    advantage = standardised_advantage(batch.reward, groups)
+    share = {"fading": lost, "always": torch.ones_like(lost), "none": torch.zeros_like(lost)}[options.gate]
+    gate = fading_delight_gate(learner, advantage, share, temperature=options.temperature)
+    return _clipped(denominator, advantage.to(gate.dtype) * gate, batch, options)
 
 
 def _over(log_denominator: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
+    return _clipped(log_denominator, centred_advantage(batch.reward, batch.groups), batch, options)
+
+
+def _clipped(
+    log_denominator: Tensor, advantage: Tensor, batch: ObjectiveBatch, options: ClipOptions
+) -> ObjectiveOutcome:
     weight = expectation_weight(batch.learner_mean, log_denominator)
-    advantage = centred_advantage(batch.reward, batch.groups)
     surrogate = clipped_surrogate(weight, advantage, clip_low=options.clip_low, clip_high=options.clip_high)
     return ObjectiveOutcome(mean_over_groups(surrogate.loss, batch), weight.detach(), surrogate.is_clipped)

@@ -41,7 +41,18 @@ class DefensiveOptions(ClipOptions):
     """No weight exceeds 1 / this. Higher is steadier, and blinder to how unlikely q found a completion."""
 
 
-class VersionAwareOptions(ClipOptions):
+class GatedOptions(ClipOptions):
+    """GRPO on policy; what old policies call for comes in as the group's plain weights part."""
+
+    gate: Literal["fading", "always", "none"] = "fading"
+    """Whether failures that are rare by now count less, and rare successes more: as divergence grows,
+    on policy too (steadier from scratch, slower after pretraining), or never."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """eta of the gate; higher gates less."""
+
+
+class VersionAwareOptions(GatedOptions):
     """A denominator that moves from q_i to the group's expectation as the group's plain weights part."""
 
     power: float = Field(default=3.0, gt=0)
@@ -49,11 +60,14 @@ class VersionAwareOptions(ClipOptions):
     higher waits until few completions carry the plain weights."""
 
 
-class VersionAwareKlOptions(ClipOptions):
+class VersionAwareKlOptions(GatedOptions):
     """A denominator that moves from q_i to the group's expectation with a completion's divergence."""
 
     scale_nats: float = Field(default=0.5, gt=0)
-    """Divergence per token that moves it 63 % of the way. Lower trusts the group earlier."""
+    """Divergence per token at which 63 % is lost. Lower trusts the group earlier."""
+
+    power: float = Field(default=3.0, gt=0)
+    """Of what is lost; higher waits until little is left."""
 
 
 class GspoOptions(ClipOptions):

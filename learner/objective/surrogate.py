@@ -45,6 +45,38 @@ def clipped_surrogate(weight: Tensor, advantage: Tensor, *, clip_low: float, cli
     return Surrogate(loss, too_high | too_low)
 
 
+def decoupled_surrogate(
+    learner_logprob: Tensor,
+    proximal_logprob: Tensor,
+    behaviour_logprob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Surrogate:
+    """Give -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox.
+
+    The clip is around a recent policy, and prox/q, data, is whole.
+
+    Args:
+        learner_logprob: [n] or [n, t], nats; carries the gradient.
+        proximal_logprob: shaped alike, nats, data.
+        behaviour_logprob: shaped alike, nats, data.
+        advantage: [n], data.
+        clip_low: in (0, 1].
+        clip_high: > 0.
+
+    Returns:
+        Loss and clip mask, shaped like ``learner_logprob``.
+
+    Source: AReaL, arXiv:2505.24298, eq. 5.
+    """
+    proximal = proximal_logprob.detach()
+    ratio = torch.exp(learner_logprob - proximal)
+    surrogate = clipped_surrogate(ratio, advantage, clip_low=clip_low, clip_high=clip_high)
+    return Surrogate(torch.exp(proximal - behaviour_logprob.detach()) * surrogate.loss, surrogate.is_clipped)
+
+
 def likelihood_loss(learner_logprob: Tensor, weight: Tensor, advantage: Tensor) -> Tensor:
     """Give -w A log p, whose gradient is -w A grad log p whatever p is.
 

@@ -33,8 +33,8 @@ class CoordinatorConfig(BaseModel):
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Softmax temperature of sampling. 1 samples the model itself, which importance weights expect."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus mass kept. Below 1, tokens are drawn from a distribution the learner cannot rebuild
-    exactly: leave it unless the task needs it."""
+    """Nucleus mass kept. Below 1 the learner corrects each weight by the mass that was kept, which is exact
+    on policy only, and learns nothing of tokens cut off: leave it unless the task needs it."""
     top_k: int = Field(default=0, ge=0, le=1 << 24)
     """Tokens kept, 0: all. As top_p."""
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
@@ -50,7 +50,7 @@ class CoordinatorConfig(BaseModel):
     concurrency_groups: int = Field(default=256, ge=1, le=65_536)
     """Groups that may be leased at once. Lower than all samplers together can hold leaves some idle."""
     buffer_groups: int = Field(default=256, ge=1, le=65_536)
-    """Groups kept on disk until trained on, each up to 64 MiB. When full, samplers wait."""
+    """Groups kept on disk until trained on, each up to 72 MiB. When full, samplers wait."""
     lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
     """Time after the last beat of its holder at which a lease ends. Shorter gives a dead sampler's
     prompts on sooner; shorter than a cut that samplers survive gives away work they will finish."""

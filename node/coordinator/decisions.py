@@ -230,7 +230,8 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
     """Let a learner be the run's; the first one's model becomes the run's.
 
     Raises:
-        RefusedError: FENCED by a newer learner; LAYOUT_MISMATCH, TOKENIZER_MISMATCH, MALFORMED.
+        RefusedError: FENCED by a newer learner; ROLLBACK, where the ledger knows less than the learner;
+            LAYOUT_MISMATCH, TOKENIZER_MISMATCH, MALFORMED.
     """
     if joining.epoch < 1 or joining.vocabulary_size < 1:
         raise RefusedError(
@@ -240,6 +241,8 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
         )
     current = accounts.learner
     if current is None:
+        if joining.version > 0:
+            raise _forgotten(1, joining.version)
         return Decision(None, Transaction(learner=joining))
     if (joining.epoch, joining.node_id) == (current.epoch, current.node_id):
         check_model(joining.layout_digest, joining.tokenizer_digest, current)
@@ -255,11 +258,16 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
     return Decision(None, Transaction(learner=replace(joining, version=current.version)))
 
 
-def drain_opens(accounts: Accounts, *, node_id: str, epoch: int, version: int) -> Decision[None]:
-    """Let a learner drain, at the version of its checkpoint; its records are taken before.
+def drain_opens(
+    accounts: Accounts, *, node_id: str, epoch: int, version: int, newest_record: int
+) -> Decision[None]:
+    """Let a learner drain, at the version of its checkpoint; its records are taken afterwards.
 
+    Args:
+        newest_record: version of the newest step record that it repeats; 0: it repeats none.
     Raises:
-        RefusedError: FENCED; NOT_JOINED; ROLLBACK, where its checkpoint is older than its records.
+        RefusedError: FENCED; NOT_JOINED; ROLLBACK, where its checkpoint is older than its records, or
+            the ledger than both.
     """
     learner = accounts.learner
     if learner is None or epoch > learner.epoch:
@@ -276,6 +284,10 @@ def drain_opens(accounts: Accounts, *, node_id: str, epoch: int, version: int) -
             f"the checkpoint is of version {version}, steps up to {accounts.last_step} are recorded",
             fix="restore the learner from its newest checkpoint",
         )
+    recorded = max(accounts.last_step, newest_record)
+    # The record of its newest step may be on its way while the checkpoint says so already.
+    if version > recorded + 1:
+        raise _forgotten(recorded + 1, version)
     if version == learner.version:
         return Decision(None)
     return Decision(None, Transaction(learner=replace(learner, version=version)))
@@ -303,6 +315,15 @@ def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner)
                 f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
                 fix="give every peer the same model directory",
             )
+
+
+def _forgotten(first: int, last: int) -> RefusedError:
+    """Slots would be numbered from the start again, and a number is never used for two prompts."""
+    return RefusedError(
+        Reason.ROLLBACK,
+        f"the learner is at version {last} and the ledger lacks the steps from version {first} on",
+        fix="restore the coordinator's newest ledger.sqlite with its -wal file, or begin a new run",
+    )
 
 
 def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:

@@ -261,7 +261,7 @@ def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
         )
     return StartupError(
         f"the ledger {path} cannot be read: {error}",
-        fix="Restore it, with its -wal file, from a backup; or move it away to start the run's counts anew.",
+        fix="Restore it, with its -wal file, from a backup, or begin a new run.",
     )
 
 

@@ -14,6 +14,7 @@ from node.coordinator.spool import Spool
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
@@ -22,6 +23,7 @@ from node.wire import (
     metric_families_from_wire,
     policy_version_from_wire,
     policy_version_to_wire,
+    revocations_to_wire,
     role_from_wire,
     run_status_to_wire,
     settings_to_wire,
@@ -41,13 +43,21 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     """Lets peers in, hears their beats, tells how the run goes."""
 
     def __init__(
-        self, roster: Roster, spool: Spool, *, run_id: str, settings: RunSettings, clock: Clock
+        self,
+        roster: Roster,
+        spool: Spool,
+        *,
+        run_id: str,
+        settings: RunSettings,
+        revocations: RevocationList,
+        clock: Clock,
     ) -> None:
         """Serve; ``settings`` are the run's, their head is filled in for each answer."""
         self._roster = roster
         self._spool = spool
         self._run_id = run_id
         self._settings = settings_to_wire(settings)
+        self._revocations = revocations
         self._clock = clock
         self._streams: dict[Peer, object] = {}
 
@@ -94,8 +104,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         peer = peer_of(context)
         stream = self._streams[peer] = object()
         try:
+            has_heard = False
             async for request in request_iterator:
-                yield self._answer(peer, request)
+                yield self._answer(peer, request, has_heard=has_heard)
+                has_heard = True
             # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
@@ -130,7 +142,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
 
     def _answer(
-        self, peer: Peer, request: membership_pb2.HeartbeatRequest
+        self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
     ) -> membership_pb2.HeartbeatResponse:
         received_at_s = self._clock.now()
         self._check_not_fenced(peer)
@@ -144,6 +156,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             waits_for=request.waits_for,
             metrics=metric_families_from_wire(request.metrics),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
+            has_heard=has_heard,
         )
         answer = self._roster.beat(peer, beat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
@@ -155,8 +168,15 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             verdicts=map(_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
+            revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self._clock.now(),
         )
+
+    def _revocations_for(self, peer: Peer, digest: bytes) -> membership_pb2.Revocations | None:
+        if peer.role is not Role.RELAY:
+            return None
+        current = self._revocations.current()
+        return None if digest == current.digest else revocations_to_wire(current)
 
     def _check_not_fenced(self, peer: Peer) -> None:
         learner = self._spool.accounts.learner

@@ -18,6 +18,7 @@ from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.roster import Roster
 from node.coordinator.spool import Spool
+from node.errors import StartupError
 from node.identity.authority import Authority
 from node.identity.enrolment import EnrolmentServicer
 from node.identity.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
@@ -39,11 +40,11 @@ VERSIONS_DIRECTORY: Final = "versions"
 AddServicer = Callable[[grpc.aio.Server], None]
 
 
-def build(context: RoleContext) -> list[Service]:
+async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger or the store cannot be opened.
+        StartupError: the ledger or the store cannot be opened, or the ledger was lost.
     """
     config = context.config.section(CoordinatorConfig)
     run_id, clock = context.run.run_id, context.clock
@@ -66,6 +67,7 @@ def build(context: RoleContext) -> list[Service]:
         now=clock.now(),
     )
     published = Published(store, accounts.versions)
+    _check_remembered(accounts, published, ledger)
     roster = Roster(
         accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
     )
@@ -86,10 +88,14 @@ def build(context: RoleContext) -> list[Service]:
         damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
     )
     rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
-    membership = MembershipServicer(roster, spool, run_id=run_id, settings=_settings(config), clock=clock)
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    membership = MembershipServicer(
+        roster, spool, run_id=run_id, settings=_settings(config), revocations=revocations, clock=clock
+    )
     members, enrolment = _servers(
         context,
         config,
+        revocations,
         (
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
@@ -110,6 +116,17 @@ def build(context: RoleContext) -> list[Service]:
     ]
 
 
+def _check_remembered(accounts: Accounts, published: Published, ledger: Ledger) -> None:
+    """A new ledger would number slots from the start again: groups of two prompts would share their ids."""
+    head = published.head()
+    if accounts.learner is None and head is not None:
+        ledger.close()
+        raise StartupError(
+            f"the ledger knows of no learner, but version {head.number} was published",
+            fix=f"Restore {LEDGER_FILE} with its -wal file from a backup, or begin a new run.",
+        )
+
+
 def _settings(config: CoordinatorConfig) -> RunSettings:
     return RunSettings(
         task=config.task,
@@ -123,10 +140,12 @@ def _settings(config: CoordinatorConfig) -> RunSettings:
 
 
 def _servers(
-    context: RoleContext, config: CoordinatorConfig, servicers: tuple[AddServicer, ...]
+    context: RoleContext,
+    config: CoordinatorConfig,
+    revocations: RevocationList,
+    servicers: tuple[AddServicer, ...],
 ) -> tuple[RpcServer, RpcServer | None]:
     """Give the members' server, and the one that lets new peers in: none where TLS is off."""
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     make_server = partial(
         RpcServer,
         run_id=context.run.run_id,

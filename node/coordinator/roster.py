@@ -4,7 +4,6 @@ Brings together membership, lag and the fleet's metrics; nothing here outlives t
 peers say it all again when they join.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +12,7 @@ from node.coordinator.accounts import Accounts
 from node.coordinator.lag_table import LagTable
 from node.coordinator.membership import Member, Membership, PeerState
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.outbox import Outbox
 from node.drain_book import Judgement
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_BEAT
@@ -22,7 +22,7 @@ from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
 OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_BEAT
-"""Verdicts kept for a sampler that does not beat; then the oldest go. The ledger has them all."""
+"""Verdicts kept for a sampler that does not beat; then the oldest go. The ledger counts them all."""
 
 _WAITS_FOR_CHARACTERS: Final = 100
 
@@ -37,6 +37,8 @@ class Beat:
     metrics: tuple[MetricFamily, ...] = ()
     """Empty: as before."""
     step: StepReport | None = None
+    has_heard: bool = False
+    """Whether the answer before arrived: a peer writes the next beat of a stream only then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Roster:
         self._fleet = fleet
         self._metrics = metrics
         self._said: dict[Peer, _Said] = {}
-        self._outbox: dict[str, deque[Judgement]] = {}
+        self._outboxes: dict[str, Outbox] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
 
@@ -114,7 +116,7 @@ class Roster:
             self.step = beat.step
         return BeatAnswer(
             self.head,
-            self._take_verdicts(peer),
+            self._verdicts_for(peer, has_heard=beat.has_heard),
             self._must_repair(beat.held),
             self._longest_lag() if peer.role is Role.LEARNER else 0,
         )
@@ -124,11 +126,9 @@ class Roster:
         self._membership.leave(peer)
 
     def tell(self, sampler_id: str, judgement: Judgement) -> None:
-        """Keep a verdict for the sampler's next beat."""
-        outbox = self._outbox.setdefault(sampler_id, deque(maxlen=OUTBOX_VERDICTS))
-        if len(outbox) == OUTBOX_VERDICTS:
-            self._metrics.dropped_verdicts.inc()
-        outbox.append(judgement)
+        """Keep a verdict until the sampler has heard it in the answer to a beat."""
+        outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
+        self._metrics.dropped_verdicts.inc(outbox.put(judgement))
 
     def expire(self, now: float) -> tuple[Member, ...]:
         """Note who has gone silent, forget what was kept for those that left; give who changed."""
@@ -141,8 +141,8 @@ class Roster:
             del self._said[peer]
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
-        for sampler_id in self._outbox.keys() - samplers:
-            self._metrics.dropped_verdicts.inc(len(self._outbox.pop(sampler_id)))
+        for sampler_id in self._outboxes.keys() - samplers:
+            self._metrics.dropped_verdicts.inc(len(self._outboxes.pop(sampler_id)))
         return changed
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
@@ -171,11 +171,9 @@ class Roster:
             joins=member.joins,
         )
 
-    def _take_verdicts(self, peer: Peer) -> tuple[Judgement, ...]:
-        outbox = self._outbox.get(peer.node_id) if peer.role is Role.SAMPLER else None
-        if not outbox:
-            return ()
-        return tuple(outbox.popleft() for _ in range(min(len(outbox), VERDICTS_PER_BEAT)))
+    def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
+        outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
+        return () if outbox is None else outbox.take(VERDICTS_PER_BEAT, has_heard=has_heard)
 
     def _longest_lag(self) -> int:
         members = self._membership.members

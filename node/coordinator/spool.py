@@ -197,7 +197,13 @@ class Spool:
         """
 
         def opens(_: float) -> Decision[None]:
-            return decisions.drain_opens(self._accounts, node_id=node_id, epoch=epoch, version=version)
+            return decisions.drain_opens(
+                self._accounts,
+                node_id=node_id,
+                epoch=epoch,
+                version=version,
+                newest_record=max((record.version for record in steps), default=0),
+            )
 
         await self._settle(opens)
         for record in steps:

@@ -1,28 +1,78 @@
-"""Who is shut out: a file of node ids, one a line, that an operator edits while the hub runs."""
+"""Who is shut out: a file of node ids, one a line, that an operator edits while the hub runs.
+
+coordinator: <state>/revoked --heartbeats--> relay: <state>/revoked_by_coordinator, <state>/revoked
+"""
 
 import logging
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import blake3
+
+from node import limits
+from node.identity.files import write_public
 from node.identity.peer import is_name
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "revoked"
+COPY_NAME: Final = "revoked_by_coordinator"
+"""At a relay: what the coordinator said last. It counts while the coordinator is away too."""
+
+_DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class Revocations:
+    """Everyone who is shut out."""
+
+    node_ids: tuple[str, ...] = ()
+    """Sorted; at most ``limits.REVOCATIONS``."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Tells two lists apart; as in membership.proto."""
+        text = "".join(f"{node_id}\n" for node_id in self.node_ids)
+        return blake3.blake3(text.encode()).digest(length=_DIGEST_BYTES)
+
+    def save(self, path: Path) -> None:
+        """Write them as a file that ``RevocationList`` reads.
+
+        Raises:
+            OSError: the disk is full or broken; the file is as it was.
+        """
+        write_public(path, "".join(f"{node_id}\n" for node_id in self.node_ids).encode())
 
 
 class RevocationList:
-    """The node ids in a file, read again whenever it changes. No file: nobody is shut out."""
+    """The node ids in some files, each read again whenever it changes. No file: nobody is shut out."""
 
+    def __init__(self, *paths: Path) -> None:
+        self._files = [_File(path) for path in paths]
+
+    def is_revoked(self, node_id: str) -> bool:
+        """Say whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
+        return any(node_id in file.node_ids() for file in self._files)
+
+    def current(self) -> Revocations:
+        """Give everyone who is shut out now; beyond the limit, those that come first in order."""
+        node_ids = sorted(frozenset().union(*(file.node_ids() for file in self._files)))
+        if len(node_ids) > limits.REVOCATIONS:
+            logger.error("too many revocations for relays", extra={"revoked": len(node_ids)})
+        return Revocations(tuple(node_ids[: limits.REVOCATIONS]))
+
+
+class _File:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_at: tuple[int, int, int] | None = None
         self._revoked: frozenset[str] = frozenset()
 
-    def is_revoked(self, node_id: str) -> bool:
-        """Say whether the file names ``node_id`` now. One ``stat`` where nothing has changed."""
+    def node_ids(self) -> frozenset[str]:
         self._refresh()
-        return node_id in self._revoked
+        return self._revoked
 
     def _refresh(self) -> None:
         try:

@@ -18,5 +18,5 @@ class RelayConfig(BaseModel):
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them; as the coordinator's."""
     spool_groups: int = Field(default=1024, ge=1, le=65_536)
-    """Finished groups kept on disk, each up to 64 MiB, while the coordinator is away or slow. When full,
+    """Finished groups kept on disk, each up to 72 MiB, while the coordinator is away or slow. When full,
     samplers keep theirs."""

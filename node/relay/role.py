@@ -7,15 +7,18 @@ The server comes first and needs nobody: what was mirrored before is served whil
 is away.
 """
 
+import logging
 import random
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
 from node.errors import StartupError
 from node.identity.peer import Peer
+from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
-from node.identity.revocation import RevocationList
+from node.identity.revocation import RevocationList, Revocations
 from node.membership_client import Member, MembershipClient, Notices, PeerState
 from node.policy import PolicyVersion
 from node.relay.config import RelayConfig
@@ -37,6 +40,8 @@ from node.weights.fetch import Fetcher
 from node.weights.sources import Sources, dial_source
 from node.weights.store import ArtifactStore
 
+log = logging.getLogger(__name__)
+
 BULK_CONNECTIONS: Final = 4
 """For weights, to each source. A relay passes a frame on when all of it is there, and the more frames share a
 line, the later the first is: on 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
@@ -45,7 +50,7 @@ VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"
 
 
-def build(context: RoleContext) -> list[Service]:
+async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
     Raises:
@@ -97,6 +102,7 @@ def build(context: RoleContext) -> list[Service]:
     )
     rollouts = RelayRolloutServicer(forwarder, run_id=run_id, metrics=context.transfer_metrics)
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    copy = context.state_dir / REVOCATION_COPY
     server = RpcServer(
         "relay",
         listen=config.listen,
@@ -106,7 +112,7 @@ def build(context: RoleContext) -> list[Service]:
         ),
         run_id=run_id,
         identity=context.identity,
-        revocations=RevocationList(context.state_dir / REVOCATION_FILE),
+        revocations=RevocationList(context.state_dir / REVOCATION_FILE, copy),
         clock=clock,
         count_refusal=context.node_metrics.count_refusal,
         drain_grace_s=context.config.node.drain_timeout_s / 2,
@@ -128,10 +134,19 @@ def build(context: RoleContext) -> list[Service]:
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
+            revocations=RevocationList(copy).current,
         ),
-        notices=Notices(),
+        notices=Notices(revocations=partial(_keep, copy)),
         clock=clock,
         backoff=Backoff(random.random),
     )
     serving = StopsAfter(server)
     return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+
+
+def _keep(copy: Path, revocations: Revocations) -> None:
+    try:
+        revocations.save(copy)
+    except OSError as error:
+        # Told again in the next beat: the digest is still another.
+        log.error("revocations not kept", extra={"path": str(copy), "detail": str(error)})

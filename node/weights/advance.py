@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import numpy as np
-
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -23,22 +21,30 @@ from node.weights.chain import plan, plan_fresh
 from node.weights.digests import Words, words_digest
 from node.weights.fetch import Fetcher
 from node.weights.held import HeldPolicy
-from node.weights.layout import Layout
+from node.weights.layout import FrameSpan, Layout
 from node.weights.manifest import Manifest
 
 MENDED_FRAMES: Final = 64
 """Frames mended one by one; beyond, what is held is not what it claims to be: begin again."""
 
 
-class Staging(Protocol):
-    """Payloads of one artifact that outlive the process. Called in threads."""
+class Staged(Protocol):
+    """A version being put together, as ``node.weights.apply.Stage``. Called in threads."""
 
-    def payload(self, frame: int) -> bytes | None:
-        """Give a payload that arrived earlier; None: fetch it."""
+    def take_held(self) -> tuple[int, ...]:
+        """Take what the base has already, and give the frames to be mended."""
         ...
 
-    def keep(self, frame: int, payload: bytes) -> None:
-        """Take a payload that arrived and was verified."""
+    def missing(self) -> tuple[int, ...]:
+        """Give the frames whose payload is still needed."""
+        ...
+
+    def put(self, frame: int, payload: bytes) -> None:
+        """Take a payload; raise DamagedFrameError or WrongBaseError."""
+        ...
+
+    def mend(self, frame: int, words: Words) -> None:
+        """Take the words of a frame."""
         ...
 
 
@@ -48,8 +54,8 @@ class Remedy:
 
     artifacts: Sequence[Artifact] = ()
     """As announced."""
-    words0: Callable[[], Words] | None = None
-    """Reads the public base model, in a thread; None: only keyframes help."""
+    public_frame: Callable[[FrameSpan], Words] | None = None
+    """Reads a frame of the public base model, in a thread; None: only keyframes help."""
 
 
 async def fetch_version(
@@ -61,7 +67,6 @@ async def fetch_version(
     spare: Words | None,
     remedy: Remedy,
     metrics: TransferMetrics,
-    staging: Staging | None = None,
 ) -> HeldPolicy:
     """Give the manifest's version, every frame and the root verified; CPU work is done in threads.
 
@@ -69,13 +74,32 @@ async def fetch_version(
         manifest: verified, from ``fetcher.manifest``.
         held: what it starts from; for a keyframe anything or nothing.
         spare: overwritten, and then owned by the result; None: allocated.
-        staging: what arrived before a restart is taken from here, what arrives now is left here.
     Raises:
         RefusedError: WRONG_BASE, if ``held`` cannot be used: plan again from NO_BASE; others as
             ``Stage`` and ``Fetcher.fetch``. ``held`` is as it was, ``spare`` is worthless.
         ConnectionLost: as ``Fetcher.fetch``.
     """
     stage = Stage(manifest, layout=layout, base=held, spare=spare)
+    await fetch_into(stage, fetcher, manifest, layout=layout, remedy=remedy, metrics=metrics)
+    return await asyncio.to_thread(stage.finish)
+
+
+async def fetch_into(
+    stage: Staged,
+    fetcher: Fetcher,
+    manifest: Manifest,
+    *,
+    layout: Layout,
+    remedy: Remedy,
+    metrics: TransferMetrics,
+) -> None:
+    """Put every frame of the manifest's version that ``stage`` lacks into it, and mend what does not fit.
+
+    Raises:
+        RefusedError: WRONG_BASE, if too much has to be mended or there is nothing to mend it from;
+            others as ``Fetcher.fetch``.
+        ConnectionLost: as ``Fetcher.fetch``.
+    """
     wrong = set(await asyncio.to_thread(stage.take_held))
 
     def put(frame: int, payload: bytes) -> None:
@@ -87,78 +111,31 @@ async def fetch_version(
         else:
             codec = manifest.frames[frame].codec.name.lower()
             metrics.count_applied_frame(codec, took_s=time.perf_counter() - started)
-        if staging is not None:
-            staging.keep(frame, payload)
 
-    if staging is not None:
-        await asyncio.to_thread(_put_staged, stage, staging, put)
     started = time.perf_counter()
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)
     metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started)
-    async for frame, words in _rebuilt(fetcher, sorted(wrong), manifest, layout=layout, remedy=remedy):
+    async for frame, words in rebuilt_frames(fetcher, sorted(wrong), manifest, layout=layout, remedy=remedy):
         await asyncio.to_thread(stage.mend, frame, words)
     metrics.count_mended_frames(len(wrong))
-    return await asyncio.to_thread(stage.finish)
 
 
-async def repair_version(
-    fetcher: Fetcher,
-    manifest: Manifest,
-    *,
-    layout: Layout,
-    held: HeldPolicy,
-    remedy: Remedy,
-    metrics: TransferMetrics,
-) -> HeldPolicy:
-    """Give the manifest's version, made of what is held and of the frames that differ from what was signed.
+async def rebuilt_frames(
+    fetcher: Fetcher, frames: Sequence[int], manifest: Manifest, *, layout: Layout, remedy: Remedy
+) -> AsyncIterator[tuple[int, Words]]:
+    """Yield the words of frames of the manifest's version, fetched for these frames alone.
 
-    Args:
-        manifest: verified, of any artifact that makes the version held.
-        held: is not written to.
     Raises:
-        RefusedError: WRONG_BASE, if too much differs or there is nothing to mend it from; others as
+        RefusedError: WRONG_BASE, if they are too many or there is nothing to make them from; others as
             ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
-    manifest.check_layout(layout)
-    wrong = await asyncio.to_thread(_differing, held.words, manifest, layout)
-    words = await asyncio.to_thread(np.copy, held.words)
-    async for frame, right in _rebuilt(fetcher, wrong, manifest, layout=layout, remedy=remedy):
-        words[layout.frames[frame].slice] = right
-    metrics.count_mended_frames(len(wrong))
-    policy = await asyncio.to_thread(HeldPolicy.of, manifest.version, words, layout=layout)
-    if policy.version != manifest.policy_version:
-        raise RefusedError(
-            Reason.DAMAGED, f"version {manifest.version} was mended and is still not as signed"
-        )
-    return policy
-
-
-def _put_staged(stage: Stage, staging: Staging, put: Callable[[int, bytes], None]) -> None:
-    for frame in stage.missing():
-        payload = staging.payload(frame)
-        if payload is not None:
-            put(frame, payload)
-
-
-def _differing(words: Words, manifest: Manifest, layout: Layout) -> list[int]:
-    return [
-        number
-        for number, (record, span) in enumerate(zip(manifest.frames, layout.frames, strict=True))
-        if words_digest(words[span.slice]) != record.new_digest
-    ]
-
-
-async def _rebuilt(
-    fetcher: Fetcher, frames: Sequence[int], manifest: Manifest, *, layout: Layout, remedy: Remedy
-) -> AsyncIterator[tuple[int, Words]]:
-    """Yield the words of frames of the manifest's version, fetched for these frames alone."""
     if not frames:
         return
-    path, start = plan(NO_BASE, manifest.version, remedy.artifacts), None
-    if path is None and remedy.words0 is not None:
+    path, public_frame = plan(NO_BASE, manifest.version, remedy.artifacts), None
+    if path is None and remedy.public_frame is not None:
         path = plan_fresh(manifest.version, remedy.artifacts)
-        start = await asyncio.to_thread(remedy.words0)
+        public_frame = remedy.public_frame
     if path is None or len(frames) > MENDED_FRAMES:
         raise RefusedError(
             Reason.WRONG_BASE,
@@ -170,8 +147,8 @@ async def _rebuilt(
         each.check_layout(layout)
     for frame in frames:
         steps = [(each, await _payload(fetcher, each, frame)) for each in manifests]
-        base = None if start is None else start[layout.frames[frame].slice]
-        words = await asyncio.to_thread(rebuild_frame, frame, steps, layout=layout, start=base)
+        start = None if public_frame is None else await asyncio.to_thread(public_frame, layout.frames[frame])
+        words = await asyncio.to_thread(rebuild_frame, frame, steps, layout=layout, start=start)
         if words_digest(words) != manifest.frames[frame].new_digest:
             raise DamagedFrameError(frame, "the words rebuilt have another digest than signed")
         yield frame, words

@@ -19,6 +19,7 @@ import numpy as np
 from node.errors import Reason, RefusedError
 from node.weights.codec import Codec, decode_frame
 from node.weights.digests import Words, payload_digest, words_digest
+from node.weights.dtypes import Dtype
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
@@ -104,9 +105,9 @@ class Stage:
         """
         if self._verified[frame]:
             return
-        span = self._layout.frames[frame].slice
-        base = None if self._base is None else self._base[span]
-        _make_frame(frame, self._manifest, payload, base=base, out=self._words[span])
+        span = self._layout.frames[frame]
+        base = None if self._base is None else self._base[span.slice]
+        _make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
         self._verified[frame] = True
 
     def mend(self, frame: int, words: Words) -> None:
@@ -162,21 +163,23 @@ def rebuild_frame(
         DamagedFrameError: a payload is not the signed one, or does not make the signed words.
         WrongBaseError: the steps do not follow from each other in this frame.
     """
-    words = start
+    span, words = layout.frames[frame], start
     for manifest, payload in steps:
-        out = np.empty(layout.frames[frame].words, np.uint16)
-        _make_frame(frame, manifest, payload, base=words, out=out)
+        out = np.empty(span.words, np.uint16)
+        _make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
         words = out
     if words is None:
         raise ValueError("a frame cannot be rebuilt from nothing")
     return words
 
 
-def _make_frame(frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words) -> None:
+def _make_frame(
+    frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
+) -> None:
     check_payload(frame, payload, manifest)
     record = manifest.frames[frame]
     try:
-        digest = decode_frame(record.codec, payload, base=base, out=out)
+        digest = decode_frame(record.codec, payload, base=base, out=out, dtype=dtype)
         fault = "" if digest == record.new_digest else "the words decoded have another digest than signed"
     except RefusedError as error:
         fault = str(error)

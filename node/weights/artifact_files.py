@@ -9,17 +9,62 @@ no journal can disagree with the data.
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
 from node.weights.digests import payload_digest
 from node.weights.manifest import Manifest, verify_signed
 
 _MANIFEST = "manifest"
 _FRAMES = "frames"
+
+
+class Draft:
+    """Payloads of an artifact that is being made here, one after the other; its manifest comes last."""
+
+    def __init__(self, room: Path) -> None:
+        """Begin an empty one in the directory ``room``.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            descriptor, name = tempfile.mkstemp(prefix="draft-", dir=room)
+        self._file = os.fdopen(descriptor, "wb")
+        self.path = Path(name)
+        self.size_bytes = 0
+
+    def append(self, payload: bytes) -> None:
+        """Write the payload of the next frame.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            self._file.write(payload)
+        self.size_bytes += len(payload)
+
+    def finish(self) -> None:
+        """Write what is still in memory; nothing can be appended any more.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            self._file.close()
+
+    def close(self) -> None:
+        """Remove it, unless it became an artifact."""
+        with suppress(OSError):  # What a full disk did not take is thrown away here.
+            self._file.close()
+        self.path.unlink(missing_ok=True)
 
 
 class ArtifactFiles:
@@ -108,7 +153,7 @@ class ArtifactFiles:
                 f"frame {frame} of version {self.manifest.version} came with another digest than signed",
                 fix="send this frame again",
             )
-        try:
+        with _cannot_be_stored(f"frame {frame} of version {self.manifest.version}"):
             descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 written, offset = 0, int(self._offsets[frame])
@@ -116,13 +161,26 @@ class ArtifactFiles:
                     written += os.pwrite(descriptor, memoryview(payload)[written:], offset + written)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise RefusedError(
-                Reason.DISK,
-                f"frame {frame} of version {self.manifest.version} cannot be stored: {error.strerror}",
-                fix="make room on the disk of the state directory",
-            ) from error
         self._present[frame] = True
+
+    def adopt(self, draft: Draft) -> None:
+        """Make the payloads of a draft this artifact's; they survive a crash only once ``sync`` returned.
+
+        Raises:
+            ValueError: they are not what the manifest speaks of.
+            OSError: they could not be moved.
+        """
+        if draft.size_bytes != self.manifest.size_bytes:
+            raise ValueError(f"{draft.size_bytes} bytes for a manifest of {self.manifest.size_bytes}")
+        draft.path.replace(self.directory / _FRAMES)
+        self._present[:] = True
+
+    def move(self, room: Path) -> None:
+        """Move the directory into another; it has moved for good when this returns."""
+        source = self.directory
+        self.directory = source.rename(room / source.name)
+        sync_directory(room)
+        sync_directory(source.parent)
 
     def forget(self, frame: int) -> None:
         """Count a frame as missing from now on."""
@@ -144,6 +202,19 @@ class ArtifactFiles:
         return len(payload) == record.payload_bytes and payload_digest(payload) == record.payload_digest
 
 
+def directory_name(key: ArtifactKey) -> str:
+    """Give what an artifact's directory is called."""
+    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory, with its parents, that is there after a crash; one that is there is left alone."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Return when what was created, renamed or removed in ``directory`` is on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -151,3 +222,22 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
+    """Turn what the disk says of an artifact into RefusedError: DISK."""
+    with _cannot_be_stored(f"version {key.version} from {key.base_version}"):
+        yield
+
+
+@contextmanager
+def _cannot_be_stored(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            Reason.DISK,
+            f"{what} cannot be stored: {error.strerror}",
+            fix="make room on the disk of the state directory",
+        ) from error

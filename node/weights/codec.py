@@ -6,6 +6,8 @@
     GAP                   needed  changed places and steps as bytes, in one zstd frame
     EXPONENT_CONDITIONED  needed  changed places and steps as bits, by the exponents of the base
     KEYFRAME              none    sign and mantissa, a byte per word; then the exponents as one zstd frame
+    PLANES                none    elements of other widths, byte by byte, in one zstd frame
+    STEP_PLANES           needed  their steps, likewise
 
 A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so that every
 word is reproduced whatever it means. Nine changes in ten are one step up or down. GAP is half as
@@ -27,9 +29,11 @@ from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
 from node.weights.digests import Words, words_digest
+from node.weights.dtypes import BFLOAT16, Dtype
 from node.weights.exponent_conditioned import choice
 from node.weights.exponent_conditioned.format import BrokenPayloadError, Delta
 from node.weights.exponent_conditioned.reference import are_finite
+from node.weights.planes import add_step_planes, encode_planes, encode_step_planes, write_planes
 
 
 class Codec(enum.IntEnum):
@@ -40,10 +44,12 @@ class Codec(enum.IntEnum):
     GAP = 2
     EXPONENT_CONDITIONED = 3
     KEYFRAME = 4
+    PLANES = 5
+    STEP_PLANES = 6
 
     @property
     def needs_base(self) -> bool:
-        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED)
+        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class EncodedFrame:
     digest: int
     """``words_digest`` of the words."""
     is_finite: bool
-    """Taken as bfloat16, none of the words is a NaN or an infinity."""
+    """None of the elements is a NaN or an infinity."""
 
 
 # A GAP payload is u32 gap bytes, u32 large steps, then: gap bytes, the unchanged words before the next
@@ -80,15 +86,41 @@ def payload_limit(codec: Codec, words: int) -> int:
     return 0 if codec is Codec.UNCHANGED else 2 * words
 
 
-def encode_frame(words: Words, *, base: Words | None) -> EncodedFrame:
-    """Code ``words`` as the smallest payload; ``base`` is what the receiver holds, or None."""
+def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:
+    """Code ``words`` as the smallest payload.
+
+    Args:
+        base: what the receiver holds, or None.
+        dtype: of the elements; decides what is tried, and what is finite.
+    """
+    if dtype.element_bytes != 2:
+        codec, payload = _encode_elements(words, base=base, element_bytes=dtype.element_bytes)
+        return EncodedFrame(codec, payload, words_digest(words), dtype.first_not_finite(words) is None)
     if base is None:
-        digest, is_finite = words_digest(words), are_finite(words)
         codec, payload = min(_base_free(words), key=_size)
-        return EncodedFrame(codec, payload, digest, is_finite)
+        return EncodedFrame(codec, payload, words_digest(words), _is_finite(words, dtype))
     delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
     codec, payload = _smallest(delta, words, base=base)
-    return EncodedFrame(codec, payload, delta.digest, delta.is_finite)
+    # Seen on the way, for the dtype there is most of.
+    is_finite = delta.is_finite if dtype is BFLOAT16 else _is_finite(words, dtype)
+    return EncodedFrame(codec, payload, delta.digest, is_finite)
+
+
+def _is_finite(words: Words, dtype: Dtype) -> bool:
+    return are_finite(words) if dtype is BFLOAT16 else dtype.first_not_finite(words) is None
+
+
+def _encode_elements(words: Words, *, base: Words | None, element_bytes: int) -> tuple[Codec, bytes]:
+    candidates = [(Codec.RAW, words.tobytes())]
+    if base is not None:
+        if np.array_equal(words, base):
+            return Codec.UNCHANGED, b""
+        candidates.append(
+            (Codec.STEP_PLANES, encode_step_planes(words, base=base, element_bytes=element_bytes))
+        )
+    if min(map(_size, candidates)) > words.size:
+        candidates.append((Codec.PLANES, encode_planes(words, element_bytes=element_bytes)))
+    return min(candidates, key=_size)
 
 
 def _smallest(delta: Delta, words: Words, *, base: Words) -> tuple[Codec, bytes]:
@@ -129,15 +161,18 @@ def encode_gap(words: Words, *, base: Words) -> bytes:
     return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
 
 
-def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words) -> int:
+def decode_frame(
+    codec: Codec, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype = BFLOAT16
+) -> int:
     """Write the words of a payload to ``out``, whose size is the frame's; give their ``words_digest``.
 
     Args:
         base: the words the payload was coded against; needed if ``codec.needs_base``.
         out: overwritten; worthless if this raises. Must not overlap ``base``.
+        dtype: of the elements; any codec may come with any dtype.
     Raises:
         RefusedError: MALFORMED, if the payload is not what an encoder makes.
-        ValueError: the base is missing or has another size.
+        ValueError: the base is missing or has another size; the words do not hold whole elements.
     """
     if len(payload) > payload_limit(codec, out.size):
         raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
@@ -158,6 +193,11 @@ def decode_frame(codec: Codec, payload: bytes, *, base: Words | None, out: Words
             _apply_gap(payload, out)
         case Codec.KEYFRAME:
             _decode_keyframe(payload, out)
+        case Codec.PLANES:
+            write_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes)
+        case Codec.STEP_PLANES:
+            if not add_step_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes):
+                raise _malformed(codec, "nothing changes")
     return words_digest(out)
 
 
@@ -219,6 +259,13 @@ def _decode_keyframe(payload: bytes, out: Words) -> None:
     rest = np.frombuffer(payload, np.uint8, count=out.size).astype(np.uint16)
     exponents = np.frombuffer(plain, np.uint8).astype(np.uint16)
     np.bitwise_or((rest & 0x80) << 8 | rest & 0x7F, exponents << _EXPONENT_SHIFT, out=out)
+
+
+def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:
+    plain = _decompress(codec, payload, limit_bytes=2 * out.size)
+    if len(plain) != 2 * out.size:
+        raise _malformed(codec, f"planes of {len(plain)} bytes for {out.size} words")
+    return plain
 
 
 def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:

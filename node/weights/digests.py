@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from node.policy import ROOT_BYTES
 
 Words = NDArray[np.uint16]
-"""bfloat16 values by their bits; little-endian, as on every machine this runs on."""
+"""Tensors by their bits, 16 at a time; little-endian, as on every machine this runs on."""
 
 PAYLOAD_DIGEST_BYTES: Final = 16
 LAYOUT_DIGEST_BYTES: Final = 16

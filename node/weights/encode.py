@@ -1,17 +1,32 @@
-"""A new version of the weights -> its manifest and payloads. CPU work: call it in a thread."""
+"""A new version of the weights -> coded frames -> its manifest. CPU work: call it in a thread.
 
-from concurrent.futures import Executor
+    new words of a frame --+
+                           +--> code_frames() --> records --> join() --> manifest, to be signed
+    its base words --------+         |
+                                     `--> payloads, in order, to where they are kept
+
+Frames are independent. Whoever can give the words of some frames codes those, wherever the others
+are: each rank of a sharded learner its own, and one of them joins everybody's records and signs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
-
-import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES
 from node.weights.codec import encode_frame
 from node.weights.digests import Words, payload_digest, version_root
 from node.weights.held import HeldPolicy, check_size
-from node.weights.layout import FrameSpan, Layout
+from node.weights.layout import Layout
 from node.weights.manifest import FrameRecord, Manifest
+
+FrameWords = Callable[[int], Words]
+"""Gives the words of one frame of some version; in several threads at once, each for another frame."""
+
+BaseFrame = Callable[[int], tuple[Words, int]]
+"""Likewise, with their digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,88 @@ class EncodedVersion:
 
     manifest: Manifest
     payloads: tuple[bytes, ...]
+
+
+def code_frames(
+    frames: Iterable[int],
+    *,
+    new: FrameWords,
+    base: BaseFrame | None,
+    layout: Layout,
+    put: Callable[[bytes], object],
+    executor: Executor | None,
+    under_way: int,
+) -> tuple[FrameRecord, ...]:
+    """Code each of ``frames`` as small as it gets, and give their records in the same order.
+
+    When this ends, however it ends, no thread calls ``new`` or ``base`` any more.
+
+    Args:
+        base: what the receiver holds; None makes frames of a keyframe.
+        put: takes the payloads, in order, in this thread.
+        executor: threads that share the frames, without the interpreter lock; None: only this one.
+        under_way: frames begun and not yet put, at most: what bounds the memory.
+    Raises:
+        RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
+    """
+    records: list[FrameRecord] = []
+
+    def take(coded: tuple[FrameRecord, bytes]) -> None:
+        put(coded[1])
+        records.append(coded[0])
+
+    if executor is None:
+        for frame in frames:
+            take(_code(frame, new=new, base=base, layout=layout))
+        return tuple(records)
+    begun: deque[Future[tuple[FrameRecord, bytes]]] = deque()
+    try:
+        for frame in frames:
+            begun.append(executor.submit(_code, frame, new=new, base=base, layout=layout))
+            if len(begun) == under_way:
+                take(begun.popleft().result())
+        while begun:
+            take(begun.popleft().result())
+    finally:
+        for future in begun:
+            future.cancel()
+        wait(begun)
+    return tuple(records)
+
+
+def join(
+    records: Sequence[FrameRecord],
+    *,
+    version: int,
+    base_version: int,
+    layout: Layout,
+    run_id: str,
+    learner_epoch: int,
+    published_at_s: float,
+) -> Manifest:
+    """Make one manifest of the records of all frames of the layout, in order.
+
+    Raises:
+        ValueError: frames are missing, or ``version`` is not newer than its base.
+    """
+    if len(records) != len(layout.frames):
+        raise ValueError(f"{len(records)} records for {len(layout.frames)} frames")
+    if not base_version < version:
+        raise ValueError(f"version {version} cannot start from version {base_version}")
+    base_root = bytes(ROOT_BYTES)
+    if base_version != NO_BASE:
+        base_root = version_root(layout.digest, (record.base_digest for record in records))
+    return Manifest(
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        layout_digest=layout.digest,
+        version=version,
+        root=version_root(layout.digest, (record.new_digest for record in records)),
+        base_version=base_version,
+        base_root=base_root,
+        published_at_s=published_at_s,
+        frames=tuple(records),
+    )
 
 
 def encode_version(
@@ -33,61 +130,60 @@ def encode_version(
     published_at_s: float,
     executor: Executor | None = None,
 ) -> EncodedVersion:
-    """Code ``words`` against ``base``, or as a keyframe if that is None, each frame as small as it gets.
+    """Code words that are in memory, whole, and keep the payloads there too.
 
-    Args:
-        executor: threads that share the frames, without the interpreter lock; None: only this one.
     Raises:
-        RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
+        RefusedError: as ``code_frames``.
         ValueError: the words are not of this layout, or ``version`` is not newer than its base.
     """
     check_size(words, layout)
-    if base is not None and not base.version.number < version:
-        raise ValueError(f"version {version} cannot start from version {base.version.number}")
-    each = map if executor is None else executor.map
-    coded = list(
-        each(lambda frame: _encode(words, base=base, frame=frame, layout=layout), range(len(layout.frames)))
+    payloads: list[bytes] = []
+    records = code_frames(
+        range(len(layout.frames)),
+        new=lambda frame: words[layout.frames[frame].slice],
+        base=None if base is None else base.frames(layout),
+        layout=layout,
+        put=payloads.append,
+        executor=executor,
+        under_way=len(layout.frames),
     )
-    records = tuple(record for record, _ in coded)
-    manifest = Manifest(
+    manifest = join(
+        records,
+        version=version,
+        base_version=NO_BASE if base is None else base.version.number,
+        layout=layout,
         run_id=run_id,
         learner_epoch=learner_epoch,
-        layout_digest=layout.digest,
-        version=version,
-        root=version_root(layout.digest, (record.new_digest for record in records)),
-        base_version=NO_BASE if base is None else base.version.number,
-        base_root=bytes(ROOT_BYTES) if base is None else base.version.root,
         published_at_s=published_at_s,
-        frames=records,
     )
-    return EncodedVersion(manifest, tuple(payload for _, payload in coded))
+    return EncodedVersion(manifest, tuple(payloads))
 
 
-def _encode(
-    words: Words, *, base: HeldPolicy | None, frame: int, layout: Layout
+def _code(
+    frame: int, *, new: FrameWords, base: BaseFrame | None, layout: Layout
 ) -> tuple[FrameRecord, bytes]:
-    span = layout.frames[frame]
-    new = words[span.slice]
-    old = None if base is None else base.words[span.slice]
-    coded = encode_frame(new, base=old)
+    words = new(frame)
+    base_words, base_digest = (None, 0) if base is None else base(frame)
+    coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)
     if not coded.is_finite:
-        raise _non_finite(new, span=span, layout=layout)
+        raise _non_finite(words, frame=frame, layout=layout)
     record = FrameRecord(
         codec=coded.codec,
         payload_bytes=len(coded.payload),
-        base_digest=0 if base is None else base.frame_digest(frame, layout=layout),
+        base_digest=base_digest,
         new_digest=coded.digest,
         payload_digest=payload_digest(coded.payload),
     )
     return record, coded.payload
 
 
-def _non_finite(words: Words, *, span: FrameSpan, layout: Layout) -> RefusedError:
-    # All exponent bits set: without the sign bit such a word is at or above 0x7F80.
-    word = span.start_word + int(np.flatnonzero((words & 0x7FFF) >= 0x7F80)[0])
-    tensor = layout.tensor_at(word)
+def _non_finite(words: Words, *, frame: int, layout: Layout) -> RefusedError:
+    span = layout.frames[frame]
+    byte = (span.dtype.first_not_finite(words) or 0) * span.dtype.element_bytes
+    tensor = layout.tensor_at(span.start_word + byte // 2)
+    element = (2 * (span.start_word - tensor.start_word) + byte) // span.dtype.element_bytes
     return RefusedError(
         Reason.NON_FINITE,
-        f"tensor {tensor.name!r} has a NaN or an infinity at element {word - tensor.start_word}",
+        f"tensor {tensor.name!r} has a NaN or an infinity at element {element}",
         fix="lower the learning rate or the gradient norm bound; nothing was published",
     )

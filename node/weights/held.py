@@ -1,5 +1,6 @@
 """A whole version in memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +30,16 @@ class HeldPolicy:
         digests = tuple(words_digest(words[frame.slice]) for frame in layout.frames)
         return cls(PolicyVersion(number, version_root(layout.digest, digests)), words, digests)
 
-    def frame_digest(self, frame: int, *, layout: Layout) -> int:
-        """Give the digest of the words of one frame."""
-        if self.frame_digests is not None:
-            return self.frame_digests[frame]
-        return words_digest(self.words[layout.frames[frame].slice])
+    def frame_words(self, layout: Layout) -> Callable[[int], Words]:
+        """Give what gives the words of a frame."""
+        return lambda number: self.words[layout.frames[number].slice]
+
+    def frames(self, layout: Layout) -> Callable[[int], tuple[Words, int]]:
+        """Give what gives the words of a frame and their digest."""
+        words_of, known = self.frame_words(layout), self.frame_digests
+        if known is None:
+            return lambda number: (words_of(number), words_digest(words_of(number)))
+        return lambda number: (words_of(number), known[number])
 
 
 def check_size(words: Words, layout: Layout) -> None:

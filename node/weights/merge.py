@@ -10,16 +10,12 @@ from contextlib import ExitStack, contextmanager
 from node.errors import Reason, RefusedError
 from node.weights.apply import rebuild_frame
 from node.weights.chain import PUBLIC_VERSION, plan_fresh
-from node.weights.codec import encode_frame
-from node.weights.digests import Words, payload_digest, version_root, words_digest
-from node.weights.encode import EncodedVersion
+from node.weights.digests import Words, words_digest
+from node.weights.encode import FrameWords, code_frames, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
 from node.weights.manifest import FrameRecord, Manifest
 from node.weights.store import ArtifactStore
-
-FrameWords = Callable[[int], Words]
-"""Gives the words of one frame of some version."""
 
 
 def merge_version(
@@ -31,42 +27,49 @@ def merge_version(
     run_id: str,
     learner_epoch: int,
     published_at_s: float,
+    put: Callable[[bytes], object],
     is_superseded: Callable[[], bool],
-) -> EncodedVersion | None:
+) -> Manifest | None:
     """Code ``head`` against an older version; None if it is superseded before that is done.
 
     Args:
         base_frame: of ``base_version``; called once for each frame, in order.
+        put: takes the payloads, in order.
         is_superseded: asked after each frame.
+    Raises:
+        RefusedError: DAMAGED, if the words of ``head`` are no longer those it is named after; and whatever
+            ``base_frame`` and ``put`` raise.
     """
-    records, payloads = [], []
-    for number, frame in enumerate(layout.frames):
-        old, new = base_frame(number), head.words[frame.slice]
-        coded = encode_frame(new, base=old)
-        payloads.append(coded.payload)
-        records.append(
-            FrameRecord(
-                codec=coded.codec,
-                payload_bytes=len(coded.payload),
-                base_digest=words_digest(old),
-                new_digest=words_digest(new),
-                payload_digest=payload_digest(coded.payload),
-            )
+
+    def base(frame: int) -> tuple[Words, int]:
+        words = base_frame(frame)
+        return words, words_digest(words)
+
+    records: list[FrameRecord] = []
+    for frame in range(len(layout.frames)):
+        records += code_frames(
+            [frame],
+            new=head.frame_words(layout),
+            base=base,
+            layout=layout,
+            put=put,
+            executor=None,
+            under_way=1,
         )
         if is_superseded():
             return None
-    manifest = Manifest(
+    manifest = join(
+        records,
+        version=head.version.number,
+        base_version=base_version,
+        layout=layout,
         run_id=run_id,
         learner_epoch=learner_epoch,
-        layout_digest=layout.digest,
-        version=head.version.number,
-        root=head.version.root,
-        base_version=base_version,
-        base_root=version_root(layout.digest, (record.base_digest for record in records)),
         published_at_s=published_at_s,
-        frames=tuple(records),
     )
-    return EncodedVersion(manifest, tuple(payloads))
+    if manifest.policy_version != head.version:
+        raise RefusedError(Reason.DAMAGED, f"the words of version {head.version.number} changed in memory")
+    return manifest
 
 
 @contextmanager

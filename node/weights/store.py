@@ -18,15 +18,21 @@ import logging
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
-from node.weights.artifact_files import ArtifactFiles, sync_directory
+from node.weights.artifact_files import (
+    ArtifactFiles,
+    Draft,
+    directory_name,
+    disk_errors_refused,
+    make_directory,
+)
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
 from node.weights.listeners import Listeners
@@ -100,7 +106,7 @@ class ArtifactStore:
         Raises:
             RefusedError: UNKNOWN_VERSION; DISK.
         """
-        with self._lock, _disk_errors_refused(key):
+        with self._lock, disk_errors_refused(key):
             if is_arriving:
                 self._find(key)
                 self._arriving.add(key)
@@ -117,15 +123,30 @@ class ArtifactStore:
         """
         return key in self._arriving and not self._find(key).has(frame)
 
-    def put_version(self, signed: bytes, payloads: Sequence[bytes]) -> None:
-        """Store a whole artifact made by this process.
+    def draft(self) -> AbstractContextManager[Draft]:
+        """Give room for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
         Raises:
-            RefusedError: as ``offer`` and ``write_frame``.
+            RefusedError: DISK.
         """
+        return closing(Draft(self._scratch))
+
+    def put_version(self, signed: bytes, draft: Draft) -> None:
+        """Make a whole artifact of its manifest and its payloads, and make it visible.
+
+        Raises:
+            RefusedError: as ``offer``.
+            ValueError: the payloads are not those of the manifest.
+        """
+        draft.finish()
         manifest, missing = self.offer(signed)
-        for frame in missing:
-            self.write_frame(manifest.key, frame, payloads[frame])
+        if not missing:
+            return
+        with self._lock, disk_errors_refused(manifest.key):
+            artifact = self._find(manifest.key)
+            artifact.adopt(draft)
+        self._frame_listeners.tell()
+        self._finish(artifact)
 
     def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
         """Make room for an artifact, and give its manifest and the frames that are missing.
@@ -135,7 +156,7 @@ class ArtifactStore:
                 ROLLBACK, if the version is older than the head or another policy has its number; DISK.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
-        with self._lock, _disk_errors_refused(manifest.key):
+        with self._lock, disk_errors_refused(manifest.key):
             known = self._artifacts.get(manifest.key)
             if known is None or known.signed != signed:
                 retained = [artifact.manifest for artifact in self._artifacts.values()]
@@ -246,9 +267,9 @@ class ArtifactStore:
                 f"{len(self._artifacts)} artifacts are retained already",
                 fix="publish keyframes, so that what is older can go",
             )
-        artifact = ArtifactFiles.create(self._scratch / _name(manifest.key), signed, manifest)
+        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
         self._artifacts[manifest.key] = artifact
-        self._move(artifact, self._incoming)
+        artifact.move(self._incoming)
 
     def _bound_incoming(self) -> None:
         """Make room for one more unfinished artifact: the oldest version goes."""
@@ -258,12 +279,12 @@ class ArtifactStore:
 
     def _finish(self, artifact: ArtifactFiles) -> None:
         """Make a whole artifact visible. The lock is not held while the disk is waited for."""
-        with _disk_errors_refused(artifact.manifest.key):
+        with disk_errors_refused(artifact.manifest.key):
             artifact.sync()
             with self._lock:
                 current = self._artifacts.get(artifact.manifest.key) is artifact
                 if current and artifact.is_whole and not self._is_complete(artifact):
-                    self._move(artifact, self._complete)
+                    artifact.move(self._complete)
                     self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
@@ -275,7 +296,7 @@ class ArtifactStore:
                     "a frame on disk is damaged",
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
-                self._move(artifact, self._incoming)
+                artifact.move(self._incoming)
                 self._announce()
 
     def _announce(self) -> None:
@@ -326,12 +347,6 @@ class ArtifactStore:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _move(self, artifact: ArtifactFiles, room: Path) -> None:
-        source = artifact.directory
-        artifact.directory = source.rename(room / source.name)
-        sync_directory(room)
-        sync_directory(source.parent)
-
     def _remove(self, key: ArtifactKey) -> None:
         artifact = self._artifacts.pop(key, None)
         if artifact is not None:
@@ -339,15 +354,15 @@ class ArtifactStore:
 
     def _discard(self, artifact: ArtifactFiles) -> None:
         # By way of scratch/: a directory half removed is never mistaken for an artifact.
-        self._move(artifact, self._scratch)
+        artifact.move(self._scratch)
         # What cannot be removed now is removed at the next start.
         shutil.rmtree(artifact.directory, ignore_errors=True)
 
     def _recover(self) -> StoreMark:
+        if self._scratch.exists():
+            shutil.rmtree(self._scratch)
         for room in (self._complete, self._incoming, self._scratch):
-            room.mkdir(parents=True, exist_ok=True)
-        for left in self._scratch.iterdir():
-            shutil.rmtree(left)
+            make_directory(room)
         for room in (self._complete, self._incoming):
             for directory in sorted(room.iterdir()):
                 self._recover_artifact(directory, whole=room == self._complete)
@@ -365,8 +380,8 @@ class ArtifactStore:
             artifact = ArtifactFiles.load(
                 directory, public_key=self._public_key, run_id=self._run_id, whole=whole
             )
-            if directory.name != _name(artifact.manifest.key):
-                raise RefusedError(Reason.DAMAGED, f"it holds {_name(artifact.manifest.key)}")
+            if directory.name != directory_name(artifact.manifest.key):
+                raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
         except (RefusedError, OSError) as error:
             log.warning(
                 "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
@@ -376,22 +391,6 @@ class ArtifactStore:
         self._artifacts[artifact.manifest.key] = artifact
         if artifact.is_whole and not whole:
             artifact.sync()
-            self._move(artifact, self._complete)
+            artifact.move(self._complete)
         elif whole and not artifact.is_whole:
-            self._move(artifact, self._incoming)
-
-
-def _name(key: ArtifactKey) -> str:
-    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
-
-
-@contextmanager
-def _disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RefusedError(
-            Reason.DISK,
-            f"version {key.version} from {key.base_version} cannot be stored: {error.strerror}",
-            fix="make room on the disk of the state directory",
-        ) from error
+            artifact.move(self._incoming)

@@ -123,7 +123,8 @@ class Uploader:
     async def _upload_all(self, wanted: Sequence[Artifact], local: Announcement) -> None:
         # Offered from the newest: each manifest vouches for the root of its base, so that a hub
         # which lost its disk but not its head takes the older ones too.
-        missing = {artifact.key: await self._offer(artifact.key, local) for artifact in reversed(wanted)}
+        newest_first = sorted((artifact.key for artifact in wanted), reverse=True)
+        missing = {key: await self._offer(key, local) for key in newest_first}
         for artifact in wanted:
             frames = missing[artifact.key]
             if frames:

@@ -6,6 +6,8 @@ from typing import Final
 from heterorl.v1 import common_pb2, membership_pb2
 from node import limits
 from node.errors import Reason, RefusedError
+from node.identity.peer import is_name
+from node.identity.revocation import Revocations
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.policies import policy_version_from_wire, policy_version_to_wire
@@ -29,6 +31,19 @@ def role_from_wire(role: common_pb2.Role.ValueType) -> Role:
     if role not in _ROLES_BACK:
         raise RefusedError(Reason.MALFORMED, f"role {role} is not one this version knows")
     return _ROLES_BACK[role]
+
+
+def revocations_to_wire(revocations: Revocations) -> membership_pb2.Revocations:
+    return membership_pb2.Revocations(node_ids=revocations.node_ids)
+
+
+def revocations_from_wire(message: membership_pb2.Revocations) -> Revocations:
+    if len(message.node_ids) > limits.REVOCATIONS:
+        raise RefusedError(Reason.OVER_LIMIT, f"{len(message.node_ids)} revocations")
+    node_ids = tuple(message.node_ids)
+    if not all(map(is_name, node_ids)) or list(node_ids) != sorted(set(node_ids)):
+        raise RefusedError(Reason.MALFORMED, "revocations that are no sorted node ids")
+    return Revocations(node_ids)
 
 
 def step_report_to_wire(report: StepReport) -> membership_pb2.StepReport:

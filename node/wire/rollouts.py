@@ -16,6 +16,7 @@ from node.errors import Reason, RefusedError
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    LogprobMode,
     PromptLease,
     RolloutGroup,
     SamplingParameters,
@@ -34,6 +35,12 @@ _VERDICTS: Final[Mapping[Verdict, common_pb2.Verdict.ValueType]] = {
     Verdict.TRAINED: common_pb2.VERDICT_TRAINED,
 }
 _VERDICTS_BACK: Final = {wire: verdict for verdict, wire in _VERDICTS.items()}
+
+_LOGPROB_MODES: Final[Mapping[LogprobMode, rollout_pb2.LogprobMode.ValueType]] = {
+    LogprobMode.SAMPLED: rollout_pb2.LOGPROB_MODE_SAMPLED,
+    LogprobMode.FULL: rollout_pb2.LOGPROB_MODE_FULL,
+}
+_LOGPROB_MODES_BACK: Final = {wire: mode for mode, wire in _LOGPROB_MODES.items()}
 
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
@@ -122,6 +129,8 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         sampling_started_at_s=group.sampling_started_at_s,
         sampling_finished_at_s=group.sampling_finished_at_s,
         graded_at_s=group.graded_at_s,
+        logprob_mode=_LOGPROB_MODES[group.logprob_mode],
+        kept_masses=_joined((c.kept_mass for c in completions if c.kept_mass is not None), _F32),
     )
 
 
@@ -151,6 +160,8 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
     policy_versions = _column(message.policy_versions, _I32, "policy_versions", tokens)
     rewards = _column(message.rewards, _F32, "rewards", n)
     finished = _column(message.finished, _U8, "finished", n)
+    has_kept_masses = bool(message.kept_masses)
+    kept_masses = _column(message.kept_masses, _F32, "kept_masses", tokens if has_kept_masses else 0)
     ends = np.cumsum(lengths, dtype=np.int64)
     return RolloutGroup(
         run_id=message.run_id,
@@ -167,10 +178,12 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
                 policy_version=policy_versions[end - length : end],
                 reward=float(reward),
                 is_finished=bool(is_finished),
+                kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
             )
             for length, end, reward, is_finished in zip(lengths, ends, rewards, finished, strict=True)
         ),
         sampling=sampling_from_wire(message.sampling),
+        logprob_mode=_logprob_mode(message.logprob_mode),
         sampling_started_at_s=message.sampling_started_at_s,
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
@@ -187,6 +200,12 @@ def delivered_group_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredG
 
 def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
     return DeliveredGroup(group_from_wire(message.group), message.sampler_id, message.spooled_at_s)
+
+
+def _logprob_mode(mode: rollout_pb2.LogprobMode.ValueType) -> LogprobMode:
+    if mode not in _LOGPROB_MODES_BACK:
+        raise RefusedError(Reason.MALFORMED, f"logprob mode {mode} is not one this version knows")
+    return _LOGPROB_MODES_BACK[mode]
 
 
 def _joined(arrays: Iterable[NDArray[np.generic]], dtype: np.dtype[np.generic]) -> bytes:

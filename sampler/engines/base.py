@@ -1,6 +1,6 @@
 """What the rollout loop asks of whatever generates: token ids in, sampled tokens with their logprobs out.
 
-An engine is driven from one thread. Between two calls of ``step`` weights may be loaded and
+An engine is driven from one thread. Between two calls of ``step`` the live words may be changed and
 requests added or cancelled; nothing changes within a step, so every token has one version.
 """
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from node.rollout import SamplingParameters
 from node.weights.layout import Layout
+from sampler.staging import LiveWords
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +35,7 @@ class SampledCompletion:
     behaviour_logprob: NDArray[np.float32]
     policy_version: NDArray[np.int32]
     is_finished: bool
+    kept_mass: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,12 @@ class Engine(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Names, shapes and order of the words ``load`` takes."""
+        """Names, shapes and order of the words."""
+        ...
+
+    @property
+    def weights(self) -> LiveWords:
+        """The words the model computes with: the base model, version 0, at first."""
         ...
 
     @property
@@ -65,10 +72,6 @@ class Engine(Protocol):
     @property
     def running(self) -> int:
         """Requests added and not yet finished or cancelled."""
-        ...
-
-    def words0(self) -> NDArray[np.uint16]:
-        """Read the bf16 words of the base model, version 0, from disk: nobody keeps a copy. Any thread."""
         ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -96,15 +99,15 @@ class Engine(Protocol):
         """Draw one token for every running completion; give the requests this finished.
 
         Each token's logprob is exactly that of the distribution it was drawn from: the
-        softmax after temperature, top-k and top-p renormalisation, in float32.
+        softmax after temperature, top-k and top-p renormalisation, in float32; with it, where
+        something was cut off, goes the mass kept.
         """
         ...
 
-    def load(self, words: NDArray[np.uint16], version: int) -> None:
-        """Serve ``words`` from the next step on, for running requests too.
+    def serve(self, version: int) -> None:
+        """Note what the live words were changed to: they are sampled from now on, for running requests too.
 
         Raises:
-            ValueError: the number of words is not the layout's, or ``version`` is older
-                than the one being served.
+            ValueError: ``version`` is older than the one being served.
         """
         ...

@@ -3,12 +3,12 @@
     add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
 
 A row is its tokens; the cache covers all but the last, which is the next step's input. So a swap
-in mid-generation is one more prefill: ``load`` throws the cache away and computes it again from
+in mid-generation is one more prefill: ``serve`` throws the cache away and computes it again from
 prompt and generated tokens under the new weights, and every later logprob is exactly theirs. The
 price is one forward pass over all running tokens per swap, as much as decoding them once in batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +21,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from node.errors import Reason, RefusedError, StartupError
 from node.tokenizer import tokenizer_digest
+from node.weights.dtypes import BFLOAT16
 from node.weights.layout import Layout, TensorSpec
+from node.weights.model_files import StoredDtypes
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.distribution import sampling_logprob
+from sampler.engines.distribution import sampling_distribution
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.torch_words import LiveTensors, aliases
 
 
 @dataclass(slots=True, eq=False)
@@ -43,15 +46,18 @@ class _Row:
     number: int
     tokens: list[int]
     logprobs: list[float] = field(default_factory=list)
+    kept_masses: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     def completion(self, *, is_finished: bool) -> SampledCompletion:
         generated = len(self.logprobs)
+        is_truncated = self.running.request.sampling.is_truncated
         return SampledCompletion(
             token_ids=np.array(self.tokens[-generated:], np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),
             is_finished=is_finished,
+            kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
         )
 
 
@@ -61,11 +67,11 @@ class TorchEngine:
     def __init__(
         self, model_dir: Path, *, device: str, compute_dtype: torch.dtype, threads: int, seed: int | None
     ) -> None:
-        """Load the base model, rounded to bf16, as version 0.
+        """Load the base model, rounded to the dtypes of its files, as version 0.
 
         Args:
             model_dir: Holds safetensors weights and a fast tokenizer.
-            compute_dtype: What the bf16 words are widened to; float32 does so exactly.
+            compute_dtype: What published floats are turned into; float32 does so exactly.
             threads: Of torch, for the whole process; 0 leaves the choice to torch.
             seed: Of the sampling; None takes one from the machine.
 
@@ -75,10 +81,10 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._model_dir = model_dir
         self._digest = tokenizer_digest(model_dir)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+            stored = StoredDtypes.of(model_dir)
             self._model = _load_model(model_dir, compute_dtype)
             self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
             self._generator = torch.Generator(device)
@@ -92,10 +98,17 @@ class TorchEngine:
         else:
             self._generator.manual_seed(seed)
         self._model.requires_grad_(False).train(False)
-        self._live = canonical_tensors(self._model.state_dict())
-        for tensor in self._live.values():
-            tensor.copy_(tensor.bfloat16())
-        self._layout = Layout.of(TensorSpec(name, tuple(tensor.shape)) for name, tensor in self._live.items())
+        same, state = aliases(self._model), self._model.state_dict()
+        tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
+        self._layout = Layout.of(_specs(state, stored))
+        del state
+        self._weights = LiveTensors(
+            tensors,
+            layout=self._layout,
+            dtype=compute_dtype,
+            device=torch.device(device),
+            exact={} if compute_dtype is torch.float32 else _exact(model_dir, self._layout),
+        )
         self._end_ids = _end_ids(self._model, self._tokenizer)
         self._version = 0
         self._pending: list[_Running] = []
@@ -105,6 +118,10 @@ class TorchEngine:
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @property
+    def weights(self) -> LiveTensors:
+        return self._weights
 
     @property
     def tokenizer_digest(self) -> bytes:
@@ -117,12 +134,6 @@ class TorchEngine:
     @property
     def running(self) -> int:
         return len(self._pending) + len({id(row.running) for row in self._rows})
-
-    def words0(self) -> NDArray[np.uint16]:
-        tensors = canonical_tensors(_load_model(self._model_dir, torch.float32).state_dict())
-        parts = [tensor.bfloat16().reshape(-1).view(torch.uint16) for tensor in tensors.values()]
-        words: NDArray[np.uint16] = torch.cat(parts).numpy()
-        return words
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer(text).input_ids, np.int32)
@@ -162,7 +173,7 @@ class TorchEngine:
         ).logits[:, -1]
         self._cache.take_appended()
         sampling = [row.running.request.sampling for row in self._rows]
-        logprob = sampling_logprob(
+        logprob, kept_mass = sampling_distribution(
             logits,
             temperature=torch.tensor([s.temperature for s in sampling], device=device),
             top_k=torch.tensor([s.top_k for s in sampling], device=device),
@@ -170,18 +181,14 @@ class TorchEngine:
         )
         drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
         drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
-        return self._append(drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist())
+        return self._append(
+            drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist(), kept_mass.tolist()
+        )
 
     @torch.inference_mode()
-    def load(self, words: NDArray[np.uint16], version: int) -> None:
+    def serve(self, version: int) -> None:
         if version < self._version:
             raise ValueError(f"version {version} is older than {self._version}, which is being served")
-        if words.shape != (self._layout.words,):
-            raise ValueError(f"words of shape {words.shape}, the layout has {self._layout.words}")
-        for span in self._layout.tensors:
-            # Copied one tensor at a time: the words may be read-only, which torch cannot view.
-            part = torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
-            self._live[span.name].copy_(part.view(torch.bfloat16).view(span.shape))
         self._version = version
         if self._rows:
             self._cache = self._prefilled([row.tokens for row in self._rows])
@@ -220,12 +227,16 @@ class TorchEngine:
         )
         return KeyValueCache(past, mask)
 
-    def _append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[FinishedRequest]:
+    def _append(
+        self, tokens: Sequence[int], logprobs: Sequence[float], kept_masses: Sequence[float]
+    ) -> list[FinishedRequest]:
         finished: list[FinishedRequest] = []
         unfinished: list[bool] = []
-        for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
+        drawn = zip(self._rows, tokens, logprobs, kept_masses, strict=True)
+        for row, token, logprob, kept_mass in drawn:
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            row.kept_masses.append(kept_mass)
             row.versions.append(self._version)
             ended = token in self._end_ids
             unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)
@@ -248,19 +259,34 @@ class TorchEngine:
         self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
 
 
-def canonical_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give the floating tensors in layout order: each storage once, under its bytewise smallest name.
+def canonical_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give the tensors sorted by name: each storage once, under its bytewise smallest name.
 
     Tied weights are one tensor with several names; whoever writes it once has written them all.
     """
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for name in sorted(state, key=str.encode):
-        tensor = state[name]
-        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor
-    return tensors
+        tensors.setdefault(state[name].data_ptr(), (name, state[name]))
+    return dict(tensors.values())
+
+
+def _specs(state: Mapping[str, Tensor], stored: StoredDtypes) -> Iterator[TensorSpec]:
+    """Describe the tensors as they are published, whatever they are computed with."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    for name, tensor in canonical_tensors(state).items():
+        held = str(tensor.dtype).removeprefix("torch.")
+        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
+
+
+def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:
+    """Give the tensors that bfloat16 does not hold exactly; the model is read again if there are any."""
+    names = {span.name for span in layout.tensors if span.dtype.is_floating and span.dtype is not BFLOAT16}
+    if not names:
+        return {}
+    state = canonical_tensors(_load_model(model_dir, torch.float32).state_dict())
+    return {name: tensor for name, tensor in state.items() if name in names}
 
 
 def _load_model(model_dir: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:

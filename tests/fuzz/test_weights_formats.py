@@ -13,8 +13,10 @@ from node.identity.signatures import SigningKey
 from node.weights.apply import DamagedFrameError, Stage
 from node.weights.codec import Codec, decode_frame, encode_frame, encode_gap
 from node.weights.digests import words_digest
+from node.weights.dtypes import DTYPES
 from node.weights.encode import EncodedVersion
 from node.weights.manifest import parse, verify_signed
+from node.weights.planes import encode_planes, encode_step_planes
 from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
 
 LEARNER = Learner()
@@ -30,24 +32,42 @@ GOOD = [
     (Codec.KEYFRAME, encode_frame(BASE, base=None).payload),
 ]
 
+GOOD += [
+    (Codec.PLANES, encode_planes(MOVED, element_bytes=4)),
+    (Codec.STEP_PLANES, encode_step_planes(MOVED, base=BASE, element_bytes=4)),
+]
+
 CODECS = st.sampled_from(list(Codec))
+WIDTHS = ("int8", "bfloat16", "float32", "int64")
 
 
-def decode(codec: Codec, payload: bytes) -> None:
+def decode(codec: Codec, payload: bytes, dtype: str = "bfloat16") -> None:
     """Decode into the middle of a larger array: nothing beside it may change."""
     room = np.full(WORDS + 200, 0xABCD, np.uint16)
     base = BASE.copy()
     with contextlib.suppress(RefusedError):
-        decode_frame(codec, payload, base=base, out=room[100:-100])
+        decode_frame(codec, payload, base=base, out=room[100:-100], dtype=DTYPES[dtype])
     assert (room[:100] == 0xABCD).all()
     assert (room[-100:] == 0xABCD).all()
     np.testing.assert_array_equal(base, BASE)
 
 
 @settings(deadline=None, max_examples=500)
-@given(codec=CODECS, payload=st.binary(max_size=2 * WORDS + 10))
-def test_any_bytes_decode_or_are_refused(codec: Codec, payload: bytes) -> None:
-    decode(codec, payload)
+@given(codec=CODECS, payload=st.binary(max_size=2 * WORDS + 10), dtype=st.sampled_from(WIDTHS))
+def test_any_bytes_decode_or_are_refused(codec: Codec, payload: bytes, dtype: str) -> None:
+    decode(codec, payload, dtype)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    codec=st.sampled_from([Codec.PLANES, Codec.STEP_PLANES]),
+    plain=st.one_of(st.binary(max_size=60), st.binary(min_size=8, max_size=8).map(lambda b: WORDS // 4 * b)),
+    dtype=st.sampled_from(WIDTHS),
+)
+def test_any_planes_in_a_good_zstd_frame_decode_or_are_refused(
+    codec: Codec, plain: bytes, dtype: str
+) -> None:
+    decode(codec, zstandard.compress(plain), dtype)
 
 
 @settings(deadline=None, max_examples=500)
@@ -71,10 +91,11 @@ def test_a_damaged_good_payload_decodes_to_something_or_is_refused(
     good: tuple[Codec, bytes], changes: list[tuple[int, int]], cut: int
 ) -> None:
     codec, payload = good[0], bytearray(good[1])
+    dtype = "float32" if codec in (Codec.PLANES, Codec.STEP_PLANES) else "bfloat16"
     for position, value in changes:
         payload[position % len(payload)] = value
-    decode(codec, bytes(payload))
-    decode(codec, bytes(payload[: cut % len(payload)]))
+    decode(codec, bytes(payload), dtype)
+    decode(codec, bytes(payload[: cut % len(payload)]), dtype)
 
 
 @pytest.mark.parametrize("good", [DELTA, KEYFRAME], ids=["delta", "keyframe"])

@@ -96,7 +96,7 @@ async def coordinator(run: MadeRun) -> AsyncIterator[str]:
         listen="127.0.0.1:0",
         enrolment_listen="127.0.0.1:0",
     )
-    [hub] = coordinator_role.build(context_of(run, Role.COORDINATOR, coordinator=config))
+    [hub] = await coordinator_role.build(context_of(run, Role.COORDINATOR, coordinator=config))
     assert isinstance(hub, Hub)
     is_ready, stopping = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(hub.run(ready=is_ready.set, stopping=stopping))
@@ -185,7 +185,7 @@ async def learn(
     context = context_of(run, Role.LEARNER, hub=hub, learner=config)
 
     async def build() -> list[Service]:
-        return learner_role.build(context)
+        return await learner_role.build(context)
 
     async with asyncio.timeout(60):
         code = await run_daemon([Stage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
@@ -241,7 +241,7 @@ async def test_verdicts_reach_the_sampler_that_wrote_the_groups(run: MadeRun, mo
         await until(lambda: verdicts[Verdict.TRAINED] >= 4)
 
 
-def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(
+async def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(
     run: MadeRun, tmp_path: Path
 ) -> None:
     other = make_run(tmp_path / "elsewhere", now=time.time())
@@ -249,7 +249,7 @@ def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(
     config = LearnerConfig(model_dir=tmp_path / "no model here", learning_rate=1e-3)
     context = context_of(run, Role.LEARNER, hub="127.0.0.1:1", learner=config)
     with pytest.raises(StartupError, match="not the key that run"):
-        learner_role.build(context)
+        await learner_role.build(context)
     (run.directory / "learner" / "signing.key").unlink()
     with pytest.raises(StartupError, match="no signing key"):
-        learner_role.build(context)
+        await learner_role.build(context)

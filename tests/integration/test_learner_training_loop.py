@@ -3,11 +3,13 @@
 import asyncio
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from learner.checkpoint import CheckpointStore
-from learner.mailbox import SnapshotMailbox
+from learner.master_gate import MasterGate
 from learner.metrics import LearnerMetrics
 from learner.model import Policy, load_policy
 from learner.step_log import StepLog
@@ -64,8 +66,9 @@ def one_thread() -> Iterator[None]:
 class RunningLearner:
     loop: TrainingLoop
     drain: RolloutDrain
-    mailbox: SnapshotMailbox
+    gate: MasterGate
     policy: Policy
+    registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
 
     def delivered(self, group_id: str, *, version: int = 0, **changes: object) -> DeliveredGroup:
@@ -86,6 +89,7 @@ async def learner(
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
@@ -100,6 +104,7 @@ async def learner(
         capacity_groups=buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(lambda: 0.1),
+        count_lost_stream=metrics.lost_drain_streams.inc,
     )
 
     async def run_settings() -> RunSettings:
@@ -108,7 +113,6 @@ async def learner(
     async def announced(version: int) -> None:
         assert version == max_versions
 
-    mailbox = SnapshotMailbox(policy.layout.words)
     log = StepLog(state / "steps.jsonl")
     log.catch_up(trainee.progress.step)
     loop = TrainingLoop(
@@ -122,11 +126,9 @@ async def learner(
         identity=GroupIdentity("run", b"t" * 16),
         run_settings=run_settings,
         drain=drain,
-        mailbox=mailbox,
         announced=announced,
         hub_now=clock.now,
-        clock=clock,
-        metrics=LearnerMetrics(registry),
+        metrics=metrics,
         node_metrics=NodeMetrics(registry, roles=["learner"], clock=clock),
     )
     stopping = asyncio.Event()
@@ -134,7 +136,7 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, mailbox, policy, tasks)
+        yield RunningLearner(loop, drain, trainee.gate, policy, registry, tasks)
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -150,14 +152,49 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         assert hub.trained_group_ids == ["0.1", "1.1", "2.1", "3.1"]
         assert [record.staleness_versions for record in hub.records] == [(0, 0), (1, 1)]
         assert all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4))
-        snapshot = running.mailbox.take()
-        assert snapshot is not None
-        assert snapshot.version == running.loop.version == 2
+        assert running.gate.take() == running.loop.version == 2
+        running.gate.release()
         assert running.loop.report is not None
         assert running.loop.report.reward_mean == 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2]
     assert lines[1]["groups"][0] == {"group_id": "2.1", "sampler_id": "sampler-a", "staleness_versions": 1}
+
+
+async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert running.gate.take() == 1
+        before = np.empty(running.policy.layout.words, np.uint16)
+        running.policy.snapshot(before)
+        with waiting_in(running.gate) as waits:
+            await hub.give(*(running.delivered(f"{n}.1") for n in range(2, 4)))
+            await asyncio.wait_for(asyncio.to_thread(waits.wait), timeout=30)
+        during = np.empty_like(before)
+        running.policy.snapshot(during)
+        assert (during == before).all()
+        assert running.loop.version == 1
+        running.gate.release()
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        after = np.empty_like(before)
+        running.policy.snapshot(after)
+        assert (after != before).any()
+
+
+@contextmanager
+def waiting_in(gate: MasterGate) -> Iterator[threading.Event]:
+    """Give an event that is set when the optimizer comes to the gate."""
+    came, begin_writing = threading.Event(), gate.begin_writing
+
+    def watched() -> float:
+        came.set()
+        return begin_writing()
+
+    with mock.patch.object(gate, "begin_writing", watched):
+        yield came
 
 
 async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: Path, tmp_path: Path) -> None:
@@ -248,6 +285,14 @@ async def test_a_group_trained_on_before_is_a_duplicate_after_a_restart(
         assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1"])
 
 
+async def test_a_lost_stream_is_counted_and_begun_again(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.wait_until(lambda: len(hub.hellos) == 1)
+        await hub.cut()
+        await hub.wait_until(lambda: len(hub.hellos) == 2)
+        assert running.registry.get_sample_value("heterorl_learner_lost_drain_streams_total") == 1
+
+
 async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_path: Path) -> None:
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, max_versions=2) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
@@ -264,22 +309,33 @@ async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_
         with pytest.raises(TrainingError, match="3 gradients in a row"):
             await asyncio.wait_for(asyncio.shield(running.tasks[1]), timeout=30)
         assert running.loop.version == 0
-        assert running.mailbox.take() is None
+        assert running.gate.take() is None
         await hub.wait_until(lambda: len(hub.verdicts) == 12)
         counted = Counter(verdict for _, verdict in hub.verdicts)
         assert counted == {Verdict.ACCEPTED: 6, Verdict.SUSPECT: 6}
 
 
-@pytest.mark.parametrize(
-    ("run", "says"),
-    [
-        (replace(RUN, batch_groups=9), "never fills a batch of 9"),
-        (replace(RUN, sampling=replace(SAMPLING, top_p=0.9)), "truncated sampling"),
-    ],
-)
-async def test_a_run_this_learner_cannot_train_ends_it_at_the_start(
-    model_dir: Path, tmp_path: Path, run: RunSettings, says: str
+async def test_a_run_of_truncated_sampling_trains_on_the_groups_that_say_what_was_kept(
+    model_dir: Path, tmp_path: Path
 ) -> None:
+    sampling = replace(SAMPLING, top_k=20)
+    kept = tuple(make_completion(3, reward=float(n), kept_mass=np.ones(3, np.float32)) for n in range(2))
+    run = replace(RUN, sampling=sampling)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
-        with pytest.raises(StartupError, match=says):
+        await hub.give(
+            running.delivered("0.1", sampling=sampling),
+            running.delivered("1.1", sampling=sampling, completions=kept),
+            running.delivered("2.1", sampling=sampling, completions=kept),
+        )
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert hub.trained_group_ids == ["1.1", "2.1"]
+        assert hub.verdicts_of("0.1") == [Verdict.FOREIGN]
+
+
+async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    run = replace(RUN, batch_groups=9)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
+        with pytest.raises(StartupError, match="never fills a batch of 9"):
             await asyncio.wait_for(running.tasks[1], timeout=30)

@@ -2,20 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
-from node.rpc.channel import Purpose, dial
 from node.weights.held import HeldPolicy
 from node.weights.store import ArtifactStore
-from node.weights.upload import Uploader
+from node.weights.upload import ARTIFACTS_PER_ROUND
 from support.identity import MadeRun, make_run
-from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.policy_hub import PolicyHub, policy_hub
+from support.uploading import uploading
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
@@ -23,26 +21,6 @@ from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offset
 @pytest.fixture
 def made(tmp_path: Path) -> MadeRun:
     return make_run(tmp_path, now=time.time())
-
-
-@asynccontextmanager
-async def uploading(
-    made: MadeRun, store: ArtifactStore, address: str, *, channels: int = 1
-) -> AsyncIterator[Registry]:
-    """Run an uploader from ``store``; what ends it ends the body."""
-    registry = Registry()
-    control = dial(address, made.learner, purpose=Purpose.CONTROL, now=made.made_at_s)
-    bulk = [dial(address, made.learner, purpose=Purpose.BULK, now=made.made_at_s) for _ in range(channels)]
-    uploader = Uploader(store, control=control, bulk=bulk, metrics=registry.metrics, random=lambda: 0.01)
-    stopping = asyncio.Event()
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(uploader.run(ready=lambda: None, stopping=stopping))
-            yield registry
-            stopping.set()
-    finally:
-        for channel in (control, *bulk):
-            await channel.close()
 
 
 async def until_supplied(hub: PolicyHub, store: ArtifactStore) -> None:
@@ -118,6 +96,22 @@ def lost_artifacts(directory: Path) -> None:
     """Lose every artifact, but not the mark that says what was announced."""
     for artifact in (directory / "complete").iterdir():
         (artifact / "manifest").unlink()
+
+
+async def test_a_hub_that_lost_everything_is_given_all_that_follows_the_newest_keyframe(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        store = hub.learner.store(tmp_path / "local")
+        for version in range(1, 41):
+            hub.learner.put(store, (version, version - 1))
+            if version % 4 == 0:
+                hub.learner.put(store, (version, version - 4))
+        hub.learner.put(store, (10, None))
+        wanted = {key for key in keys(store) if (key[1] if key[1] >= 0 else key[0]) >= 10}
+        assert len(wanted) > 2 * ARTIFACTS_PER_ROUND
+        async with uploading(made, store, hub.serving.address):
+            await until(lambda: wanted <= set(keys(hub.store)))
 
 
 async def test_a_damaged_local_artifact_is_left_out_and_the_rest_is_sent(

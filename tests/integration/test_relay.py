@@ -20,6 +20,7 @@ from node.weights.sources import Sources
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import RunningRelay, running_relay
+from support.uploading import uploading
 from support.waiting import until
 
 DELTA = ArtifactKey(1, 0)
@@ -73,13 +74,14 @@ async def test_a_relay_announces_and_serves_what_its_hub_published(made: MadeRun
         np.testing.assert_array_equal(held.words, hub.learner.words(1))
 
 
-async def test_the_hub_sends_one_copy_however_many_samplers_are_behind_the_relay(
+async def test_learner_and_hub_send_one_copy_each_however_many_samplers_are_behind_the_relay(
     made: MadeRun, tmp_path: Path
 ) -> None:
     async with (
         policy_hub(made, tmp_path / "hub", layout=WIDE) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay,
     ):
+        published = hub.learner.store(tmp_path / "published")
 
         async def sampler() -> HeldPolicy:
             registry = Registry()
@@ -88,11 +90,14 @@ async def test_the_hub_sends_one_copy_however_many_samplers_are_behind_the_relay
             return await fetch(hub, sources, registry, DELTA)
 
         samplers = [asyncio.create_task(sampler()) for _ in range(32)]
-        await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
-        for held in await asyncio.gather(*samplers):
-            assert held.version == hub.learner.versions[1].version
-        assert hub.registry.transferred("delta", "out") <= 1.1 * size_bytes(hub, 1, 0)
-        assert relay.registry.transferred("delta", "out") >= 32 * size_bytes(hub, 1, 0)
+        async with uploading(made, published, hub.serving.address) as uplink:
+            await asyncio.to_thread(hub.learner.put, published, (1, 0))
+            for held in await asyncio.gather(*samplers):
+                np.testing.assert_array_equal(held.words, hub.learner.words(1))
+        one_copy = size_bytes(hub, 1, 0)
+        assert one_copy <= uplink.transferred("delta", "out") <= 1.1 * one_copy
+        assert one_copy <= hub.registry.transferred("delta", "out") <= 1.1 * one_copy
+        assert relay.registry.transferred("delta", "out") >= 32 * one_copy
 
 
 async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_whole(

@@ -3,29 +3,22 @@
 import asyncio
 import errno
 import os
-import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from heterorl.v1 import policy_pb2
-from node.clock import SystemClock
 from node.errors import Reason, StartupError
-from node.policy import PolicyVersion
 from node.relay.policy_servicer import damage_first
-from node.weights.digests import Words
-from node.weights.held import HeldPolicy
-from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
-from sampler.policy_sync import PolicySync
+from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE
 from support.identity import MadeRun, make_run
-from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
+from support.policy_hub import Answers, policy_hub
+from support.policy_sync import IN_PLACE, syncing
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
+from support.weights import LAYOUT, Learner, flip_bit, offsets, random_words
 
 
 @pytest.fixture
@@ -33,83 +26,12 @@ def made(tmp_path: Path) -> MadeRun:
     return make_run(tmp_path, now=time.time())
 
 
-@pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "sampler"
+@pytest.fixture(params=["in a spare copy", IN_PLACE])
+def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Give the directory of a sampler; its name says how versions are applied. Everything holds for both."""
+    directory = tmp_path / str(request.param)
     directory.mkdir()
     return directory
-
-
-class Serving:
-    """What an engine was given: versions in order, with copies of their words as they were then."""
-
-    def __init__(self) -> None:
-        self.versions: list[PolicyVersion] = []
-        self.words: dict[int, Words] = {}
-        self.held: list[HeldPolicy] = []
-        self.is_taking = asyncio.Event()
-        self.is_taking.set()
-        self.refusals: Counter[Reason] = Counter()
-        self.registry = Registry()
-        self.sync: PolicySync
-
-    async def hand_over(self, policy: HeldPolicy) -> None:
-        await self.is_taking.wait()
-        self.versions.append(policy.version)
-        self.held.append(policy)
-        self.words[policy.version.number] = policy.words.copy()
-
-    def count_refusal(self, *, service: str, reason: Reason) -> None:
-        self.refusals[reason] += 1
-
-    @property
-    def numbers(self) -> list[int]:
-        return [version.number for version in self.versions]
-
-    async def reaches(self, version: HeldPolicy) -> None:
-        await until(lambda: bool(self.versions) and self.versions[-1] == version.version)
-        np.testing.assert_array_equal(self.words[version.version.number], version.words)
-
-
-@asynccontextmanager
-async def syncing(
-    hub: PolicyHub,
-    state_dir: Path,
-    *,
-    others: tuple[PolicyHub, ...] = (),
-    words0: Words | None = None,
-    save_every_s: float = 0.0,
-) -> AsyncIterator[Serving]:
-    """Run a policy sync beside the body; where it fails, the body ends with it."""
-    serving = Serving()
-    registry = serving.registry
-    sources = make_sources(registry, *[await each.source() for each in (*others, hub)])
-    base = hub.learner.versions[0].words if words0 is None else words0
-    serving.sync = PolicySync(
-        make_fetcher(hub.made, sources, registry, attempts=2),
-        watch=sources.announcements,
-        layout=hub.learner.layout,
-        words0=base.copy,
-        hand_over=serving.hand_over,
-        disk=PolicyDisk(
-            state_dir,
-            layout=hub.learner.layout,
-            public_key=hub.made.run.learner_public_key,
-            run_id=hub.made.run_id,
-            save_every_s=save_every_s,
-            count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
-            clock=SystemClock(),
-        ),
-        transfer_metrics=registry.metrics,
-        count_refusal=serving.count_refusal,
-        random=random.random,
-    )
-    ready, stopping = asyncio.Event(), asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(serving.sync.run(ready=ready.set, stopping=stopping))
-        await ready.wait()
-        yield serving
-        stopping.set()
 
 
 async def test_the_base_model_is_served_until_a_version_is_announced(
@@ -283,6 +205,7 @@ async def test_a_damaged_copy_is_fetched_anew(made: MadeRun, tmp_path: Path, sta
         hub.learner.put(hub.store, (1, 0))
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[1])
+            await until((state_dir / HELD_FILE).exists)
         flip_bit(state_dir / HELD_FILE, 3000)
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[1])
@@ -296,6 +219,7 @@ async def test_a_hub_rolled_back_behind_what_was_verified_is_refused(
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[2])
+            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
     (state_dir / HELD_FILE).unlink()
     async with policy_hub(made, tmp_path / "old", learner=hub.learner) as rolled_back:
         rolled_back.learner.put(rolled_back.store, (1, 0))
@@ -343,9 +267,24 @@ async def test_doubt_about_a_frame_that_went_bad_in_memory_fetches_that_frame_al
         hub.learner.put(hub.store, *chain)
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.held[-1].words[LAYOUT.frames[3].start_word] ^= 1
+            serving.spoil(3)
             hub.servicer.fetches.clear()
             serving.sync.doubt()
+            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
+            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
+
+
+async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.spoil(3)
+            hub.servicer.fetches.clear()
+            serving.sync.scrub()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
             assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
@@ -359,7 +298,7 @@ async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.held[-1].words[:] ^= 1
+            serving.spoil(*range(len(LAYOUT.frames)))
             hub.servicer.fetches.clear()
             serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
@@ -439,6 +378,30 @@ async def test_a_full_disk_costs_the_log_and_not_the_version(
             await serving.reaches(hub.learner.versions[2])
         async with syncing(hub, state_dir, save_every_s=3600) as serving:
             await serving.reaches(hub.learner.versions[2])
+
+
+async def test_a_version_half_applied_is_never_served_and_the_one_on_disk_is(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    directory = tmp_path / IN_PLACE
+    directory.mkdir()
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, directory, save_every_s=3600) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            serving.is_taking.clear()
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            await until(lambda: serving.offers == 3)
+            # Verified, and on disk: its third frame rots before it is read again, after two were written.
+            payloads = directory / LOG_DIRECTORY / "2-1" / "frames"
+            flip_bit(payloads, offsets(hub.learner.encode(2, 1).payloads)[2])
+            hub.servicer.fetches.clear()
+            serving.is_taking.set()
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [0, 1, 1, 2]
+            np.testing.assert_array_equal(serving.words[1], hub.learner.words(1))
+            assert serving.refusals[Reason.DAMAGED] == 1
+            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[2]]
 
 
 async def test_a_damaged_high_water_mark_is_not_ignored(

@@ -3,42 +3,31 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
-from node.config import NodeConfig, NodeSection, TelemetrySection
-from node.daemon import Stage, run_daemon
 from node.errors import ExitCode
-from node.role import RoleContext
 from node.rollout import RolloutGroup, check_group
-from node.run import Role, RunSettings
-from node.telemetry.metrics import NodeMetrics
-from node.telemetry.transfer_metrics import TransferMetrics
-from node.tokenizer import tokenizer_digest
-from node.weights.held import HeldPolicy
+from node.run import RunSettings
 from node.weights.store import ArtifactStore
 from node.wire import group_from_wire, settings_to_wire
-from sampler import role
-from sampler.config import SamplerConfig
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
-from support.hub import HandDrain, HandPeer, RunningHub, running_hub
+from support.hub import HandDrain, HandPeer, running_hub
 from support.identity import MadeRun, make_run
 from support.policy_hub import Registry, WatchedServicer
 from support.rpc import serving
+from support.sampler import learner_of, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
-from support.weights import Learner
 
 CLOCK = SystemClock()
 
@@ -65,97 +54,10 @@ def made(tmp_path: Path) -> MadeRun:
     return make_run(tmp_path, now=time.time())
 
 
-@dataclass(slots=True)
-class RunningSampler:
-    """A sampler in the background of a test."""
-
-    registry: CollectorRegistry
-    stop: "asyncio.Event"
-    ending: "asyncio.Task[ExitCode]"
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"heterorl_sampler_{name}", labels) or 0.0
-
-    async def drained(self) -> ExitCode:
-        self.stop.set()
-        return await self.ending
-
-
-@asynccontextmanager
-async def sampling(
-    made: MadeRun, hub: str, model_dir: Path, **settings: Any
-) -> AsyncIterator[RunningSampler]:
-    """Run a whole sampler as a stage of the daemon until the body ends."""
-    registry = CollectorRegistry()
-    values = {
-        "model_dir": model_dir,
-        "threads": 1,
-        "seed": 5,
-        "concurrency_groups": 3,
-        "outbox_groups": 4,
-        "save_policy_every_s": 0.0,
-    }
-    state_dir = made.directory / "sampler"
-    state_dir.mkdir(exist_ok=True)
-    context = RoleContext(
-        role=Role.SAMPLER,
-        config=NodeConfig(
-            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
-            TelemetrySection(),
-            sampler=SamplerConfig.model_validate(values | settings),
-        ),
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=["sampler"], clock=CLOCK),
-        transfer_metrics=TransferMetrics(registry),
-        clock=CLOCK,
-        node_id=made.sampler.node_id,
-        state_dir=state_dir,
-        identity=made.sampler,
-        run=made.run,
-    )
-    stop = asyncio.Event()
-
-    class Stopper:
-        name = "stopper"
-
-        async def run(self, *, ready: Any, stopping: asyncio.Event) -> None:
-            ready()
-            await stop.wait()
-
-    async def build() -> list[Any]:
-        return [*role.build(context), Stopper()]
-
-    ending = asyncio.create_task(
-        run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
-    )
-    try:
-        yield RunningSampler(registry, stop, ending)
-    finally:
-        stop.set()
-        await asyncio.wait({ending})
-
-
-@asynccontextmanager
-async def learning(hub: RunningHub, base: TorchEngine, model_dir: Path) -> AsyncIterator[HandPeer]:
-    """Join as the learner of this model."""
-    async with hub.peer() as learner:
-        await learner.join(
-            layout_digest=base.layout.digest,
-            tokenizer_digest=tokenizer_digest(model_dir),
-            vocabulary_size=base.vocabulary_size,
-        )
-        yield learner
-
-
 async def next_group(drain: HandDrain) -> RolloutGroup:
     response = await drain.hear()
     assert response.WhichOneof("message") == "group", response
     return group_from_wire(response.group.group)
-
-
-def learner_of(made: MadeRun, base: TorchEngine) -> Learner:
-    version0 = HeldPolicy.of(0, base.words0(), layout=base.layout)
-    return Learner(base.layout, run_id=made.run_id, key=made.signing_key, versions={0: version0})
 
 
 async def slots(peer: HandPeer) -> dict[str, int]:

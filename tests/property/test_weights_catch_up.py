@@ -18,7 +18,7 @@ from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
 from node.weights.merge import merge_version, stored_version
 from node.weights.store import ArtifactStore
-from support.weights import Learner
+from support.weights import Learner, put_version
 
 SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
 
@@ -38,6 +38,7 @@ def publish(learner: Learner, store: ArtifactStore, version: int, previous: int,
         with stored_version(
             store, base, layout=learner.layout, words0=learner.versions[0].words
         ) as base_frame:
+            payloads: list[bytes] = []
             merged = merge_version(
                 learner.versions[version],
                 base_version=base,
@@ -46,10 +47,11 @@ def publish(learner: Learner, store: ArtifactStore, version: int, previous: int,
                 run_id=learner.run_id,
                 learner_epoch=learner.epoch,
                 published_at_s=1000.0 + version,
+                put=payloads.append,
                 is_superseded=lambda: False,
             )
         assert merged is not None
-        store.put_version(sign(merged.manifest, learner.key), merged.payloads)
+        put_version(store, sign(merged, learner.key), payloads)
 
 
 def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(tmp_path: Path) -> None:
@@ -59,6 +61,7 @@ def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(
     learner.words(5)
     for base in (0, 1, 2, 3):
         with stored_version(store, base, layout=SMALL, words0=learner.words(0)) as base_frame:
+            payloads: list[bytes] = []
             merged = merge_version(
                 learner.versions[5],
                 base_version=base,
@@ -67,9 +70,12 @@ def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(
                 run_id=learner.run_id,
                 learner_epoch=1,
                 published_at_s=1005.0,
+                put=payloads.append,
                 is_superseded=lambda: False,
             )
-        assert merged == learner.encode(5, base)
+        coded = learner.encode(5, base)
+        assert merged == coded.manifest
+        assert payloads == list(coded.payloads)
 
 
 def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolicy, tuple[Artifact, ...]]:
@@ -89,32 +95,6 @@ def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolic
         policy = stage.finish()
     assert policy is not None
     return policy, path
-
-
-@pytest.fixture
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
-def test_who_slept_for_1_7_33_or_1000_versions_or_is_new_arrives_in_few_strides(tmp_path: Path) -> None:
-    learner, head = Learner(layout=SMALL), 1100
-    store = learner.store(tmp_path)
-    for version in range(1, head + 1):
-        publish(learner, store, version, version - 1, keyframe=version % 64 == 0)
-    announcement = store.announcement()
-    assert announcement is not None
-    whole_bytes = 2 * SMALL.words
-    for lag, most_strides in ((1, 1), (7, 5), (33, 8), (1000, 6), (head, 6)):
-        policy, path = arrive(learner, store, head - lag)
-        assert policy.version == announcement.head
-        np.testing.assert_array_equal(policy.words, learner.words(head))
-        assert len(path) <= most_strides
-        assert sum(artifact.size_bytes for artifact in path) <= whole_bytes
-    sizes = {artifact.key: artifact.size_bytes for artifact in announcement.artifacts}
-    steps_bytes = sum(sizes[ArtifactKey(v, v - 1)] for v in range(head - 32, head + 1))
-    _, path = arrive(learner, store, head - 33)
-    assert sum(artifact.size_bytes for artifact in path) < 0.7 * steps_bytes
 
 
 @given(

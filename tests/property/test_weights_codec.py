@@ -7,6 +7,7 @@ from hypothesis.extra import numpy as hnp
 
 from node.weights.codec import Codec, decode_frame, encode_frame, payload_limit
 from node.weights.digests import Words
+from node.weights.dtypes import DTYPES
 
 WORDS = hnp.arrays(np.uint16, st.integers(1, 600))
 
@@ -45,3 +46,19 @@ def test_a_frame_comes_back_bit_for_bit_and_never_costs_more_than_its_words(
 def test_equal_words_are_unchanged_and_others_are_not(pair: tuple[Words, Words]) -> None:
     base, new = pair
     assert (encode_frame(new, base=base).codec is Codec.UNCHANGED) == np.array_equal(base, new)
+
+
+@settings(deadline=None, max_examples=300)
+@given(pair=base_and_new(), dtype=st.sampled_from(sorted(DTYPES)))
+def test_a_frame_of_any_dtype_comes_back_bit_for_bit(pair: tuple[Words, Words], dtype: str) -> None:
+    whole = pair[0].size // 4 * 4
+    base, new = pair[0][:whole], pair[1][:whole]
+    if not whole:
+        return
+    for held in (base, None):
+        frame = encode_frame(new, base=held, dtype=DTYPES[dtype])
+        assert len(frame.payload) <= payload_limit(frame.codec, new.size)
+        assert (frame.codec is Codec.UNCHANGED) == (held is not None and np.array_equal(base, new))
+        out = np.full(new.size, 0xABCD, np.uint16)
+        decode_frame(frame.codec, frame.payload, base=held, out=out, dtype=DTYPES[dtype])
+        np.testing.assert_array_equal(out, new)

@@ -105,7 +105,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         identity=made.coordinator,
         run=made.run,
     )
-    (hub,) = build(context)
+    (hub,) = await build(context)
     assert isinstance(hub, Hub)
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

@@ -124,15 +124,29 @@ def _eqp(i: int, p: Rows, frozen: Rows, s: Sample) -> float:
     return sum(x * math.exp(fmean(p[j])) for j, x in q.items()) / sum(q.values())
 
 
-def _version_aware(i: int, p: Rows, frozen: Rows, s: Sample) -> float:
+def _version_aware(
+    lost: Callable[[int, Rows, Sample], float], *, power: float = 3.0, gated: float | None = None
+) -> Twin:
+    def twin(p: Rows, frozen: Rows, s: Sample) -> float:
+        losses = []
+        for i, a in enumerate(standardised(s)):
+            f = lost(i, frozen, s)
+            trust = f**power
+            denominator = math.exp((1 - trust) * fmean(s.q[i])) * expectation(i, s) ** trust
+            gate = (2 / (1 + math.exp(a * fmean(frozen[i])))) ** (f if gated is None else gated)
+            losses.append(ppo(math.exp(fmean(p[i])) / denominator, a * gate))
+        return over_groups(losses, s)
+
+    return twin
+
+
+def _lost_share(i: int, frozen: Rows, s: Sample) -> float:
     r = [math.exp(fmean(frozen[j]) - fmean(s.q[j])) for j in s.members(i)]
-    trust = (1 - sum(r) ** 2 / (len(r) * sum(x * x for x in r))) ** 3
-    return math.exp((1 - trust) * fmean(s.q[i]) + trust * math.log(expectation(i, s)))
+    return 1 - sum(r) ** 2 / (len(r) * sum(x * x for x in r))
 
 
-def _version_aware_kl(i: int, p: Rows, frozen: Rows, s: Sample) -> float:
-    trust = 1 - math.exp(-kl_of(i, frozen, s) / 0.5)
-    return math.exp((1 - trust) * fmean(s.q[i]) + trust * math.log(expectation(i, s)))
+def _saturated_kl(i: int, frozen: Rows, s: Sample) -> float:
+    return 1 - math.exp(-kl_of(i, frozen, s) / 0.5)
 
 
 def gspo(p: Rows, frozen: Rows, s: Sample) -> float:
@@ -295,8 +309,8 @@ TWINS: dict[str, Twin] = {
     "gepo_plus": _of_denominator(_plus),
     "gepo_defensive": _of_denominator(_defensive),
     "eqp": _of_denominator(_eqp),
-    "version_aware": _of_denominator(_version_aware),
-    "version_aware_kl": _of_denominator(_version_aware_kl),
+    "version_aware": _version_aware(_lost_share),
+    "version_aware_kl": _version_aware(_saturated_kl),
     "gspo": gspo,
     "gmpo": gmpo,
     "topr": topr,
@@ -321,4 +335,10 @@ TWINS: dict[str, Twin] = {
 }
 TWINS_WITH_OPTIONS: dict[str, tuple[str, dict[str, object], Twin]] = {
     "decoupled_ppo, log-linear": ("decoupled_ppo", {"proximal": "log_linear"}, decoupled_ppo_log_linear),
+    "version_aware, always gated": (
+        "version_aware",
+        {"gate": "always", "power": 2.0},
+        _version_aware(_lost_share, power=2.0, gated=1.0),
+    ),
+    "version_aware, not gated": ("version_aware", {"gate": "none"}, _version_aware(_lost_share, gated=0.0)),
 }

@@ -69,7 +69,7 @@ async def running_relay(
         identity=made.issue(Role.RELAY, name),
         run=made.run,
     )
-    serving, *others = build(context)
+    serving, *others = await build(context)
     assert isinstance(serving, StopsAfter)
     assert isinstance(serving.service, RpcServer)
     ready, stopping = asyncio.Event(), asyncio.Event()

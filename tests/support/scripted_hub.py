@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import grpc
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.rollout import DeliveredGroup, Verdict
+from node.rpc.auth import Context
 from node.run import StepRecord
 from node.wire import delivered_group_to_wire, step_record_from_wire, verdict_from_wire
 
@@ -22,6 +24,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self.records: list[StepRecord] = []
         self.hellos: list[rollout_pb2.DrainHello] = []
         self.is_acknowledging = True
+        self._cuts = 0
         self._changed = asyncio.Condition()
 
     async def give(self, *groups: DeliveredGroup) -> None:
@@ -32,6 +35,11 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(condition)
 
+    async def cut(self) -> None:
+        """Break every stream as a lost connection does."""
+        self._cuts += 1
+        await self._notify()
+
     def verdicts_of(self, group_id: str) -> list[Verdict]:
         return [verdict for name, verdict in self.verdicts if name == group_id]
 
@@ -40,8 +48,9 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         return [name for record in self.records for name in record.group_ids]
 
     async def DrainRollouts(  # noqa: N802 - named by the proto
-        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: object
+        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
+        cuts = self._cuts
         hello = (await anext(request_iterator)).hello
         self.hellos.append(hello)
         for step in hello.steps:
@@ -69,6 +78,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         try:
             while True:
                 newest = max((record.version for record in self.records), default=0)
+                if self._cuts > cuts:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
                 fresh = [one for name, one in self.groups.items() if name not in sent]
                 if self.is_acknowledging and newest > acknowledged:
                     acknowledged = newest

@@ -4,6 +4,7 @@ import string
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -42,3 +43,20 @@ def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers:
         torch.manual_seed(seed)
         Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
     return directory
+
+
+def make_mixed_model(directory: Path) -> dict[str, torch.Tensor]:
+    """Save such a model with some tensors in other dtypes, and give what its file holds."""
+    make_tiny_model(directory, hidden=32, layers=1)
+    path, random = directory / "model.safetensors", torch.Generator().manual_seed(1)
+    stored = load_file(path)
+    for name, dtype in {
+        "model.norm.weight": torch.float32,
+        "model.layers.0.input_layernorm.weight": torch.float32,
+        "model.layers.0.post_attention_layernorm.weight": torch.float16,
+        "model.layers.0.mlp.up_proj.weight": torch.float8_e4m3fn,
+        "model.layers.0.mlp.down_proj.weight": torch.float8_e5m2,
+    }.items():
+        stored[name] = torch.rand(stored[name].shape, generator=random).to(dtype)
+    save_file(stored, path, {"format": "pt"})
+    return stored

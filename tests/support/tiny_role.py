@@ -19,7 +19,7 @@ class TinyService:
         _log.info("drained")
 
 
-def build(context: RoleContext) -> list[Service]:
+async def build(context: RoleContext) -> list[Service]:
     """Log what the role was given."""
     _log.info(
         "built",

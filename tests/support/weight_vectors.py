@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 
 from node.identity.signatures import SigningKey
 from node.weights.codec import encode_frame, encode_gap
@@ -19,12 +20,23 @@ from node.weights.encode import encode_version
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
+from node.weights.planes import encode_planes, encode_step_planes
 from support.exponent_conditioned import FAULTS, FAULTS_BASE, coded, trained_step, trained_words
 
 FILE: Final = Path(__file__).parents[2] / "proto" / "vectors" / "weights.json"
 
 SPECS: Final = (TensorSpec("layer.weight", (3, 100)), TensorSpec("bias", (50,)), TensorSpec("scale", ()))
+MIXED_SPECS: Final = (
+    TensorSpec("a.norm", (5,)),
+    TensorSpec("b.bias", (40,), "float32"),
+    TensorSpec("c.weight", (3, 7), "float8_e4m3fn"),
+    TensorSpec("d.count", (2,), "int64"),
+    TensorSpec("e.half", (3, 2), "float16"),
+    TensorSpec("f.flag", (3,), "bool"),
+    TensorSpec("g.norm", (2,)),
+)
 FRAME_WORDS: Final = 128
+MIXED_FRAME_WORDS: Final = 31
 
 
 def vectors() -> dict[str, Any]:
@@ -40,6 +52,7 @@ def vectors() -> dict[str, Any]:
         ],
         "frames": _frames(),
         **_artifact(),
+        "mixed_layout": _mixed_layout(),
     }
 
 
@@ -76,7 +89,47 @@ def _frames() -> list[dict[str, str]]:
             "words": _hex(words),
             "payload": keyframe.payload.hex(),
         },
+        *_planes(),
     ]
+
+
+def _planes() -> list[dict[str, str]]:
+    counts = _bytes_as_words(np.arange(-50, 50, dtype="<i4"))
+    values = np.random.default_rng(8).normal(0, 0.02, 100).astype("<f4")
+    base, words = _bytes_as_words(values), _bytes_as_words(values + np.float32(1e-6))
+    planes = encode_planes(counts, element_bytes=4)
+    steps = encode_step_planes(words, base=base, element_bytes=4)
+    return [
+        {
+            "codec": "PLANES",
+            "dtype": "int32",
+            "base": "",
+            "words": _hex(counts),
+            "payload": planes.hex(),
+        },
+        {
+            "codec": "STEP_PLANES",
+            "dtype": "float32",
+            "base": _hex(base),
+            "words": _hex(words),
+            "payload": steps.hex(),
+        },
+    ]
+
+
+def _bytes_as_words(array: NDArray[Any]) -> Words:
+    return np.frombuffer(array.tobytes(), np.uint16)
+
+
+def _mixed_layout() -> dict[str, Any]:
+    layout = Layout.of(MIXED_SPECS, frame_words=MIXED_FRAME_WORDS)
+    return {
+        "tensors": [{"name": s.name, "shape": s.shape, "dtype": s.dtype} for s in MIXED_SPECS],
+        "frame_words": MIXED_FRAME_WORDS,
+        "starts": {span.name: span.start_word for span in layout.tensors},
+        "frames": [[span.start_word, span.words, span.dtype.name] for span in layout.frames],
+        "digest": layout.digest.hex(),
+    }
 
 
 def _artifact() -> dict[str, Any]:

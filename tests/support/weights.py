@@ -26,6 +26,14 @@ LAYOUT = Layout.of(SPECS, frame_words=1024)
 """Five frames: bias runs alone (embed is large), embed is cut in three, head and z run together."""
 
 
+def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) -> None:
+    """Store an artifact as the process that made it does."""
+    with store.draft() as draft:
+        for payload in payloads:
+            draft.append(payload)
+        store.put_version(signed, draft)
+
+
 def random_words(seed: int, *, layout: Layout = LAYOUT) -> Words:
     """Give weights as a model has them: normal, standard deviation 0.02, cut to bf16."""
     values = np.random.default_rng(seed).normal(0, 0.02, layout.words).astype(np.float32)
@@ -83,7 +91,7 @@ class Learner:
     def put(self, store: ArtifactStore, *artifacts: tuple[int, int | None]) -> None:
         """Store artifacts whole."""
         for version, base in artifacts:
-            store.put_version(*self.signed(version, base))
+            put_version(store, *self.signed(version, base))
 
     def store(self, directory: Path, *, retained_keyframes: int = 2) -> ArtifactStore:
         """Open a store that believes this learner."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from heterorl.v1 import common_pb2 as heterorl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheterorl/v1/membership.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"K\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1b\n\x13signing_request_der\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"(\n\rEnrolResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\"\xe3\x01\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.heterorl.v1.Role\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x15\n\rlearner_epoch\x18\x06 \x01(\x03\x12(\n\x04held\x18\x07 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\"\xe1\x01\n\x0cJoinResponse\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x12\n\ngroup_size\x18\x02 \x01(\x05\x12\x14\n\x0c\x62\x61tch_groups\x18\x03 \x01(\x05\x12\x1e\n\x16max_staleness_versions\x18\x04 \x01(\x05\x12\x1c\n\x14heartbeat_interval_s\x18\x05 \x01(\x01\x12(\n\x04head\x18\x06 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\"\xfa\x01\n\x10HeartbeatRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tsent_at_s\x18\x02 \x01(\x01\x12(\n\x04held\x18\x03 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x19\n\x11running_lease_ids\x18\x04 \x03(\t\x12\x16\n\x0e\x63lock_offset_s\x18\x05 \x01(\x01\x12*\n\x07metrics\x18\x06 \x03(\x0b\x32\x19.heterorl.v1.MetricFamily\x12\x11\n\twaits_for\x18\x07 \x01(\t\x12%\n\x04step\x18\x08 \x01(\x0b\x32\x17.heterorl.v1.StepReport\"d\n\x0cMetricFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0c\n\x04help\x18\x03 \x01(\t\x12*\n\x07samples\x18\x04 \x03(\x0b\x32\x19.heterorl.v1.MetricSample\"\x91\x01\n\x0cMetricSample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06labels\x18\x02 \x03(\x0b\x32%.heterorl.v1.MetricSample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xed\x01\n\nStepReport\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0breward_mean\x18\x02 \x01(\x01\x12\x1f\n\x17staleness_mean_versions\x18\x03 \x01(\x01\x12\x1e\n\x16staleness_max_versions\x18\x04 \x01(\x03\x12\x0f\n\x07kl_nats\x18\x05 \x01(\x01\x12\x11\n\tess_ratio\x18\x06 \x01(\x01\x12\x15\n\rclip_fraction\x18\x07 \x01(\x01\x12\x15\n\rgradient_norm\x18\x08 \x01(\x01\x12\x0e\n\x06step_s\x18\t \x01(\x01\x12\x16\n\x0esurprisal_nats\x18\n \x01(\x01\"\xf1\x01\n\x11HeartbeatResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rreceived_at_s\x18\x02 \x01(\x01\x12\x11\n\tsent_at_s\x18\x03 \x01(\x01\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x16\n\x0elost_lease_ids\x18\x05 \x03(\t\x12+\n\x08verdicts\x18\x06 \x03(\x0b\x32\x19.heterorl.v1.GroupVerdict\x12\x13\n\x0bmust_repair\x18\x07 \x01(\x08\x12\x1c\n\x14longest_lag_versions\x18\x08 \x01(\x03\"W\n\x0cGroupVerdict\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x12\n\x10GetStatusRequest\"\xcc\x03\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x04head\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x15\n\rlearner_epoch\x18\x03 \x01(\x03\x12&\n\x05peers\x18\x04 \x03(\x0b\x32\x17.heterorl.v1.PeerStatus\x12\x38\n\x05slots\x18\x05 \x03(\x0b\x32).heterorl.v1.GetStatusResponse.SlotsEntry\x12>\n\x08verdicts\x18\x06 \x03(\x0b\x32,.heterorl.v1.GetStatusResponse.VerdictsEntry\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x17.heterorl.v1.StepReport\x12\x17\n\x0f\x63\x61pacity_groups\x18\x08 \x01(\x03\x12\x16\n\x0e\x63\x61pacity_bound\x18\t \x01(\t\x12\r\n\x05now_s\x18\n \x01(\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xfe\x02\n\nPeerStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.heterorl.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12(\n\x04held\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x1c\n\x14version_lag_versions\x18\x05 \x01(\x03\x12\r\n\x05lag_s\x18\x06 \x01(\x01\x12\x13\n\x0blast_seen_s\x18\x07 \x01(\x01\x12\x16\n\x0e\x63lock_offset_s\x18\x08 \x01(\x01\x12\x11\n\twaits_for\x18\t \x01(\t\x12\x37\n\x08verdicts\x18\n \x03(\x0b\x32%.heterorl.v1.PeerStatus.VerdictsEntry\x12\x1f\n\x17staleness_mean_versions\x18\x0b \x01(\x01\x12\r\n\x05joins\x18\x0c \x01(\x03\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32R\n\x10\x45nrolmentService\x12>\n\x05\x45nrol\x12\x19.heterorl.v1.EnrolRequest\x1a\x1a.heterorl.v1.EnrolResponse2\xec\x01\n\x11MembershipService\x12;\n\x04Join\x12\x18.heterorl.v1.JoinRequest\x1a\x19.heterorl.v1.JoinResponse\x12N\n\tHeartbeat\x12\x1d.heterorl.v1.HeartbeatRequest\x1a\x1e.heterorl.v1.HeartbeatResponse(\x01\x30\x01\x12J\n\tGetStatus\x12\x1d.heterorl.v1.GetStatusRequest\x1a\x1e.heterorl.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheterorl/v1/membership.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"K\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1b\n\x13signing_request_der\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"(\n\rEnrolResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\"\xe3\x01\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.heterorl.v1.Role\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x15\n\rlearner_epoch\x18\x06 \x01(\x03\x12(\n\x04held\x18\x07 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\"\xe1\x01\n\x0cJoinResponse\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x12\n\ngroup_size\x18\x02 \x01(\x05\x12\x14\n\x0c\x62\x61tch_groups\x18\x03 \x01(\x05\x12\x1e\n\x16max_staleness_versions\x18\x04 \x01(\x05\x12\x1c\n\x14heartbeat_interval_s\x18\x05 \x01(\x01\x12(\n\x04head\x18\x06 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\"\x96\x02\n\x10HeartbeatRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tsent_at_s\x18\x02 \x01(\x01\x12(\n\x04held\x18\x03 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x19\n\x11running_lease_ids\x18\x04 \x03(\t\x12\x16\n\x0e\x63lock_offset_s\x18\x05 \x01(\x01\x12*\n\x07metrics\x18\x06 \x03(\x0b\x32\x19.heterorl.v1.MetricFamily\x12\x11\n\twaits_for\x18\x07 \x01(\t\x12%\n\x04step\x18\x08 \x01(\x0b\x32\x17.heterorl.v1.StepReport\x12\x1a\n\x12revocations_digest\x18\t \x01(\x0c\"d\n\x0cMetricFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0c\n\x04help\x18\x03 \x01(\t\x12*\n\x07samples\x18\x04 \x03(\x0b\x32\x19.heterorl.v1.MetricSample\"\x91\x01\n\x0cMetricSample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06labels\x18\x02 \x03(\x0b\x32%.heterorl.v1.MetricSample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xed\x01\n\nStepReport\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0breward_mean\x18\x02 \x01(\x01\x12\x1f\n\x17staleness_mean_versions\x18\x03 \x01(\x01\x12\x1e\n\x16staleness_max_versions\x18\x04 \x01(\x03\x12\x0f\n\x07kl_nats\x18\x05 \x01(\x01\x12\x11\n\tess_ratio\x18\x06 \x01(\x01\x12\x15\n\rclip_fraction\x18\x07 \x01(\x01\x12\x15\n\rgradient_norm\x18\x08 \x01(\x01\x12\x0e\n\x06step_s\x18\t \x01(\x01\x12\x16\n\x0esurprisal_nats\x18\n \x01(\x01\"\xa0\x02\n\x11HeartbeatResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rreceived_at_s\x18\x02 \x01(\x01\x12\x11\n\tsent_at_s\x18\x03 \x01(\x01\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x16\n\x0elost_lease_ids\x18\x05 \x03(\t\x12+\n\x08verdicts\x18\x06 \x03(\x0b\x32\x19.heterorl.v1.GroupVerdict\x12\x13\n\x0bmust_repair\x18\x07 \x01(\x08\x12\x1c\n\x14longest_lag_versions\x18\x08 \x01(\x03\x12-\n\x0brevocations\x18\t \x01(\x0b\x32\x18.heterorl.v1.Revocations\"\x1f\n\x0bRevocations\x12\x10\n\x08node_ids\x18\x01 \x03(\t\"W\n\x0cGroupVerdict\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x12\n\x10GetStatusRequest\"\xcc\x03\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x04head\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x15\n\rlearner_epoch\x18\x03 \x01(\x03\x12&\n\x05peers\x18\x04 \x03(\x0b\x32\x17.heterorl.v1.PeerStatus\x12\x38\n\x05slots\x18\x05 \x03(\x0b\x32).heterorl.v1.GetStatusResponse.SlotsEntry\x12>\n\x08verdicts\x18\x06 \x03(\x0b\x32,.heterorl.v1.GetStatusResponse.VerdictsEntry\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x17.heterorl.v1.StepReport\x12\x17\n\x0f\x63\x61pacity_groups\x18\x08 \x01(\x03\x12\x16\n\x0e\x63\x61pacity_bound\x18\t \x01(\t\x12\r\n\x05now_s\x18\n \x01(\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xfe\x02\n\nPeerStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.heterorl.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12(\n\x04held\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x1c\n\x14version_lag_versions\x18\x05 \x01(\x03\x12\r\n\x05lag_s\x18\x06 \x01(\x01\x12\x13\n\x0blast_seen_s\x18\x07 \x01(\x01\x12\x16\n\x0e\x63lock_offset_s\x18\x08 \x01(\x01\x12\x11\n\twaits_for\x18\t \x01(\t\x12\x37\n\x08verdicts\x18\n \x03(\x0b\x32%.heterorl.v1.PeerStatus.VerdictsEntry\x12\x1f\n\x17staleness_mean_versions\x18\x0b \x01(\x01\x12\r\n\x05joins\x18\x0c \x01(\x03\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32R\n\x10\x45nrolmentService\x12>\n\x05\x45nrol\x12\x19.heterorl.v1.EnrolRequest\x1a\x1a.heterorl.v1.EnrolResponse2\xec\x01\n\x11MembershipService\x12;\n\x04Join\x12\x18.heterorl.v1.JoinRequest\x1a\x19.heterorl.v1.JoinResponse\x12N\n\tHeartbeat\x12\x1d.heterorl.v1.HeartbeatRequest\x1a\x1e.heterorl.v1.HeartbeatResponse(\x01\x30\x01\x12J\n\tGetStatus\x12\x1d.heterorl.v1.GetStatusRequest\x1a\x1e.heterorl.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,33 +49,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINRESPONSE']._serialized_start=421
   _globals['_JOINRESPONSE']._serialized_end=646
   _globals['_HEARTBEATREQUEST']._serialized_start=649
-  _globals['_HEARTBEATREQUEST']._serialized_end=899
-  _globals['_METRICFAMILY']._serialized_start=901
-  _globals['_METRICFAMILY']._serialized_end=1001
-  _globals['_METRICSAMPLE']._serialized_start=1004
-  _globals['_METRICSAMPLE']._serialized_end=1149
-  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_start=1104
-  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_end=1149
-  _globals['_STEPREPORT']._serialized_start=1152
-  _globals['_STEPREPORT']._serialized_end=1389
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1392
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1633
-  _globals['_GROUPVERDICT']._serialized_start=1635
-  _globals['_GROUPVERDICT']._serialized_end=1722
-  _globals['_GETSTATUSREQUEST']._serialized_start=1724
-  _globals['_GETSTATUSREQUEST']._serialized_end=1742
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1745
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2205
-  _globals['_GETSTATUSRESPONSE_SLOTSENTRY']._serialized_start=2112
-  _globals['_GETSTATUSRESPONSE_SLOTSENTRY']._serialized_end=2156
-  _globals['_GETSTATUSRESPONSE_VERDICTSENTRY']._serialized_start=2158
-  _globals['_GETSTATUSRESPONSE_VERDICTSENTRY']._serialized_end=2205
-  _globals['_PEERSTATUS']._serialized_start=2208
-  _globals['_PEERSTATUS']._serialized_end=2590
-  _globals['_PEERSTATUS_VERDICTSENTRY']._serialized_start=2158
-  _globals['_PEERSTATUS_VERDICTSENTRY']._serialized_end=2205
-  _globals['_ENROLMENTSERVICE']._serialized_start=2592
-  _globals['_ENROLMENTSERVICE']._serialized_end=2674
-  _globals['_MEMBERSHIPSERVICE']._serialized_start=2677
-  _globals['_MEMBERSHIPSERVICE']._serialized_end=2913
+  _globals['_HEARTBEATREQUEST']._serialized_end=927
+  _globals['_METRICFAMILY']._serialized_start=929
+  _globals['_METRICFAMILY']._serialized_end=1029
+  _globals['_METRICSAMPLE']._serialized_start=1032
+  _globals['_METRICSAMPLE']._serialized_end=1177
+  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_start=1132
+  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_end=1177
+  _globals['_STEPREPORT']._serialized_start=1180
+  _globals['_STEPREPORT']._serialized_end=1417
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1420
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1708
+  _globals['_REVOCATIONS']._serialized_start=1710
+  _globals['_REVOCATIONS']._serialized_end=1741
+  _globals['_GROUPVERDICT']._serialized_start=1743
+  _globals['_GROUPVERDICT']._serialized_end=1830
+  _globals['_GETSTATUSREQUEST']._serialized_start=1832
+  _globals['_GETSTATUSREQUEST']._serialized_end=1850
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1853
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2313
+  _globals['_GETSTATUSRESPONSE_SLOTSENTRY']._serialized_start=2220
+  _globals['_GETSTATUSRESPONSE_SLOTSENTRY']._serialized_end=2264
+  _globals['_GETSTATUSRESPONSE_VERDICTSENTRY']._serialized_start=2266
+  _globals['_GETSTATUSRESPONSE_VERDICTSENTRY']._serialized_end=2313
+  _globals['_PEERSTATUS']._serialized_start=2316
+  _globals['_PEERSTATUS']._serialized_end=2698
+  _globals['_PEERSTATUS_VERDICTSENTRY']._serialized_start=2266
+  _globals['_PEERSTATUS_VERDICTSENTRY']._serialized_end=2313
+  _globals['_ENROLMENTSERVICE']._serialized_start=2700
+  _globals['_ENROLMENTSERVICE']._serialized_end=2782
+  _globals['_MEMBERSHIPSERVICE']._serialized_start=2785
+  _globals['_MEMBERSHIPSERVICE']._serialized_end=3021
 # @@protoc_insertion_point(module_scope)

@@ -187,6 +187,7 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts beats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -195,6 +196,8 @@ class HeartbeatRequest(_message.Message):
     """Coordinator's clock minus the peer's, seconds, as the peer estimates it from earlier beats."""
     waits_for: _builtins.str
     """What the peer waits for right now ("prompt lease", "policy version", ...). Empty: nothing."""
+    revocations_digest: _builtins.bytes
+    """Relays: digest of the revocations they have from the coordinator. Others: empty."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer serves now. Unset: nothing."""
@@ -222,10 +225,11 @@ class HeartbeatRequest(_message.Message):
         metrics: _abc.Iterable[Global___MetricFamily] | None = ...,
         waits_for: _builtins.str = ...,
         step: Global___StepReport | None = ...,
+        revocations_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "metrics", b"metrics", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,6 +395,7 @@ class HeartbeatResponse(_message.Message):
     VERDICTS_FIELD_NUMBER: _builtins.int
     MUST_REPAIR_FIELD_NUMBER: _builtins.int
     LONGEST_LAG_VERSIONS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The beat this answers."""
     received_at_s: _builtins.float
@@ -413,7 +418,13 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupVerdict]:
-        """What became of this peer's groups since the last beat, at most 4096."""
+        """What became of this peer's groups, at most 4096. Told again in the first answer of a
+        new stream where the last answer of the stream before was not acknowledged.
+        """
+
+    @_builtins.property
+    def revocations(self) -> Global___Revocations:
+        """Relays whose digest differs: who is shut out of the run now. Unset: as before, or not a relay."""
 
     def __init__(
         self,
@@ -426,14 +437,41 @@ class HeartbeatResponse(_message.Message):
         verdicts: _abc.Iterable[Global___GroupVerdict] | None = ...,
         must_repair: _builtins.bool = ...,
         longest_lag_versions: _builtins.int = ...,
+        revocations: Global___Revocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class Revocations(_message.Message):
+    """Who is shut out of a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 16 384, sorted. Their digest: the first 16 bytes of BLAKE3 over all of them, each with a
+        line feed after it.
+        """
+
+    def __init__(
+        self,
+        *,
+        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_ids", b"node_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revocations: _TypeAlias = Revocations  # noqa: Y015
 
 @_typing.final
 class GroupVerdict(_message.Message):

@@ -154,6 +154,8 @@ class MembershipServiceServicer(object):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
         peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+        learner's checkpoint. Final: restore the ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,7 +163,8 @@ class MembershipServiceServicer(object):
 
     def Heartbeat(self, request_iterator, context):
         """One stream per peer for as long as it lives: a beat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back.
+        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+        writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
         Errors:
 

@@ -106,10 +106,13 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+      learner's checkpoint. Final: restore the ledger.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back.
+    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+    writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
     Errors:
 
@@ -133,10 +136,13 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+      learner's checkpoint. Final: restore the ledger.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back.
+    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+    writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
     Errors:
 
@@ -163,6 +169,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
+          learner's checkpoint. Final: restore the ledger.
         """
 
     @_abc_1.abstractmethod
@@ -172,7 +180,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.HeartbeatResponse], _abc.AsyncIterator[_membership_pb2.HeartbeatResponse]]:
         """One stream per peer for as long as it lives: a beat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back.
+        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
+        writes a beat only when it has the answer to the one before: a beat acknowledges it.
 
         Errors:
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from heterorl.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LogprobMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogprobModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOGPROB_MODE_UNSPECIFIED: _LogprobMode.ValueType  # 0
+    """Never sent."""
+    LOGPROB_MODE_SAMPLED: _LogprobMode.ValueType  # 1
+    """What each token was drawn from: the softmax after temperature, top-k and top-p,
+    renormalised over the tokens kept.
+    """
+    LOGPROB_MODE_FULL: _LogprobMode.ValueType  # 2
+    """The whole softmax after temperature, whatever was cut off before the draw."""
+
+class LogprobMode(_LogprobMode, metaclass=_LogprobModeEnumTypeWrapper):
+    """What recorded log-probabilities are of."""
+
+LOGPROB_MODE_UNSPECIFIED: LogprobMode.ValueType  # 0
+"""Never sent."""
+LOGPROB_MODE_SAMPLED: LogprobMode.ValueType  # 1
+"""What each token was drawn from: the softmax after temperature, top-k and top-p,
+renormalised over the tokens kept.
+"""
+LOGPROB_MODE_FULL: LogprobMode.ValueType  # 2
+"""The whole softmax after temperature, whatever was cut off before the draw."""
+Global___LogprobMode: _TypeAlias = LogprobMode  # noqa: Y015
 
 @_typing.final
 class LeasePromptsRequest(_message.Message):
@@ -250,6 +279,8 @@ class RolloutGroup(_message.Message):
     SAMPLING_STARTED_AT_S_FIELD_NUMBER: _builtins.int
     SAMPLING_FINISHED_AT_S_FIELD_NUMBER: _builtins.int
     GRADED_AT_S_FIELD_NUMBER: _builtins.int
+    LOGPROB_MODE_FIELD_NUMBER: _builtins.int
+    KEPT_MASSES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     group_id: _builtins.str
@@ -269,8 +300,8 @@ class RolloutGroup(_message.Message):
     token_ids: _builtins.bytes
     """int32[t]: token ids, completion after completion."""
     behaviour_logprobs: _builtins.bytes
-    """float32[t]: log-probability of each token under what it was sampled from (temperature
-    and truncation included), nats, finite, <= 0.
+    """float32[t]: log-probability of each token, nats, finite, <= 0; of which distribution,
+    `logprob_mode` says.
     """
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
@@ -284,6 +315,13 @@ class RolloutGroup(_message.Message):
     """Likewise."""
     graded_at_s: _builtins.float
     """Likewise, when grading was done."""
+    logprob_mode: Global___LogprobMode.ValueType
+    """What the log-probabilities are of. Unset: refused."""
+    kept_masses: _builtins.bytes
+    """float32[t]: share of the whole softmax, after temperature, that the tokens left by top-k
+    and top-p hold, where each token was drawn; in (0, 1]. Empty where nothing was cut off.
+    Without it the learner refuses a truncated group, unless its mode is FULL.
+    """
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""
@@ -308,10 +346,12 @@ class RolloutGroup(_message.Message):
         sampling_started_at_s: _builtins.float = ...,
         sampling_finished_at_s: _builtins.float = ...,
         graded_at_s: _builtins.float = ...,
+        logprob_mode: Global___LogprobMode.ValueType = ...,
+        kept_masses: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "layout_digest", b"layout_digest", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

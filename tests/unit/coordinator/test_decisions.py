@@ -244,6 +244,16 @@ def test_a_second_learner_is_refused(desk: Desk, changes: dict[str, object], rea
     assert desk.accounts.learner == replace(LEARNER, epoch=2)
 
 
+def drain(
+    desk: Desk, *, node_id: str = "learner", epoch: int = 2, version: int = 5, newest_record: int = 0
+) -> None:
+    desk.settle(
+        decisions.drain_opens(
+            desk.accounts, node_id=node_id, epoch=epoch, version=version, newest_record=newest_record
+        )
+    )
+
+
 @pytest.mark.parametrize(
     ("node_id", "epoch", "version", "reason"),
     [
@@ -259,10 +269,35 @@ def test_only_the_runs_learner_drains_and_only_from_its_newest_checkpoint(
     join(desk, epoch=2)
     desk.train(5)
     with pytest.raises(RefusedError) as error:
-        decisions.drain_opens(desk.accounts, node_id=node_id, epoch=epoch, version=version)
+        drain(desk, node_id=node_id, epoch=epoch, version=version)
     assert refusal(error) is reason
 
 
-def test_a_checkpoint_ahead_of_its_records_moves_the_learners_version(desk: Desk) -> None:
-    desk.settle(decisions.drain_opens(desk.accounts, node_id="learner", epoch=1, version=4))
-    assert desk.accounts.load().version == 4
+@pytest.mark.parametrize(("version", "newest_record"), [(5, 0), (6, 0), (8, 8), (9, 8)])
+def test_a_checkpoint_ahead_of_the_ledger_by_what_is_on_its_way_moves_the_learners_version(
+    desk: Desk, version: int, newest_record: int
+) -> None:
+    join(desk, epoch=2)
+    desk.train(5)
+    drain(desk, version=version, newest_record=newest_record)
+    assert desk.accounts.load().version == version
+
+
+@pytest.mark.parametrize(("version", "newest_record"), [(7, 0), (10, 8)])
+def test_a_ledger_that_lacks_steps_of_the_learner_is_found(
+    desk: Desk, version: int, newest_record: int
+) -> None:
+    join(desk, epoch=2)
+    desk.train(5)
+    with pytest.raises(RefusedError, match="restore the coordinator's newest ledger") as error:
+        drain(desk, version=version, newest_record=newest_record)
+    assert refusal(error) is Reason.ROLLBACK
+    assert desk.accounts.load().version == 5
+
+
+def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger() -> None:
+    desk = Desk(make_accounts(Balance()))
+    with pytest.raises(RefusedError, match="the ledger lacks the steps from version 1 on") as error:
+        join(desk, version=7)
+    assert refusal(error) is Reason.ROLLBACK
+    assert desk.accounts.learner is None

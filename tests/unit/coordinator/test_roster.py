@@ -44,8 +44,12 @@ def roster(fleet: FleetCollector, registry: CollectorRegistry) -> Roster:
     return roster
 
 
-def beat(held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = ()) -> Beat:
-    return Beat(held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics)
+def beat(
+    held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = (), has_heard: bool = True
+) -> Beat:
+    return Beat(
+        held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics, has_heard=has_heard
+    )
 
 
 def shown(fleet: FleetCollector) -> list[str]:
@@ -79,6 +83,17 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_beat_carries(
     assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[:2])
     assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[2:])
     assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == ()
+
+
+def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_beat_acknowledges_it(
+    roster: Roster,
+) -> None:
+    told = (Judgement("1.1", Verdict.TRAINED),)
+    roster.tell("s1", told[0])
+    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == told
+    assert roster.beat(SAMPLER, beat(has_heard=False), now=NOW_S).verdicts == told
+    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == ()
+    assert roster.beat(SAMPLER, beat(has_heard=False), now=NOW_S).verdicts == ()
 
 
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster) -> None:

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from node.identity.revocation import RevocationList
+from node import limits
+from node.identity.revocation import RevocationList, Revocations
 
 
 def test_without_a_file_nobody_is_shut_out(tmp_path: Path) -> None:
@@ -62,3 +63,27 @@ def test_whoever_is_shut_out_stays_out_while_the_file_cannot_be_read(
     path.mkdir()
     assert revocations.is_revoked("s1")
     assert "revocation list unreadable" in caplog.messages
+
+
+def test_a_name_in_any_of_the_files_is_shut_out_and_all_are_listed_in_order(tmp_path: Path) -> None:
+    own, copy = tmp_path / "revoked", tmp_path / "copy"
+    revocations = RevocationList(own, copy)
+    own.write_text("s2\ns1\n")
+    Revocations(("s0", "s2")).save(copy)
+    assert [revocations.is_revoked(name) for name in ("s0", "s1", "s2", "s3")] == [True, True, True, False]
+    assert revocations.current() == Revocations(("s0", "s1", "s2"))
+
+
+def test_what_was_saved_has_the_digest_it_came_with_and_another_list_another(tmp_path: Path) -> None:
+    given = Revocations(("s1", "s2"))
+    given.save(tmp_path / "copy")
+    assert RevocationList(tmp_path / "copy").current().digest == given.digest
+    assert Revocations(("s1s2",)).digest != given.digest != Revocations().digest
+
+
+def test_a_list_for_relays_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REVOCATIONS", 2)
+    (tmp_path / "revoked").write_text("s3\ns2\ns1\n")
+    revocations = RevocationList(tmp_path / "revoked")
+    assert revocations.current() == Revocations(("s1", "s2"))
+    assert revocations.is_revoked("s3")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learner.admission import AdmissionRules, Judged, judge, stale
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import LogprobMode, RolloutGroup, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
 RULES = AdmissionRules(
@@ -26,6 +26,17 @@ def pair(**changes: object) -> tuple[object, object]:
     return make_completion(**changes), make_completion()  # type: ignore[arg-type]
 
 
+def truncated(kept_mass: float, *, behaviour_logprob: float = -0.5, **sampling: float) -> dict[str, object]:
+    completion = make_completion(
+        behaviour_logprob=np.full(3, behaviour_logprob, np.float32),
+        kept_mass=np.array([1.0, kept_mass, 1.0], np.float32),
+    )
+    return {
+        "completions": (completion, make_completion(kept_mass=np.ones(3, np.float32))),
+        "sampling": replace(SAMPLING, **sampling),  # type: ignore[arg-type]
+    }
+
+
 def test_an_honest_group_is_accepted_without_a_word() -> None:
     assert judged(make_group()) == Judged(Verdict.ACCEPTED)
 
@@ -36,8 +47,23 @@ def test_an_honest_group_is_accepted_without_a_word() -> None:
         ({"run_id": "other"}, Verdict.FOREIGN, "run 'other'"),
         ({"layout_digest": b"x" * 16}, Verdict.FOREIGN, "layout digest 7878"),
         ({"tokenizer_digest": b"x" * 16}, Verdict.FOREIGN, "tokenizer digest 7878"),
-        ({"sampling": replace(SAMPLING, top_p=0.9)}, Verdict.FOREIGN, "truncated sampling"),
-        ({"sampling": replace(SAMPLING, top_k=20)}, Verdict.FOREIGN, "truncated sampling"),
+        ({"sampling": replace(SAMPLING, top_p=0.9)}, Verdict.FOREIGN, "what mass was kept"),
+        ({"sampling": replace(SAMPLING, top_k=20)}, Verdict.FOREIGN, "what mass was kept"),
+        (
+            {"sampling": replace(SAMPLING, top_k=20), "logprob_mode": LogprobMode.FULL},
+            Verdict.ACCEPTED,
+            "",
+        ),
+        (truncated(0.9, top_p=0.9), Verdict.ACCEPTED, ""),
+        (truncated(0.88, top_p=0.9), Verdict.SUSPECT, "keep 0.9 at least"),
+        (truncated(0.5, top_k=21), Verdict.ACCEPTED, ""),
+        (truncated(0.49, top_k=21), Verdict.SUSPECT, "keep 0.5 at least"),
+        (truncated(0.3, top_k=21, top_p=0.6), Verdict.ACCEPTED, ""),
+        (truncated(0.29, top_k=21, top_p=0.6), Verdict.SUSPECT, "keep 0.3 at least"),
+        # -29.5 nats among the tokens kept, log 0.5 below that in the whole softmax
+        (truncated(0.5, top_k=21, behaviour_logprob=-29.5), Verdict.SUSPECT, "-30.19"),
+        (truncated(1.0, top_k=21, behaviour_logprob=-29.5), Verdict.ACCEPTED, ""),
+        (truncated(float("nan"), top_k=21), Verdict.MALFORMED, "kept mass"),
         ({"sampling": replace(SAMPLING, temperature=1e-30)}, Verdict.MALFORMED, "temperature"),
         ({"completions": pair()[:1]}, Verdict.MALFORMED, "1 completions, the run's groups have 2"),
         ({"completions": pair(tokens=42)}, Verdict.ACCEPTED, ""),

@@ -149,6 +149,18 @@ def test_on_policy_every_completion_counts_in_full(objective: Objective) -> None
     torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("name", ["version_aware", "version_aware_kl"])
+def test_on_policy_the_version_aware_gradient_is_that_of_grpo(name: str) -> None:
+    """Token weights and one weight a completion are one, where all are 1 and groups are of one size."""
+    p, sample = made_up(12)
+    sizes = replace(sample, q=p, group=[0] * 3 + [5] * 3 + [2] * 3)
+    ours, theirs = batch_of(p, sizes), batch_of(p, sizes)
+    gradient = gradient_of(load_objective(name)(ours).loss, ours)
+    expected = gradient_of(load_objective("grpo")(theirs).loss, theirs)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+    assert (gradient != 0).any()
+
+
 @each_objective
 def test_the_type_of_the_logprobs_is_the_type_of_the_gradient(objective: Objective) -> None:
     p, sample = made_up(11)

@@ -22,7 +22,13 @@ from learner.objective.divergence import (
     kl_learner_behaviour,
     kl_learner_reference,
 )
-from learner.objective.gates import delight_gate, within_band, within_second_moment, within_total_variation
+from learner.objective.gates import (
+    delight_gate,
+    fading_delight_gate,
+    within_band,
+    within_second_moment,
+    within_total_variation,
+)
 from learner.objective.groups import Groups
 from learner.objective.importance import (
     expectation_weight,
@@ -39,6 +45,7 @@ from learner.objective.importance import (
 from learner.objective.registry import load_objective
 from learner.objective.slow_fast import reposition, slow_fast_step
 from learner.objective.staleness import learning_rate_factor, polynomial_discount, sample_size_discount
+from learner.objective.surrogate import decoupled_surrogate
 from learner.objective.version_aware import (
     log_version_aware_denominator,
     trust_by_divergence,
@@ -221,6 +228,27 @@ def test_the_delight_gate() -> None:
     assert_close(gate[:, 0], 0.990099, 0.009901, 0.486833, atol=1e-6)
 
 
+def test_the_fading_gate_is_one_on_policy_and_twice_the_delight_gate_far_from_it() -> None:
+    p, advantage = log(0.01, 0.01, 0.9), column(1, -1, -0.5)
+    gates = [fading_delight_gate(p, advantage, torch.full((3,), f), temperature=1.0) for f in (0, 0.5, 1)]
+    assert_close(gates[0], 1, 1, 1, atol=0)
+    assert_close(gates[2], 2 * 0.990099, 2 * 0.009901, 2 * 0.486833, atol=2e-6)
+    assert_close(gates[1], math.sqrt(1 / 0.505), math.sqrt(0.01 / 0.505), math.sqrt(2 / (1 + 0.9**-0.5)))
+    far = fading_delight_gate(column(-5000, -5000), column(1, -1), column(1, 1), temperature=1.0)
+    assert_close(far, 2, 0)
+
+
+def test_the_version_aware_objective_of_two_completions() -> None:
+    """q = (.4, .2), p = (.4, .6): p/q = (1, 3), ESS/size = .8, f = .2, a = .008, E = 1/3."""
+    outcome = load_objective("version_aware")(single_tokens(log(0.4, 0.6), log(0.4, 0.2), column(0, 1)))
+    weight = (0.4 / (0.4**0.992 * 3**-0.008), 0.6 / (0.2**0.992 * 3**-0.008))
+    assert_close(outcome.weight, *weight)
+    a = 0.5 / (math.sqrt(0.5) + 1e-4)
+    gate = (2 / (1 + 0.4**-a)) ** 0.2, (2 / (1 + 0.6**a)) ** 0.2
+    assert_close(outcome.loss[None], (weight[0] * a * gate[0] - 1.2 * a * gate[1]) / 2)
+    assert outcome.is_clipped.tolist() == [False, True]
+
+
 def test_total_variation_stops_only_what_moves_on_the_way_it_is_pushed() -> None:
     p, q = log(0.5, 0.5, 0.1, 0.1)[:, None], log(0.2, 0.2, 0.4, 0.4)[:, None]
     inside = within_total_variation(p, q, column(1, -1, 1, -1), limit=0.2)
@@ -248,6 +276,16 @@ def test_decoupled_ppo_at_six_four_two_tenths(is_good: bool, objective_value: fl
     other = -1.0 if is_good else 1.0  # u = 1, prox/q = 1
     assert outcome.loss.item() * 2 / -scale == pytest.approx(objective_value + other)
     assert float(gradient[0, 0]) * 2 / -scale == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(("advantage", "objective_value", "slope"), [(1, 2.4, 0.0), (-1, -3.0, -3.0)])
+def test_the_decoupled_surrogate_at_six_four_two_tenths(
+    advantage: float, objective_value: float, slope: float
+) -> None:
+    p = log(0.6).requires_grad_()
+    surrogate = decoupled_surrogate(p, log(0.4), log(0.2), column(advantage), clip_low=0.2, clip_high=0.2)
+    assert_close(-surrogate.loss.detach(), objective_value)
+    assert_close(-torch.autograd.grad(surrogate.loss, p)[0], slope)
 
 
 def test_vespo_weighs_one_at_one_and_nothing_at_both_ends() -> None:

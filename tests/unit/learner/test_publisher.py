@@ -1,25 +1,30 @@
 """The publisher with a real store: what a peer that fetches everything would end up with."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 from learner.catch_up import CatchUp, Signer
-from learner.mailbox import Snapshot, SnapshotMailbox
+from learner.master_gate import MasterGate
+from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
 from learner.publisher import Publisher
 from node.clock import SystemClock
-from node.errors import RefusedError, StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.weights.apply import Stage
+from node.weights.artifact_files import Draft
 from node.weights.chain import plan
 from node.weights.digests import Words
 from node.weights.encode import encode_version
@@ -28,10 +33,12 @@ from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
 from node.weights.store import ArtifactStore
 from support.groups import SAMPLING
+from support.weights import put_version
 
 LAYOUT = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))])
+FRAMED = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))], frame_words=8)
+"""The same words in many frames."""
 KEY = SigningKey.generate()
-NAN = 0x7FC0
 
 
 def words_of(version: int) -> Words:
@@ -41,8 +48,14 @@ def words_of(version: int) -> Words:
     return words
 
 
-def held(version: int) -> HeldPolicy:
-    return HeldPolicy.of(version, words_of(version), layout=LAYOUT)
+def held(version: int, layout: Layout = LAYOUT) -> HeldPolicy:
+    return HeldPolicy.of(version, words_of(version), layout=layout)
+
+
+def masters_of(version: int) -> dict[str, torch.Tensor]:
+    """The float32 numbers that round to ``words_of``."""
+    wide = torch.from_numpy(words_of(version)).view(torch.bfloat16).float()
+    return {span.name: wide[span.start_word :][: span.words].view(span.shape) for span in LAYOUT.tensors}
 
 
 def open_store(directory: Path) -> ArtifactStore:
@@ -51,15 +64,19 @@ def open_store(directory: Path) -> ArtifactStore:
 
 @dataclass
 class Publishing:
-    mailbox: SnapshotMailbox
+    gate: MasterGate
+    masters: dict[str, torch.Tensor]
     store: ArtifactStore
     task: asyncio.Task[None]
     stopping: asyncio.Event
+    metrics: LearnerMetrics
 
-    def put(self, version: int) -> None:
-        words = self.mailbox.blank()
-        words[:] = words_of(version)
-        self.mailbox.put(Snapshot(version, words, taken_at_s=0.0))
+    async def step(self, version: int) -> None:
+        """Do what a training step does: write the masters when it may, then say what they hold."""
+        await asyncio.to_thread(self.gate.begin_writing)
+        for name, tensor in masters_of(version).items():
+            self.masters[name].copy_(tensor)
+        self.gate.hold(version)
 
     async def stop(self) -> None:
         self.stopping.set()
@@ -73,6 +90,10 @@ class Publishing:
                 while key not in self.keys:
                     await changed.wait()
                     changed.clear()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.task.get_loop()
 
     @property
     def head(self) -> int:
@@ -94,22 +115,28 @@ async def publishing(
     keyframe_every: int = 100,
     public_every: int = 100,
     lag: int = 0,
+    layout: Layout = LAYOUT,
+    threads: int = 2,
 ) -> AsyncIterator[Publishing]:
     async def run_settings() -> RunSettings:
         return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
 
-    store, mailbox, stopping = open_store(directory), SnapshotMailbox(LAYOUT.words), asyncio.Event()
+    store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
+    gate = MasterGate(version=start.version.number, monotonic=SystemClock().monotonic)
+    masters = masters_of(start.version.number)
     signer = Signer(KEY, "run", 1)
     publisher = Publisher(
-        mailbox,
+        gate,
+        MasterWords(masters, layout),
         store,
         start=start,
-        layout=LAYOUT,
+        layout=layout,
         signer=signer,
+        threads=threads,
         keyframe_every_versions=keyframe_every,
         catch_up=CatchUp(
             store,
-            layout=LAYOUT,
+            layout=layout,
             words0=words_of(0),
             signer=signer,
             public_every_versions=public_every,
@@ -117,21 +144,23 @@ async def publishing(
         ),
         run_settings=run_settings,
         clock=SystemClock(),
-        metrics=LearnerMetrics(CollectorRegistry()),
+        metrics=metrics,
     )
     is_ready = asyncio.Event()
     task = asyncio.create_task(publisher.run(ready=is_ready.set, stopping=stopping))
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(mailbox, store, task, stopping)
+        yield Publishing(gate, masters, store, task, stopping, metrics)
     finally:
         ready.cancel()
         task.cancel()
         await asyncio.wait({task})
 
 
-def fetched(store: ArtifactStore, *, base: HeldPolicy | None, version: int) -> HeldPolicy:
+def fetched(
+    store: ArtifactStore, *, base: HeldPolicy | None, version: int, layout: Layout = LAYOUT
+) -> HeldPolicy:
     """Walk from ``base`` to ``version`` as a sampler does."""
     announcement = store.announcement()
     assert announcement is not None
@@ -139,7 +168,7 @@ def fetched(store: ArtifactStore, *, base: HeldPolicy | None, version: int) -> H
     assert path is not None
     for artifact in path:
         manifest, _ = store.manifest(artifact.key)
-        stage = Stage(manifest, layout=LAYOUT, base=None if artifact.key.is_keyframe else base, spare=None)
+        stage = Stage(manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None)
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, store.read_payload(artifact.key, frame))
@@ -148,27 +177,94 @@ def fetched(store: ArtifactStore, *, base: HeldPolicy | None, version: int) -> H
     return base
 
 
-async def test_every_snapshot_taken_in_time_becomes_a_delta_from_the_one_before(tmp_path: Path) -> None:
+async def test_every_version_it_has_time_for_becomes_a_delta_from_the_one_before(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         for version in (1, 2, 5):
-            running.put(version)
+            await running.step(version)
             await running.stored(ArtifactKey(version, running.head))
         assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1), ArtifactKey(5, 2)]
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
 
 
-async def test_only_the_newest_of_the_snapshots_that_wait_is_published(tmp_path: Path) -> None:
+async def test_a_version_the_next_step_was_faster_than_is_never_published(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
-        for version in (1, 2, 3):  # the publisher has no chance to run in between
-            running.put(version)
-        await running.stored(ArtifactKey(3, 0))
-        assert running.keys == [ArtifactKey(3, 0)]
+        with slow_disk(running.store) as disk:
+            await running.step(1)
+            await disk.reached()
+            for version in (2, 3):
+                await running.step(version)
+            disk.goes_on.set()
+        await running.stored(ArtifactKey(3, 1))
+        assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3, 1)]
+        await running.step(4)
+        await running.stored(ArtifactKey(4, 3))
+        assert running.metrics.superseded_versions._value.get() == 1
+
+
+class SlowDisk:
+    """Holds ``put_version`` up in the thread that calls it."""
+
+    def __init__(self, put: Callable[[bytes, Draft], None]) -> None:
+        self._put = put
+        self._is_reached = threading.Event()
+        self.goes_on = threading.Event()
+
+    def __call__(self, signed: bytes, draft: Draft) -> None:
+        self._is_reached.set()
+        assert self.goes_on.wait(timeout=10)
+        self._put(signed, draft)
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._is_reached.wait, 10)
+
+
+@contextmanager
+def slow_disk(store: ArtifactStore) -> Iterator[SlowDisk]:
+    disk = SlowDisk(store.put_version)
+    with mock.patch.object(store, "put_version", disk):
+        yield disk
+
+
+async def test_training_writes_on_as_soon_as_the_masters_were_read_whatever_the_disk_does(
+    tmp_path: Path,
+) -> None:
+    async with publishing(tmp_path, start=held(0)) as running:
+        with slow_disk(running.store) as disk:
+            await running.step(1)
+            await disk.reached()
+            await asyncio.wait_for(running.step(2), timeout=10)
+            disk.goes_on.set()
+        await running.stored(ArtifactKey(2, 1))
+        assert (fetched(running.store, base=held(0), version=1).words == words_of(1)).all()
+
+
+async def test_a_version_the_disk_has_no_room_for_is_left_out_and_the_next_starts_from_the_same_base(
+    tmp_path: Path,
+) -> None:
+    full = RefusedError(Reason.DISK, "no room")
+    async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
+        await running.step(1)
+        await running.stored(ArtifactKey(1, 0))
+        for version, failing in ((2, "draft"), (3, "put_version")):
+            failed = asyncio.Event()
+
+            def fail(*_: object, failed: asyncio.Event = failed) -> None:
+                running.loop.call_soon_threadsafe(failed.set)
+                raise full
+
+            with mock.patch.object(running.store, failing, fail):
+                await running.step(version)
+                await asyncio.wait_for(failed.wait(), timeout=10)
+        await running.step(4)
+        await running.stored(ArtifactKey(4, 1))
+        made = fetched(running.store, base=held(0, FRAMED), version=4, layout=FRAMED)
+        assert (made.words == words_of(4)).all()
 
 
 async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0), keyframe_every=3) as running:
         for version in (1, 2, 4, 5, 7):
-            running.put(version)
+            await running.step(version)
             await running.stored(ArtifactKey(version, running.head))
         await running.stop()
         keyframes = [key for key in running.keys if key.is_keyframe]
@@ -178,38 +274,68 @@ async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_pa
 
 async def test_what_waits_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
-        running.put(1)
+        await running.step(1)
         await running.stop()
         assert running.keys == [ArtifactKey(1, 0)]
 
 
-async def test_memory_is_bounded_however_many_versions_there_are(tmp_path: Path) -> None:
-    async with publishing(tmp_path, start=held(0)) as running:
-        arrays = {}  # kept alive, or an address would come again
-        for version in range(1, 20):
-            words = running.mailbox.blank()
-            arrays[words.ctypes.data] = words
-            words[:] = words_of(version)
-            running.mailbox.put(Snapshot(version, words, taken_at_s=0.0))
-            await asyncio.sleep(0)
-        await running.stop()
-        assert len(arrays) <= 4
+async def test_two_arrays_of_words_do_however_many_versions_there_are(tmp_path: Path) -> None:
+    arrays = {}
+    read = MasterWords.read
+
+    def watched(self: MasterWords, frame: int, words: Words) -> None:
+        assert words.base is not None
+        arrays[id(words.base)] = words.base  # Kept alive, or an address would come again.
+        read(self, frame, words)
+
+    with mock.patch.object(MasterWords, "read", watched):
+        async with publishing(tmp_path, start=held(0), keyframe_every=3) as running:
+            for version in range(1, 20):
+                await running.step(version)
+                await running.stored(ArtifactKey(version, version - 1))
+            await running.stop()
+    assert len(arrays) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_a_pass_shared_by_threads_makes_the_same_artifact_as_coding_the_whole(
+    tmp_path: Path, threads: int
+) -> None:
+    async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED, threads=threads) as running:
+        await running.step(9)
+        await running.stored(ArtifactKey(9, 0))
+        manifest, _ = running.store.manifest(ArtifactKey(9, 0))
+        whole = encode_version(
+            words_of(9),
+            version=9,
+            base=held(0, FRAMED),
+            layout=FRAMED,
+            run_id="run",
+            learner_epoch=1,
+            published_at_s=manifest.published_at_s,
+        )
+        assert manifest == whole.manifest
+        stored = tuple(
+            running.store.read_payload(manifest.key, frame) if len(payload) else b""
+            for frame, payload in enumerate(whole.payloads)
+        )
+        assert stored == whole.payloads
 
 
 async def test_after_a_restart_at_the_newest_published_version_deltas_go_on(tmp_path: Path) -> None:
     for start, version in ((0, 1), (1, 2)):
         async with publishing(tmp_path, start=held(start)) as running:
-            running.put(version)
+            await running.step(version)
             await running.stop()
     assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1)]
 
 
 async def test_after_a_restart_from_an_unpublished_version_that_version_is_a_keyframe(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
-        running.put(1)
+        await running.step(1)
         await running.stop()
     async with publishing(tmp_path, start=held(3), hub_head=held(1).version) as running:
-        running.put(4)
+        await running.step(4)
         await running.stop()
         assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3), ArtifactKey(4, 3)]
         assert (fetched(running.store, base=None, version=4).words == words_of(4)).all()
@@ -226,14 +352,15 @@ async def test_a_learner_behind_the_run_or_on_another_branch_does_not_start(
 
 
 async def test_a_version_that_is_not_finite_ends_the_learner_and_is_not_published(tmp_path: Path) -> None:
-    async with publishing(tmp_path, start=held(0)) as running:
-        words = running.mailbox.blank()
-        words[:] = words_of(1)
-        words[45] = NAN
-        running.mailbox.put(Snapshot(1, words, taken_at_s=0.0))
-        with pytest.raises(RefusedError, match="tensor 'b'"):
+    async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
+        await asyncio.to_thread(running.gate.begin_writing)
+        running.masters["b"][1, 2] = torch.inf
+        running.gate.hold(1)
+        with pytest.raises(RefusedError, match="tensor 'b' has a NaN or an infinity at element 9"):
             await asyncio.wait_for(asyncio.shield(running.task), timeout=10)
         assert running.keys == []
+        # Nobody reads any more: a step that was waiting goes on, and ends with the learner.
+        await asyncio.wait_for(asyncio.to_thread(running.gate.begin_writing), timeout=10)
 
 
 async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_who_are_behind(
@@ -241,7 +368,7 @@ async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_wh
 ) -> None:
     async with publishing(tmp_path, start=held(0), public_every=8, lag=4) as publishing_:
         for version in range(1, 9):
-            publishing_.put(version)
+            await publishing_.step(version)
             await publishing_.stored(ArtifactKey(version, version - 1))
         await publishing_.stored(ArtifactKey(8, 4))
         await publishing_.stored(ArtifactKey(8, 0))
@@ -252,7 +379,7 @@ async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_wh
 async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0), public_every=100) as publishing_:
         for version in range(1, 9):
-            publishing_.put(version)
+            await publishing_.step(version)
             await publishing_.stored(ArtifactKey(version, version - 1))
         await publishing_.stop()
         assert [key.base_version for key in publishing_.keys] == list(range(8))
@@ -278,7 +405,7 @@ def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
             learner_epoch=1,
             published_at_s=0.0,
         )
-        store.put_version(sign(encoded.manifest, KEY), encoded.payloads)
+        put_version(store, sign(encoded.manifest, KEY), encoded.payloads)
     assert catch_up.next_key(2) == ArtifactKey(2, 0)
     catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
     assert catch_up.next_key(2) == ArtifactKey(2, 0)

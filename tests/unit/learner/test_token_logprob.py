@@ -119,3 +119,13 @@ def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocab
         )
         torch.autograd.grad(logprob.sum(), [hidden, weight])
     assert largest.elements == max(chunk, weight.numel())
+
+
+def test_a_second_backward_pass_finds_the_same_gradient() -> None:
+    """The first one has used up the chunk that was kept."""
+    hidden, weight, _, target, temperature = made_up(torch.float64, has_bias=False)
+    logprob = token_logprob(hidden, weight, None, target_ids=target, temperature=temperature)
+    first = torch.autograd.grad(logprob.sum(), [hidden, weight], retain_graph=True)
+    second = torch.autograd.grad(logprob.sum(), [hidden, weight])
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

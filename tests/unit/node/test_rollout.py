@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.rollout import check_group
-from support.groups import make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group
 
 
 def test_an_honest_group_passes() -> None:
@@ -26,10 +27,23 @@ def test_an_honest_group_passes() -> None:
         ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
         ({"reward": float("nan")}, Reason.NON_FINITE),
         ({"reward": float("inf")}, Reason.NON_FINITE),
+        ({"kept_mass": np.array([0.5, 0.5], np.float32)}, Reason.MALFORMED),
+        ({"kept_mass": np.array([0.5, np.nan, 0.5], np.float32)}, Reason.NON_FINITE),
+        ({"kept_mass": np.array([0.5, np.inf, 0.5], np.float32)}, Reason.NON_FINITE),
+        ({"kept_mass": np.array([0.5, 0.0, 0.5], np.float32)}, Reason.MALFORMED),
+        ({"kept_mass": np.array([0.5, -0.5, 0.5], np.float32)}, Reason.MALFORMED),
+        ({"kept_mass": np.array([0.5, 1.001, 0.5], np.float32)}, Reason.MALFORMED),
     ],
 )
 def test_one_bad_completion_refuses_the_group_and_is_named(changes: dict[str, Any], reason: Reason) -> None:
-    group = make_group(completions=(make_completion(3), make_completion(3, **changes)))
+    is_truncated = "kept_mass" in changes
+    group = make_group(
+        completions=(
+            make_completion(3, kept_mass=np.ones(3, np.float32) if is_truncated else None),
+            make_completion(3, **changes),
+        ),
+        sampling=replace(SAMPLING, top_k=5 if is_truncated else 0),
+    )
     with pytest.raises(RefusedError, match="completion 1") as refused:
         check_group(group, vocabulary_size=50)
     assert refused.value.reason is reason
@@ -38,6 +52,23 @@ def test_one_bad_completion_refuses_the_group_and_is_named(changes: dict[str, An
 def test_negative_zero_and_denormal_logprobs_are_fine() -> None:
     logprob = np.array([-0.0, -1e-45, 0.0], np.float32)
     check_group(make_group(completions=(make_completion(3, behaviour_logprob=logprob),)))
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, 0), (1.0, 5)])
+def test_kept_masses_up_to_one_pass_where_something_was_cut_off(top_p: float, top_k: int) -> None:
+    kept_mass = np.array([1e-45, 0.5, 1.0], np.float32)
+    sampling = replace(SAMPLING, top_p=top_p, top_k=top_k)
+    check_group(make_group(completions=(make_completion(3, kept_mass=kept_mass),), sampling=sampling))
+
+
+@pytest.mark.parametrize(("top_k", "with_mass"), [(0, 1), (0, 2), (5, 1)])
+def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refused(
+    top_k: int, with_mass: int
+) -> None:
+    masses = [np.ones(3, np.float32)] * with_mass + [None] * (2 - with_mass)
+    completions = tuple(make_completion(3, kept_mass=kept_mass) for kept_mass in masses)
+    with pytest.raises(RefusedError, match=f"{with_mass} of 2 completions have kept masses"):
+        check_group(make_group(completions=completions, sampling=replace(SAMPLING, top_k=top_k)))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
-from node.weights.held import HeldPolicy
 from sampler.engines.base import FinishedRequest, GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
 from sampler.generation import Generation
 from sampler.metrics import SamplerMetrics
+from sampler.model_words import version_of
 from support.tiny_model import make_tiny_model
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
@@ -33,8 +34,12 @@ class Generating:
         self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
 
-    def policy(self, number: int) -> HeldPolicy:
-        return HeldPolicy.of(number, self.engine.words0(), layout=self.engine.layout)
+    def version(self, number: int) -> PolicyVersion:
+        return version_of(number, self.engine.weights.live, layout=self.engine.layout)
+
+    async def serve(self, number: int) -> None:
+        """Hand over a change that changes nothing but the number."""
+        assert await self.generation.hand_over(lambda: self.version(number)) == self.version(number)
 
     def add(
         self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
@@ -65,13 +70,14 @@ async def test_nothing_is_served_before_the_first_version_is_handed_over(model_d
         assert made.generation.served is None
         assert made.value("held_version") == -1
         waiting = asyncio.create_task(made.generation.wait_until_serving())
-        await made.generation.hand_over(made.policy(0))
-        assert await waiting == made.policy(0).version
+        await made.serve(0)
+        assert await waiting == made.version(0)
         assert made.value("held_version") == 0
 
 
 async def test_requests_are_finished_whole(model_dir: Path) -> None:
     async with generating(model_dir) as made:
+        await made.serve(0)
         made.add("a", SHORT)
         made.add("b", SHORT)
         finished = {(await made.finished.get()).request_id for _ in range(2)}
@@ -80,12 +86,12 @@ async def test_requests_are_finished_whole(model_dir: Path) -> None:
 
 async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it(model_dir: Path) -> None:
     async with generating(model_dir) as made:
-        await made.generation.hand_over(made.policy(0))
+        await made.serve(0)
         made.add("a", LONG, completions=64)
         made.add("first", SHORT)
         await made.finished.get()
-        await made.generation.hand_over(made.policy(6))
-        assert made.generation.served == made.policy(6).version
+        await made.serve(6)
+        assert made.generation.served == made.version(6)
         group = await made.finished.get()
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
         assert versions == {0, 6}
@@ -95,24 +101,53 @@ async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it
 async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         for number in (1, 2, 3):
-            await asyncio.wait_for(made.generation.hand_over(made.policy(number)), timeout=5)
-        assert made.generation.served == made.policy(3).version
+            await asyncio.wait_for(made.serve(number), timeout=5)
+        assert made.generation.served == made.version(3)
 
 
 async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(model_dir: Path) -> None:
     async with generating(model_dir) as made:
-        await made.generation.hand_over(made.policy(1))
+        await made.serve(1)
         made.generation.withdraw()
         assert made.generation.served is None
         waiting = asyncio.create_task(made.generation.wait_until_serving())
         await asyncio.wait({waiting}, timeout=0.02)
         assert not waiting.done()
-        await made.generation.hand_over(made.policy(1))
+        await made.serve(1)
         assert (await waiting).number == 1
+
+
+def tear() -> PolicyVersion:
+    raise RefusedError(Reason.DAMAGED, "half of it was written")
+
+
+async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_was_made(
+    model_dir: Path,
+) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(1)
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        await made.finished.get()
+        with pytest.raises(RefusedError, match="half of it"):
+            await made.generation.hand_over(tear)
+        assert made.generation.served is None
+        assert made.value("held_version") == -1
+        steps = made.value("decode_steps_total")
+        # Its rendezvous is between two steps, so that one would have been made by now.
+        await made.generation.hand_over(lambda: None)
+        await made.generation.hand_over(lambda: None)
+        assert made.value("decode_steps_total") == steps
+        assert made.generation.served is None
+        await made.serve(2)
+        group = await made.finished.get()
+        versions = {int(v) for completion in group.completions for v in completion.policy_version}
+        assert versions == {1, 2}
 
 
 async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
     async with generating(model_dir) as made:
+        await made.serve(0)
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
         assert (await made.finished.get()).request_id == "first"
@@ -125,6 +160,7 @@ async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
 
 async def test_a_prompt_the_engine_will_not_take_is_refused_alone(model_dir: Path) -> None:
     async with generating(model_dir) as made:
+        await made.serve(0)
         made.add("too long", SHORT, prompt="1" * 300)
         made.add("fine", SHORT)
         name, error = await made.refused.get()

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from node.errors import Reason, RefusedError, StartupError
-from node.weights.apply import Stage
+from node.policy import PolicyVersion
+from node.weights.digests import Words
 from node.weights.encode import EncodedVersion
 from node.weights.head_file import Head, StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.manifest import Manifest, sign
+from sampler.delta_log import StagedArtifact
 from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
+from sampler.staging import InPlaceVersion
 from support.clock import ManualClock
+from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
 
 LEARNER = Learner()
@@ -25,7 +29,7 @@ LEARNER.words(4)
 Chain = tuple[tuple[int, int | None], ...]
 CHAIN: Chain = ((1, 0), (2, 1), (3, None), (4, 3))
 
-WRITES = ("pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
+WRITES = ("write", "pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
 """Every call that changes what is on disk, or makes it last."""
 
 
@@ -48,8 +52,14 @@ def disk_of(
     )
 
 
-def base() -> HeldPolicy:
-    return HeldPolicy(LEARNER.versions[0].version, LEARNER.versions[0].words.copy())
+def load(
+    disk: PolicyDisk, words0: Words = LEARNER.versions[0].words
+) -> tuple[PolicyVersion, Manifest | None, Words]:
+    """Start a sampler whose base model is ``words0``: give what it holds, its manifest and its words."""
+    weights = live_words(words0)
+    disk.load_mark()
+    held, manifest = disk.load(weights, base=disk.keep_base(weights.live))
+    return held, manifest, words_of(weights.live)
 
 
 def mark_of(manifest: Manifest) -> StoreMark:
@@ -72,29 +82,45 @@ def artifact(version: int, base_version: int | None) -> tuple[EncodedVersion, by
 def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: Chain = CHAIN) -> list[int]:
     """Start a sampler on ``directory`` and follow the chain; give the versions held."""
     disk = disk_of(directory, save_every_s=save_every_s)
+    weights = live_words(LEARNER.versions[0].words)
     disk.load_mark()
-    held, _ = disk.load(base)
-    numbers = [held.version.number]
+    held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+    numbers = [held.number]
     for version, base_version in chain:
-        if not held.version.number < version <= until:
+        if not held.number < version <= until:
             continue
         encoded, signed = artifact(version, base_version)
-        staged = disk.stage(encoded.manifest, signed)
-        assert staged is not None
-        stage = Stage(encoded.manifest, layout=LAYOUT, base=held)
-        stage.take_held()
-        for frame in stage.missing():
-            payload = staged.payload(frame)
-            if payload is None:
-                payload = encoded.payloads[frame]
-                staged.keep(frame, payload)
-            stage.put(frame, payload)
-        held = stage.finish()
-        disk.remember(mark_of(encoded.manifest), staged)
-        disk.fold(held)
-        numbers.append(held.version.number)
-    assert held.version == LEARNER.versions[held.version.number].version
+        payloads = disk.stage(encoded.manifest, signed)
+        assert payloads is not None
+        staged = InPlaceVersion(
+            encoded.manifest,
+            layout=LAYOUT,
+            base=weights.live,
+            base_version=held,
+            payloads=payloads,
+            weights=weights,
+        )
+        staged.take_held()
+        for frame in staged.missing():
+            staged.put(frame, encoded.payloads[frame])
+        staged.finish()
+        disk.remember(mark_of(encoded.manifest), payloads)
+        staged.apply()
+        held = encoded.manifest.policy_version
+        disk.fold(held, weights.live)
+        numbers.append(held.number)
+    np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[held.number].words)
     return numbers
+
+
+def log(disk: PolicyDisk, version: int, base_version: int | None) -> None:
+    """Put an artifact into the log as a fetch does."""
+    encoded, signed = artifact(version, base_version)
+    payloads = disk.stage(encoded.manifest, signed)
+    assert payloads is not None
+    for frame, payload in enumerate(encoded.payloads):
+        payloads.keep(frame, payload)
+    disk.remember(mark_of(encoded.manifest), payloads)
 
 
 @pytest.fixture
@@ -112,6 +138,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         return call
 
+    # A kill leaves the machine running, and what was written with it: nobody waits for the disk here.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     for name in WRITES:
         monkeypatch.setattr(os, name, deadly(getattr(os, name)))
 
@@ -138,27 +166,26 @@ def test_killed_at_any_write_a_verified_version_is_found_and_gone_on_with(
         else:
             break
         kill_at(0)
-        disk = disk_of(directory)
-        mark = disk.load_mark()
-        held, _ = disk.load(base)
-        expected = LEARNER.versions[held.version.number]
-        assert held.version == expected.version
-        np.testing.assert_array_equal(held.words, expected.words)
-        assert mark.head is None or mark.head.number <= held.version.number
+        mark = disk_of(directory).load_mark()
+        held, _, words = load(disk_of(directory))
+        expected = LEARNER.versions[held.number]
+        assert held == expected.version
+        np.testing.assert_array_equal(words, expected.words)
+        assert mark.head is None or mark.head.number <= held.number
         assert live(directory, save_every_s=save_every_s)[-1] == 4
     assert kills > 20
 
 
 def test_what_arrived_before_a_kill_is_not_fetched_again(tmp_path: Path) -> None:
     disk = disk_of(tmp_path)
-    disk.load(base)
+    load(disk)
     encoded, signed = artifact(1, 0)
     staged = disk.stage(encoded.manifest, signed)
     assert staged is not None
     staged.keep(0, encoded.payloads[0])
     staged.keep(2, encoded.payloads[2])
     again = disk_of(tmp_path)
-    again.load(base)
+    load(again)
     resumed = again.stage(encoded.manifest, signed)
     assert resumed is not None
     assert [frame for frame in range(5) if resumed.payload(frame) is not None] == [0, 2]
@@ -166,7 +193,7 @@ def test_what_arrived_before_a_kill_is_not_fetched_again(tmp_path: Path) -> None
 
 def test_an_unfinished_artifact_is_given_up_when_another_one_is_begun(tmp_path: Path) -> None:
     disk = disk_of(tmp_path)
-    disk.load(base)
+    load(disk)
     for version, base_version in CHAIN:
         encoded, signed = artifact(version, base_version)
         disk.stage(encoded.manifest, signed)
@@ -176,9 +203,33 @@ def test_an_unfinished_artifact_is_given_up_when_another_one_is_begun(tmp_path: 
 def test_the_log_is_applied_to_the_copy_by_its_longest_strides(tmp_path: Path) -> None:
     assert live(tmp_path, until=2, save_every_s=3600.0) == [0, 1, 2]
     assert not (tmp_path / HELD_FILE).exists()
-    held, manifest = disk_of(tmp_path).load(base)
+    held, manifest, _ = load(disk_of(tmp_path))
     assert manifest is not None
-    assert held.version == manifest.policy_version == LEARNER.versions[2].version
+    assert held == manifest.policy_version == LEARNER.versions[2].version
+
+
+def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(tmp_path: Path) -> None:
+    """After a long sleep: the copy is of version 1, and the delta to version 3 starts from version 0."""
+    live(tmp_path, until=1)
+    assert (tmp_path / HELD_FILE).exists()
+    disk = disk_of(tmp_path, save_every_s=3600.0)
+    load(disk)
+    log(disk, 3, 0)
+    held, manifest, words = load(disk_of(tmp_path))
+    assert manifest is not None
+    assert held == manifest.policy_version == LEARNER.versions[3].version
+    np.testing.assert_array_equal(words, LEARNER.versions[3].words)
+
+
+def test_where_such_a_way_rotted_the_copy_is_held(tmp_path: Path) -> None:
+    live(tmp_path, until=1)
+    disk = disk_of(tmp_path, save_every_s=3600.0)
+    load(disk)
+    log(disk, 3, 0)
+    flip_bit(tmp_path / LOG_DIRECTORY / "3-0" / "frames", 3)
+    held, _, words = load(disk_of(tmp_path))
+    assert held == LEARNER.versions[1].version
+    np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
 
 def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) -> None:
@@ -193,26 +244,46 @@ def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) 
 def test_a_logged_version_that_rotted_is_not_believed(tmp_path: Path) -> None:
     live(tmp_path, until=2, save_every_s=3600.0)
     flip_bit(tmp_path / LOG_DIRECTORY / "2-1" / "frames", 3)
-    held, _ = disk_of(tmp_path).load(base)
-    assert held.version == LEARNER.versions[1].version
+    held, _, _ = load(disk_of(tmp_path))
+    assert held == LEARNER.versions[1].version
     flip_bit(tmp_path / LOG_DIRECTORY / "1-0" / "manifest", 30)
-    held, _ = disk_of(tmp_path).load(base)
-    assert held.version == LEARNER.versions[0].version
+    held, _, _ = load(disk_of(tmp_path))
+    assert held == LEARNER.versions[0].version
+
+
+def test_a_logged_version_that_fails_half_applied_is_given_up_and_the_one_before_it_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(tmp_path, until=2, save_every_s=3600.0)
+    read = StagedArtifact.payload
+    reads: Counter[int] = Counter()
+
+    def rots_after_it_was_verified(artifact: StagedArtifact, frame: int) -> bytes | None:
+        reads[frame] += artifact.key.version == 2
+        return None if artifact.key.version == 2 and frame == 3 and reads[3] == 2 else read(artifact, frame)
+
+    monkeypatch.setattr(StagedArtifact, "payload", rots_after_it_was_verified)
+    held, manifest, words = load(disk_of(tmp_path))
+    assert reads[3] == 2
+    assert held == LEARNER.versions[1].version
+    assert manifest == artifact(1, 0)[0].manifest
+    np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
 
 def test_another_base_model_than_the_log_starts_from_keeps_the_base(tmp_path: Path) -> None:
     live(tmp_path, until=2, save_every_s=3600.0)
-    other = HeldPolicy.of(0, LEARNER.versions[0].words ^ np.uint16(1), layout=LAYOUT)
-    held, manifest = disk_of(tmp_path).load(lambda: other)
-    assert held is other
+    other = LEARNER.versions[0].words ^ np.uint16(1)
+    held, manifest, words = load(disk_of(tmp_path), other)
+    assert held == HeldPolicy.of(0, other, layout=LAYOUT).version
     assert manifest is None
+    np.testing.assert_array_equal(words, other)
 
 
 def test_a_mark_that_cannot_be_written_refuses_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = disk_of(tmp_path)
-    disk.load(base)
+    load(disk)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -234,7 +305,7 @@ def test_an_artifact_that_cannot_be_logged_is_counted(
 ) -> None:
     refusals: Counter[Reason] = Counter()
     disk = disk_of(tmp_path, refusals=refusals)
-    disk.load(base)
+    load(disk)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

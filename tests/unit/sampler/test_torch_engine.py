@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
 from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.distribution import sampling_logprob
+from sampler.engines.distribution import sampling_distribution
 from sampler.engines.torch_engine import TorchEngine, canonical_tensors
+from sampler.model_words import ArrayWords, copy_words
+from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
@@ -28,7 +30,24 @@ def engine(model_dir: Path) -> TorchEngine:
 
 def other_words(tmp_path: Path, seed: int) -> NDArray[np.uint16]:
     other = make_tiny_model(tmp_path / str(seed), seed=seed)
-    return TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0).words0()
+    made = TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    return live(made)
+
+
+def live(engine: TorchEngine) -> NDArray[np.uint16]:
+    return words_of(engine.weights.live, layout=engine.layout)
+
+
+def load(engine: TorchEngine, words: NDArray[np.uint16], version: int, *, in_place: bool = False) -> None:
+    """Change the live words as a verified version does."""
+    if in_place:
+        copy_words(ArrayWords(words), engine.weights.live, layout=engine.layout)
+        engine.weights.settle()
+    else:
+        spare = engine.weights.new_spare()
+        copy_words(ArrayWords(words), spare, layout=engine.layout)
+        engine.weights.swap(spare)
+    engine.serve(version)
 
 
 def request(
@@ -56,9 +75,13 @@ def naive_logprob(
     completion: SampledCompletion,
     sampling: SamplingParameters = PLAIN,
 ) -> NDArray[np.float32]:
-    """Score every token by a whole forward pass of its own: no cache, no batch, no padding."""
+    """Score every token by a whole forward pass of its own: no cache, no batch, no padding.
+
+    Kept masses, where there are any, are checked on the way.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     scores: list[float] = []
+    kept_masses: list[float] = []
     with torch.no_grad():
         for position, (token, version) in enumerate(
             zip(completion.token_ids, completion.policy_version, strict=True)
@@ -70,13 +93,15 @@ def naive_logprob(
                 start += tensor.numel()
             ids = np.concatenate([prompt, completion.token_ids[:position]])
             logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
-            distribution = sampling_logprob(
+            distribution = sampling_distribution(
                 logits,
                 temperature=torch.tensor([sampling.temperature]),
                 top_k=torch.tensor([sampling.top_k]),
                 top_p=torch.tensor([sampling.top_p]),
             )
-            scores.append(float(distribution[0, int(token)]))
+            scores.append(float(distribution.logprob[0, int(token)]))
+            kept_masses.append(float(distribution.kept_mass))
+    assert completion.kept_mass is None or np.allclose(completion.kept_mass, kept_masses, atol=1e-5)
     return np.array(scores, np.float32)
 
 
@@ -89,27 +114,38 @@ def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_le
     finished = run_out(engine)
     for prompt in prompts:
         for completion in finished[prompt].completions:
-            naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode(prompt), completion)
+            naive = naive_logprob(
+                model_dir,
+                {0: live(engine)},
+                engine.encode(prompt),
+                completion,
+            )
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
 def test_a_prompt_of_one_token_alone_is_scored_exactly(engine: TorchEngine, model_dir: Path) -> None:
     engine.add(request(engine, "7"))
     for completion in run_out(engine)["7"].completions:
-        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("7"), completion)
+        naive = naive_logprob(
+            model_dir,
+            {0: live(engine)},
+            engine.encode("7"),
+            completion,
+        )
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["spare", "in place"])
 def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_names(
-    engine: TorchEngine, model_dir: Path, tmp_path: Path
+    engine: TorchEngine, model_dir: Path, tmp_path: Path, in_place: bool
 ) -> None:
-    words = {0: engine.words0(), 5: other_words(tmp_path, 5)}
+    words = {0: live(engine), 5: other_words(tmp_path, 5)}
     prompts = ["9", "12+34=", "hello"]
     for prompt in prompts:
         engine.add(request(engine, prompt, completions=6))
     for _ in range(4):
         assert not engine.step()
-    engine.load(words[5], 5)
+    load(engine, words[5], 5, in_place=in_place)
     finished = run_out(engine)
     mixed = 0
     for prompt in prompts:
@@ -134,7 +170,12 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
     assert set(finished) == {"1+1=", "a rather long prompt 1", "2"}
     for prompt, group in finished.items():
         for completion in group.completions:
-            naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode(prompt), completion)
+            naive = naive_logprob(
+                model_dir,
+                {0: live(engine)},
+                engine.encode(prompt),
+                completion,
+            )
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -145,13 +186,17 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
         SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
     ],
 )
-def test_truncated_sampling_records_the_renormalised_logprob(
+def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
     engine: TorchEngine, model_dir: Path, sampling: SamplingParameters
 ) -> None:
     engine.add(request(engine, "5-2=", sampling=sampling, completions=4))
     engine.add(request(engine, "5", completions=4))
-    for completion in run_out(engine)["5-2="].completions:
-        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("5-2="), completion, sampling)
+    finished = run_out(engine)
+    assert all(completion.kept_mass is None for completion in finished["5"].completions)
+    for completion in finished["5-2="].completions:
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("5-2="), completion, sampling)
+        assert completion.kept_mass is not None
+        assert completion.kept_mass.min() < 0.99
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -200,7 +245,12 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(
     finished = run_out(engine)
     assert set(finished) == {"1+2="}
     for completion in finished["1+2="].completions:
-        naive = naive_logprob(model_dir, {0: engine.words0()}, engine.encode("1+2="), completion)
+        naive = naive_logprob(
+            model_dir,
+            {0: live(engine)},
+            engine.encode("1+2="),
+            completion,
+        )
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -211,17 +261,27 @@ def test_words_cover_tied_weights_once_under_the_smallest_name(engine: TorchEngi
     assert "model.embed_tokens.weight" not in names
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_words_of_the_base_model_are_its_own_whatever_it_computes_in(
+    model_dir: Path, dtype: torch.dtype
+) -> None:
+    engine = TorchEngine(model_dir, device="cpu", compute_dtype=dtype, threads=1, seed=7)
+    tensors = canonical_tensors(AutoModelForCausalLM.from_pretrained(model_dir).state_dict())
+    expected = torch.cat([t.bfloat16().view(torch.int16).view(-1) for t in tensors.values()])
+    np.testing.assert_array_equal(live(engine), expected.numpy().view(np.uint16))
+
+
 def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp_path: Path) -> None:
     words = other_words(tmp_path, 3)
     words.flags.writeable = False
-    engine.load(words, 1)
+    load(engine, words, 1)
     engine.add(request(engine, "8-1="))
     for completion in run_out(engine)["8-1="].completions:
         naive = naive_logprob(model_dir, {1: words}, engine.encode("8-1="), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
-def test_a_base_model_saved_in_float32_is_served_rounded_to_its_words(tmp_path: Path) -> None:
+def test_a_base_model_saved_in_float32_is_served_as_it_is(tmp_path: Path) -> None:
     model_dir = make_tiny_model(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with torch.no_grad():
@@ -229,18 +289,15 @@ def test_a_base_model_saved_in_float32_is_served_rounded_to_its_words(tmp_path: 
             parameter.mul_(1.001)
     model.save_pretrained(tmp_path)
     engine = TorchEngine(tmp_path, device="cpu", compute_dtype=torch.float32, threads=1, seed=7)
-    engine.add(request(engine, "3+3="))
-    for completion in run_out(engine)["3+3="].completions:
-        naive = naive_logprob(tmp_path, {0: engine.words0()}, engine.encode("3+3="), completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert {span.dtype.name for span in engine.layout.tensors} == {"float32"}
+    served, saved = engine._model.state_dict(), model.state_dict()
+    assert all(torch.equal(served[name], saved[name]) for name in saved)
 
 
-def test_an_older_version_or_too_few_words_are_refused(engine: TorchEngine) -> None:
-    engine.load(engine.words0(), 3)
+def test_an_older_version_is_refused(engine: TorchEngine) -> None:
+    engine.serve(3)
     with pytest.raises(ValueError, match="older"):
-        engine.load(engine.words0(), 2)
-    with pytest.raises(ValueError, match="layout has"):
-        engine.load(engine.words0()[:-1], 4)
+        engine.serve(2)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(engine: TorchEngine) -> None:

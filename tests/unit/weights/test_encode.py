@@ -1,5 +1,8 @@
 """What is published, and what never is."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -7,8 +10,11 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.weights.codec import Codec
-from node.weights.encode import encode_version
+from node.weights.digests import Words, payload_digest, words_digest
+from node.weights.encode import code_frames, encode_version, join
 from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import FrameRecord
 from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 
@@ -69,3 +75,69 @@ def test_a_version_starts_from_an_older_one() -> None:
             learner_epoch=1,
             published_at_s=0.0,
         )
+
+
+MANY = Layout.of([TensorSpec("a", (64 * 16,))], frame_words=16)
+
+
+def code_many(
+    pool: ThreadPoolExecutor, *, new: Callable[[int], Words], put: Callable[[bytes], object]
+) -> tuple[FrameRecord, ...]:
+    return code_frames(
+        range(len(MANY.frames)), new=new, base=None, layout=MANY, put=put, executor=pool, under_way=5
+    )
+
+
+def test_no_more_frames_are_under_way_than_was_said_and_they_are_put_in_order() -> None:
+    words, lock, begun, most = random_words(3, layout=MANY), threading.Lock(), 0, 0
+    put: list[bytes] = []
+
+    def new(frame: int) -> Words:
+        nonlocal begun, most
+        with lock:
+            begun += 1
+            most = max(most, begun - len(put))
+        return words[MANY.frames[frame].slice]
+
+    with ThreadPoolExecutor(4) as pool:
+        records = code_many(pool, new=new, put=put.append)
+    assert most <= 5
+    assert [payload_digest(payload) for payload in put] == [record.payload_digest for record in records]
+    assert [record.new_digest for record in records] == [words_digest(words[f.slice]) for f in MANY.frames]
+
+
+def test_when_coding_fails_nobody_reads_the_new_words_any_more() -> None:
+    words, is_over, readers = random_words(3, layout=MANY), threading.Event(), threading.Barrier(4)
+    late: list[int] = []
+
+    def new(frame: int) -> Words:
+        if frame < 4:
+            readers.wait(timeout=10)  # All four threads are reading.
+        if is_over.is_set():
+            late.append(frame)
+        return words[MANY.frames[frame].slice]
+
+    def full(payload: bytes) -> None:
+        raise RefusedError(Reason.DISK, "no room")
+
+    with ThreadPoolExecutor(4) as pool:
+        with pytest.raises(RefusedError, match="no room"):
+            code_many(pool, new=new, put=full)
+        is_over.set()
+    assert late == []
+
+
+def test_a_manifest_is_made_of_all_frames_and_of_a_newer_version() -> None:
+    learner = Learner()
+    records = learner.encode(2, 1).manifest.frames
+    for kept, version, base_version in ((records[:-1], 2, 1), (records, 1, 1)):
+        with pytest.raises(ValueError, match=r"records for|cannot start"):
+            join(
+                kept,
+                version=version,
+                base_version=base_version,
+                layout=LAYOUT,
+                run_id=RUN_ID,
+                learner_epoch=1,
+                published_at_s=0.0,
+            )

@@ -59,9 +59,71 @@ def test_a_word_knows_its_tensor() -> None:
 
 
 def test_a_dtype_that_cannot_be_coded_is_refused_by_name() -> None:
-    with pytest.raises(RefusedError, match=r"'norm' is float32.*bfloat16") as refused:
-        Layout.of([TensorSpec("norm", (3,), "float32")])
+    with pytest.raises(RefusedError, match=r"'norm' is complex64.*bfloat16") as refused:
+        Layout.of([TensorSpec("norm", (3,), "complex64")])
     assert refused.value.reason is Reason.LAYOUT_MISMATCH
+
+
+MIXED = (
+    TensorSpec("a.norm", (5,), "bfloat16"),
+    TensorSpec("b.bias", (3,), "float32"),
+    TensorSpec("c.weight", (2, 7), "float8_e4m3fn"),
+    TensorSpec("d.counts", (2,), "int64"),
+    TensorSpec("e.odd", (3,), "int8"),
+    TensorSpec("f.norm", (2,), "bfloat16"),
+    TensorSpec("g.bias", (), "float32"),
+    TensorSpec("h.half", (1,), "float16"),
+)
+
+
+def test_the_widest_elements_come_first_and_each_dtype_has_frames_of_its_own() -> None:
+    layout = Layout.of(reversed(MIXED), frame_words=16)
+    assert [(tensor.name, tensor.start_word, tensor.words) for tensor in layout.tensors] == [
+        ("d.counts", 0, 8),
+        ("b.bias", 8, 6),
+        ("g.bias", 14, 2),
+        ("a.norm", 16, 5),
+        ("f.norm", 21, 2),
+        ("h.half", 23, 1),
+        ("c.weight", 24, 7),
+        ("e.odd", 31, 2),
+    ]
+    assert layout.words == 33
+    assert [(frame.start_word, frame.words, frame.dtype.name) for frame in layout.frames] == [
+        (0, 8, "int64"),
+        (8, 8, "float32"),
+        (16, 7, "bfloat16"),
+        (23, 1, "float16"),
+        (24, 7, "float8_e4m3fn"),
+        (31, 2, "int8"),
+    ]
+
+
+def test_a_frame_holds_whole_elements() -> None:
+    layout = Layout.of([TensorSpec("a", (5,), "int64"), TensorSpec("b", (4,), "float32")], frame_words=11)
+    assert spans(layout) == [(0, 8), (8, 8), (16, 4), (20, 8)]
+    with pytest.raises(RefusedError, match="an element of 'a' in frames of 3 words"):
+        Layout.of([TensorSpec("a", (5,), "int64")], frame_words=3)
+
+
+def test_the_digest_depends_on_dtypes() -> None:
+    digests = {Layout.of([TensorSpec("a", (4,), dtype)]).digest for dtype in ("bfloat16", "float16", "int16")}
+    assert len(digests) == 3
+
+
+def test_the_pieces_of_a_frame_say_where_each_tensor_is() -> None:
+    layout = Layout.of([TensorSpec("a", (3,)), TensorSpec("b", (25,)), TensorSpec("c", (2,))], frame_words=10)
+    told = [
+        [(piece.tensor.name, piece.tensor_word, piece.frame_word, piece.words) for piece in layout.pieces(n)]
+        for n in range(len(layout.frames))
+    ]
+    assert told == [
+        [("a", 0, 0, 3)],
+        [("b", 0, 0, 10)],
+        [("b", 10, 0, 10)],
+        [("b", 20, 0, 5)],
+        [("c", 0, 0, 2)],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.held import HeldPolicy
 from node.weights.store import INCOMING_ARTIFACTS, ArtifactStore
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_what_a_reader_has_found_is_not_cleaned_away_before_it_is_leased(
     def find_while_the_cleaner_runs(key: ArtifactKey) -> object:
         found = find(key)
         if key == old and not cleaners:
-            cleaners.append(threading.Thread(target=store.put_version, args=new))
+            cleaners.append(threading.Thread(target=put_version, args=(store, *new)))
             cleaners[0].start()
             cleaners[0].join(timeout=0.5)
         return found
@@ -438,3 +438,42 @@ def test_a_directory_that_cannot_be_used_ends_the_start(learner: Learner, tmp_pa
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StartupError, match="cannot be used"):
         learner.store(tmp_path / "file")
+
+
+def test_a_draft_that_is_given_up_leaves_nothing_behind(store: ArtifactStore, tmp_path: Path) -> None:
+    def files() -> list[Path]:
+        return [path for path in tmp_path.rglob("*") if path.is_file()]
+
+    before = files()
+    with store.draft() as draft:
+        draft.append(b"x" * 100_000)
+        assert files() != before
+    assert files() == before
+
+
+def test_what_a_killed_process_was_making_is_gone_at_the_next_start(
+    learner: Learner, store: ArtifactStore, tmp_path: Path
+) -> None:
+    with store.draft():
+        assert len(list((tmp_path / "scratch").iterdir())) == 1
+        restarted = learner.store(tmp_path)
+        assert list((tmp_path / "scratch").iterdir()) == []
+    learner.put(restarted, (1, 0))
+    assert keys(restarted) == [(1, 0)]
+
+
+def test_payloads_that_are_not_the_manifests_are_our_own_mistake(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    signed, payloads = learner.signed(1, 0)
+    with pytest.raises(ValueError, match="bytes for a manifest of"):
+        put_version(store, signed, payloads[:-1])
+    assert keys(store) == []
+
+
+def test_a_disk_without_room_for_a_draft_is_said(
+    store: ArtifactStore, learner: Learner, tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").rmdir()
+    with refused(Reason.DISK):
+        learner.put(store, (1, 0))

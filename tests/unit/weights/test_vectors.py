@@ -8,6 +8,7 @@ import pytest
 from node.weights.apply import Stage
 from node.weights.codec import Codec, decode_frame
 from node.weights.digests import Words, payload_digest, words_digest
+from node.weights.dtypes import DTYPES
 from node.weights.exponent_conditioned.choice import Implementation
 from node.weights.exponent_conditioned.format import Fault
 from node.weights.held import HeldPolicy
@@ -61,9 +62,20 @@ def test_the_other_codecs_read_their_payloads(vector: dict[str, str]) -> None:
     words = words_of(vector["words"])
     base = words_of(vector["base"]) if vector["base"] else None
     out = np.zeros_like(words)
-    digest = decode_frame(Codec[vector["codec"]], bytes.fromhex(vector["payload"]), base=base, out=out)
+    dtype = DTYPES[vector.get("dtype", "bfloat16")]
+    payload = bytes.fromhex(vector["payload"])
+    digest = decode_frame(Codec[vector["codec"]], payload, base=base, out=out, dtype=dtype)
     np.testing.assert_array_equal(out, words)
     assert digest == words_digest(words)
+
+
+def test_a_layout_of_many_dtypes_is_as_written() -> None:
+    told = VECTORS["mixed_layout"]
+    specs = [TensorSpec(each["name"], tuple(each["shape"]), each["dtype"]) for each in told["tensors"]]
+    layout = Layout.of(specs, frame_words=told["frame_words"])
+    assert {tensor.name: tensor.start_word for tensor in layout.tensors} == told["starts"]
+    assert [[span.start_word, span.words, span.dtype.name] for span in layout.frames] == told["frames"]
+    assert layout.digest.hex() == told["digest"]
 
 
 def test_an_artifact_applies_with_every_digest_as_written() -> None:

@@ -1,7 +1,9 @@
 import pytest
 
 from heterorl.v1 import membership_pb2
+from node import limits
 from node.errors import RefusedError
+from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
@@ -14,6 +16,8 @@ from node.wire import (
     metric_families_to_wire,
     policy_version_from_wire,
     policy_version_to_wire,
+    revocations_from_wire,
+    revocations_to_wire,
     role_from_wire,
     run_status_from_wire,
     run_status_to_wire,
@@ -78,3 +82,16 @@ def test_a_beat_with_too_many_metrics_is_refused() -> None:
 def test_a_role_of_a_later_version_is_refused() -> None:
     with pytest.raises(RefusedError, match="role 77"):
         role_from_wire(membership_pb2.JoinRequest.FromString(b"\x10\x4d").role)
+
+
+def test_revocations_survive_the_wire() -> None:
+    for revocations in (Revocations(), Revocations(("s1", "s2"))):
+        assert revocations_from_wire(revocations_to_wire(revocations)) == revocations
+
+
+@pytest.mark.parametrize(
+    "node_ids", [["s2", "s1"], ["s1", "s1"], ["S1"], [""], ["s"] * (limits.REVOCATIONS + 1)]
+)
+def test_revocations_that_are_no_sorted_node_ids_are_refused(node_ids: list[str]) -> None:
+    with pytest.raises(RefusedError):
+        revocations_from_wire(membership_pb2.Revocations(node_ids=node_ids))

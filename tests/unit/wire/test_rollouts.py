@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,9 +7,9 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import LogprobMode, RolloutGroup, Verdict
 from node.wire import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
-from support.groups import make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group
 
 
 def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
@@ -17,18 +19,28 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
         right.task,
         right.prompt_index,
     )
-    assert left.sampling == right.sampling
+    assert (left.sampling, left.logprob_mode) == (right.sampling, right.logprob_mode)
     np.testing.assert_array_equal(left.prompt_token_ids, right.prompt_token_ids)
     for a, b in zip(left.completions, right.completions, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_array_equal(a.behaviour_logprob, b.behaviour_logprob)
         np.testing.assert_array_equal(a.policy_version, b.policy_version)
+        assert (a.kept_mass is None) == (b.kept_mass is None)
+        if a.kept_mass is not None:
+            np.testing.assert_array_equal(a.kept_mass, b.kept_mass)
         assert (a.reward, a.is_finished) == (b.reward, b.is_finished)
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 2**31 - 1))
-def test_a_group_survives_the_wire_bit_for_bit(lengths: list[int], seed: int) -> None:
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.integers(0, 2**31 - 1),
+    st.booleans(),
+    st.sampled_from(LogprobMode),
+)
+def test_a_group_survives_the_wire_bit_for_bit(
+    lengths: list[int], seed: int, is_truncated: bool, mode: LogprobMode
+) -> None:
     rng = np.random.default_rng(seed)
     completions = tuple(
         make_completion(
@@ -38,10 +50,12 @@ def test_a_group_survives_the_wire_bit_for_bit(lengths: list[int], seed: int) ->
             policy_version=np.sort(rng.integers(0, 2**31 - 1, n, dtype=np.int32)),
             reward=float(np.float32(rng.normal())),
             is_finished=bool(rng.integers(2)),
+            kept_mass=1 - rng.random(n, dtype=np.float32) if is_truncated else None,
         )
         for n in lengths
     )
-    group = make_group(completions=completions)
+    sampling = replace(SAMPLING, top_k=5 if is_truncated else 0)
+    group = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
     message = rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString())
     assert_same_group(group_from_wire(message), group)
 
@@ -71,6 +85,9 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("completion_lengths", np.array([8, -1], np.int32).tobytes()),
         ("completion_lengths", b"\0" * 3),
         ("prompt_token_ids", b"\0" * 5),
+        ("kept_masses", b"\0" * 4),
+        ("kept_masses", b"\0" * 27),
+        ("kept_masses", b"\0" * 32),
     ],
 )
 def test_columns_that_disagree_are_refused_by_name(column: str, value: bytes) -> None:
@@ -111,6 +128,13 @@ def test_sampling_parameters_out_of_range_are_refused(field: str, value: float) 
     setattr(message.sampling, field, value)
     with pytest.raises(RefusedError, match=field):
         group_from_wire(message)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_group_whose_logprobs_are_of_nothing_known_is_refused(number: int) -> None:
+    data = group_to_wire(make_group()).SerializeToString() + b"\x90\x01" + bytes([number])  # field 18
+    with pytest.raises(RefusedError, match=f"logprob mode {number}"):
+        group_from_wire(rollout_pb2.RolloutGroup.FromString(data))
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

@@ -1,0 +1,214 @@
+"""Kills one process after the other, and holds the run against its promises at the end."""
+
+import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
+from bench.kill_lab.plan import COORDINATOR, LEARNER, RELAY, role_of
+from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
+from bench.kill_lab.stage import Stage
+from bench.kill_lab.witness import Witness, lost_groups
+from deploy.demo import checks
+from deploy.demo.records import StepTail, read_ledger
+from node.errors import RefusedError
+from node.rpc.channel import ConnectionLost
+from node.status import fetch_status
+
+INSTANT_TIMEOUT_S: Final = 8.0
+"""A moment that does not come by then was not to come; the kill takes place all the same."""
+
+ANY_TIME_S: Final = 2.0
+STARTING_S: Final = 5.0
+AFTER_S: Final = 0.004
+"""Kills come up to this long after the moment."""
+
+GOES_ON_S: Final = 60.0
+"""Longest wait for the next version after a kill, once everybody serves."""
+
+_LOOK_S: Final = 0.25
+_MOVES_S: Final = 0.05
+
+_NOT_PROMISED_HERE: Final = {"the reward rises", "the far sampler is late and trained on"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A process that was killed."""
+
+    name: str
+    instant: str
+    has_come: bool
+    """Whether the moment came; else it was any time."""
+    version: int
+    """Newest step then."""
+
+
+class Campaign:
+    """One run and its kills."""
+
+    def __init__(self, stage: Stage, witness: Witness, *, say: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._witness = witness
+        self._say = say
+        self._draw = random.Random(stage.plan.seed)
+        self._steps = StepTail(stage.state(LEARNER) / "steps.jsonl")
+        self.kills: list[Kill] = []
+        self.resumed: list[Resumed] = []
+        self.broken: list[str] = []
+        """Promises that were not kept, beside the witness's."""
+
+    @property
+    def version(self) -> int:
+        steps = self._steps.read()
+        return steps[-1].version if steps else 0
+
+    async def run(self) -> None:
+        """Kill as often as was asked for; then let the run make one more version, and drain it."""
+        looking = asyncio.create_task(self._look_for_ever())
+        try:
+            async with asyncio.TaskGroup() as watches:
+                for _ in range(self._stage.plan.kills):
+                    await self._kill_one(watches)
+            await self._goes_on()
+            for name in self._stage.plan.daemons:
+                await self._stage.wait_until_ready(name)
+            exit_codes = await self._stage.drain()
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        await asyncio.to_thread(self._witness.conclude)
+        self._judge(exit_codes)
+
+    def summary(self) -> dict[str, Any]:
+        """Give what there is to say."""
+        staged = sum(one.staged_bytes for one in self.resumed)
+        return {
+            "seed": self._stage.plan.seed,
+            "kills": len(self.kills),
+            "killed": dict(Counter(role_of(kill.name) for kill in self.kills)),
+            "instants": dict(
+                sorted(Counter(f"{role_of(kill.name)}: {self._instant(kill)}" for kill in self.kills).items())
+            ),
+            "steps": self.version,
+            "versions_signed": self._witness.versions,
+            "compared": asdict(self._witness.looked),
+            "groups_acknowledged": len(self._witness.acknowledged),
+            "fetches_resumed": len(self.resumed),
+            "resumed_size_bytes": sum(one.size_bytes for one in self.resumed),
+            "resumed_staged_bytes": staged,
+            "resumed_fetched_bytes": sum(one.fetched_bytes for one in self.resumed),
+            "violations": self._witness.violations + self.broken,
+        }
+
+    def _instant(self, kill: Kill) -> str:
+        return kill.instant if kill.has_come else ANY_TIME.name
+
+    async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
+        role = self._draw.choice(("sampler", "relay", "learner"))
+        name = self._draw.choice([name for name in self._stage.plan.daemons if role_of(name) == role])
+        instant = choose(role, self._draw)
+        if instant is STARTING and self.kills:
+            name = self.kills[-1].name
+            await asyncio.sleep(self._draw.uniform(0.0, STARTING_S))
+            has_come = True
+        else:
+            await self._goes_on()
+            await self._stage.wait_until_ready(name)
+            has_come = await self._wait_for(instant, name)
+            await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
+        await self._stage.kill(name)
+        self.kills.append(Kill(name, instant.name, has_come, self.version))
+        on_disk = await asyncio.to_thread(self._witness.examine, name)
+        await self._stage.start(name)
+        note = "" if has_come else " (which did not come)"
+        self._say(
+            f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"
+        )
+        if role != "learner" and instant is not STARTING:
+            watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
+
+    async def _wait_for(self, instant: Any, name: str) -> bool:
+        if not instant.pattern:
+            await asyncio.sleep(self._draw.uniform(0.0, ANY_TIME_S))
+            return instant is ANY_TIME
+        state = self._stage.state(name)
+        return await asyncio.to_thread(wait_for, instant, state, timeout_s=INSTANT_TIMEOUT_S)
+
+    async def _watch(self, name: str, on_disk: Any, *, incarnation: int) -> None:
+        watch = watch_relay if name == RELAY else watch_sampler
+        resumed = await watch(name, on_disk, stage=self._stage, witness=self._witness)
+        was_killed_again = any(kill.name == name for kill in self.kills[incarnation:])
+        if resumed is None or was_killed_again:
+            return
+        self.resumed.append(resumed)
+        if not resumed.is_kept:
+            self.broken.append(f"fetched again what was there: {resumed}")
+
+    async def _goes_on(self) -> None:
+        """Wait for a version newer than that of the last kill."""
+        since = self.kills[-1].version if self.kills else 0
+        deadline_s = time.monotonic() + GOES_ON_S
+        while self.version <= since:
+            if time.monotonic() > deadline_s:
+                if await self._stage.are_all_ready():
+                    self.broken.append(f"no step for {GOES_ON_S:.0f} s after version {since}")
+                    return
+                deadline_s = time.monotonic() + GOES_ON_S
+            await asyncio.sleep(_MOVES_S)
+
+    async def _look_for_ever(self) -> None:
+        coordinator, operator = f"127.0.0.1:{self._stage.ports.members}", self._stage.operator()
+        while True:
+            await asyncio.to_thread(self._witness.look)
+            with contextlib.suppress(ConnectionLost, RefusedError):  # while it drains
+                self._witness.hear(await fetch_status(coordinator, operator))
+            await asyncio.sleep(_LOOK_S)
+
+    def _judge(self, exit_codes: dict[str, int]) -> None:
+        ledger_path = self._stage.state(COORDINATOR) / "ledger.sqlite"
+        promises = checks.evaluate(
+            versions=self.version,
+            steps=self._steps.read(),
+            ledger=read_ledger(ledger_path, run_id=self._stage.run_id),
+            exit_codes=exit_codes,
+        )
+        self.broken += [
+            f"{check.promise}: {check.figures}"
+            for check in promises
+            if not check.is_kept and check.promise not in _NOT_PROMISED_HERE
+        ]
+        known = _groups_arrived(ledger_path) + _groups_spooled(self._stage.state(RELAY) / "rollouts.sqlite")
+        lost = lost_groups(self._witness.acknowledged, known)
+        if lost:
+            self.broken.append(f"{len(lost)} groups were taken in and lost, {lost[0]} among them")
+
+
+def _groups_arrived(ledger: Path) -> list[str]:
+    """Give the attempts that the ledger knows to have arrived, and those of slots that another one won."""
+    with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT number, attempts, winner FROM slots").fetchall()
+    return [
+        f"{slot}.{number}"
+        for slot, attempts, winner in rows
+        for number, _, is_submitted in json.loads(attempts)
+        if is_submitted or winner
+    ]
+
+
+def _groups_spooled(spool: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as connection:
+        return [group_id for (group_id,) in connection.execute("SELECT group_id FROM groups")]
+
+
+def describe(violations: Sequence[str]) -> str:
+    """Give one line for each violation, or the good news."""
+    return "\n".join(f"VIOLATED: {what}" for what in violations) or "every promise was kept"

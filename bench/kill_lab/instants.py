@@ -1,0 +1,93 @@
+"""Moments at which a process is killed: when one of its files appears or changes, or at any time."""
+
+import glob
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+POLL_S: Final = 0.001
+"""Shorter than any fsync that a moment lies within."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment in the life of a process, told by what happens to files of its state directory."""
+
+    name: str
+    pattern: str = ""
+    """Of the files, below ``<state>/<role>``. Empty: none, any time will do."""
+    is_change: bool = False
+    """Whether a file has to change, rather than to appear."""
+
+
+ANY_TIME: Final = Instant("any time")
+STARTING: Final = Instant("starting")
+
+_SAMPLER: Final = (
+    Instant("artifact begun", "delta_log/*"),
+    Instant("payload staged", "delta_log/*/frames", is_change=True),
+    Instant("mark being written", "high_water.new"),
+    Instant("version believed", "high_water.json", is_change=True),
+    Instant("copy being written", "held.new"),
+    Instant("copy written", "held.words", is_change=True),
+)
+_RELAY: Final = (
+    Instant("artifact being made or removed", "versions/scratch/*"),
+    Instant("artifact begun", "versions/incoming/*"),
+    Instant("payload stored", "versions/incoming/*/frames", is_change=True),
+    Instant("artifact whole", "versions/complete/*"),
+    Instant("mark being written", "versions/head.new"),
+    Instant("group spooled", "rollouts.sqlite-wal", is_change=True),
+)
+_LEARNER: Final = (
+    Instant("checkpoint being written", "checkpoints/staged-*"),
+    Instant("checkpoint written", "checkpoints/0*"),
+    Instant("step logged", "steps.jsonl", is_change=True),
+    Instant("artifact begun", "published/incoming/*"),
+    Instant("payload stored", "published/incoming/*/frames", is_change=True),
+    Instant("artifact whole", "published/complete/*"),
+    Instant("mark being written", "published/head.new"),
+)
+INSTANTS: Final[Mapping[str, tuple[Instant, ...]]] = {
+    "sampler": _SAMPLER,
+    "relay": _RELAY,
+    "learner": _LEARNER,
+}
+
+
+def choose(role: str, draw: random.Random) -> Instant:
+    """Draw a moment: a fifth of them any time, a tenth while it starts, the others at what it writes."""
+    share = draw.random()
+    if share < 0.2:
+        return ANY_TIME
+    return STARTING if share < 0.3 else draw.choice(INSTANTS[role])
+
+
+def wait_for(instant: Instant, state: Path, *, timeout_s: float) -> bool:
+    """Wait until it has come; False if it does not in time. Blocking: for a thread."""
+    pattern = str(state / instant.pattern)
+    before = _look(pattern)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        now = _look(pattern)
+        come = now.items() - before.items() if instant.is_change else now.keys() - before.keys()
+        if come:
+            return True
+        before = now
+        time.sleep(POLL_S)
+    return False
+
+
+def _look(pattern: str) -> dict[str, tuple[int, int]]:
+    seen = {}
+    for path in glob.iglob(pattern):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        seen[path] = (status.st_mtime_ns, status.st_size)
+    return seen

@@ -1,0 +1,59 @@
+"""``python -m bench.kill_lab.model DIR --seed N``: a model of many words that costs little to compute.
+
+Nearly all of its 8.5 million words are position embeddings, which are looked up and never multiplied: a
+step takes milliseconds, and a version has ten frames to be killed among.
+"""
+
+import argparse
+import string
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
+
+_PAD, _END = "<pad>", "<end>"
+_POSITIONS = (8 << 20) // 64 - 2
+"""With the two that OPT adds: 8 Mi words of 64 each."""
+
+
+def make_model(directory: Path, *, seed: int) -> None:
+    """Save a random bf16 model and its tokenizer of one token a character."""
+    tokens = [_PAD, _END, *string.digits, "="]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=_PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END)  # type: ignore[no-untyped-call]
+    saved.save_pretrained(directory)
+    config = OPTConfig(
+        vocab_size=len(tokens),
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=_POSITIONS,
+        dropout=0.0,
+        # So that every tensor has one name.
+        tie_word_embeddings=False,
+        init_std=0.08,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    OPTForCausalLM(config).bfloat16().save_pretrained(directory)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Make the base model of the kill laboratory.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    make_model(arguments.directory, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    _main()

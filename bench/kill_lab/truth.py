@@ -1,0 +1,161 @@
+"""What was signed, and what lies on disks, read by nothing that is under test.
+
+Follows proto/WEIGHTS.md: the digests, the manifest and the layout once more, in as few lines as they
+take. Words are compared with the learner's own checkpoints, which no codec has touched.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import blake3
+import numpy as np
+import xxhash
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint16]
+
+_FRAME_WORDS: Final = 1 << 20
+_HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
+_FRAME: Final = struct.Struct("<B I Q Q 16s")
+_HELD: Final = struct.Struct("<8s q 16s 16s")
+_SIGNATURE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """An artifact as the learner signed it."""
+
+    version: int
+    base_version: int
+    root: bytes
+    payloads: tuple[tuple[int, bytes], ...]
+    """(size, digest) of each frame's payload."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for size, _ in self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """An artifact as it lies on a disk."""
+
+    signed: Signed
+    intact_bytes: int
+    """Payload bytes of the frames that are there whole."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.intact_bytes == self.signed.size_bytes
+
+
+def read_manifest(data: bytes, public_key: bytes) -> Signed | None:
+    """Give what was signed; None where the signature is not the learner's."""
+    message, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public_key)
+        key.verify(signature, b"heterorl-manifest-v1\0" + message)
+    except InvalidSignature:
+        return None
+    _, _, version, base_version, _, _, root, _, _, name_bytes = _HEADER.unpack_from(message)
+    rows = _FRAME.iter_unpack(message[_HEADER.size + name_bytes :])
+    return Signed(version, base_version, root, tuple((size, digest) for _, size, _, _, digest in rows))
+
+
+def read_artifact(directory: Path, public_key: bytes) -> OnDisk | None:
+    """Read an artifact's directory; None where there is none, or no manifest of the learner's."""
+    try:
+        signed = read_manifest((directory / "manifest").read_bytes(), public_key)
+        data = (directory / "frames").read_bytes()
+    except OSError:
+        return None
+    if signed is None:
+        return None
+    intact, offset = 0, 0
+    for size, digest in signed.payloads:
+        if blake3.blake3(data[offset : offset + size]).digest(length=16) == digest:
+            intact += size
+        offset += size
+    return OnDisk(signed, intact)
+
+
+def read_artifacts(directories: Iterable[Path], public_key: bytes) -> list[OnDisk]:
+    """Read those of the directories that are artifacts."""
+    return [found for directory in directories if (found := read_artifact(directory, public_key)) is not None]
+
+
+class Model:
+    """The layout of a model, and the roots of its versions."""
+
+    def __init__(self, base: Path) -> None:
+        """Take names and shapes from the base model's safetensors file."""
+        tensors = _header(base)
+        self._names = sorted(tensors, key=str.encode)
+        sizes = {name: int(np.prod(tensors[name]["shape"], dtype=np.int64)) for name in self._names}
+        self._cuts = list(_cuts(sizes[name] for name in self._names))
+        hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", _FRAME_WORDS))
+        for name in self._names:
+            for text in (name.encode(), b"bfloat16"):
+                hasher.update(struct.pack("<I", len(text)) + text)
+            shape = tensors[name]["shape"]
+            hasher.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        self._digest = hasher.digest(length=16)
+
+    def root(self, words: Words) -> bytes:
+        """Give the root of a version from its words."""
+        digests = [xxhash.xxh3_64_intdigest(words[a:b].tobytes()) for a, b in self._cuts]
+        return blake3.blake3(self._digest + struct.pack(f"<{len(digests)}Q", *digests)).digest(length=16)
+
+    def words(self, path: Path) -> Words:
+        """Read the tensors of a safetensors file as words; float32 is rounded to nearest, ties to even."""
+        tensors = _header(path)
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        parts = []
+        for name in self._names:
+            begin, end = tensors[name]["data_offsets"]
+            raw = data[start + begin : start + end]
+            if tensors[name]["dtype"] == "BF16":
+                parts.append(np.frombuffer(raw, "<u2"))
+            else:
+                bits = np.frombuffer(raw, "<u4")
+                parts.append(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
+        return np.concatenate(parts)
+
+
+def read_copy(path: Path) -> tuple[int, bytes, Words] | None:
+    """Read a sampler's copy: version, the root it is said to have, words; None where there is none."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    _, version, root, _ = _HELD.unpack_from(data)
+    return version, root, np.frombuffer(data, "<u2", offset=_HELD.size)
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _cuts(sizes: Iterable[int]) -> Iterable[tuple[int, int]]:
+    start = end = 0
+    for size in sizes:
+        if end + size - start > _FRAME_WORDS and end > start:
+            yield start, end
+            start = end
+        end += size
+        if size > _FRAME_WORDS:
+            yield from ((at, min(at + _FRAME_WORDS, end)) for at in range(start, end, _FRAME_WORDS))
+            start = end
+    if end > start:
+        yield start, end

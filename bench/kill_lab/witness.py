@@ -1,0 +1,226 @@
+"""Writes down what every process claims and what lies on its disk, and says what contradicts the truth.
+
+manifests anywhere, signature checked      --> one root for each version, for ever
+the learner's checkpoints, by their words  --> have the root that was signed for their number
+samplers' logs, the coordinator's table    --> name no version with another root, and none older than before
+a killed sampler's copy, by its words      --> has the root that was signed
+a killed sampler's, relay's, learner's payloads --> what is whole is what was signed
+"""
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from bench.kill_lab.plan import COORDINATOR, LEARNER, RELAY, role_of
+from bench.kill_lab.stage import Stage
+from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_manifest
+from node.run import RunStatus
+
+_BASE: Final = 0
+
+Key = tuple[int, int]
+"""Version and base version of an artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sampler says that it serves a version."""
+
+    at_s: float
+    version: int
+
+
+@dataclass(slots=True)
+class _Log:
+    """What one sampler has said so far."""
+
+    path: Path
+    read_bytes: int = 0
+    newest: int = -1
+    since_start: list[Held] = field(default_factory=list)
+    promised: int = 0
+    """What its disk had at its last kill: it begins with this version or a newer one."""
+
+
+@dataclass(slots=True)
+class Looked:
+    """How often each thing was compared."""
+
+    claims: int = 0
+    checkpoints: int = 0
+    copies: int = 0
+    payload_bytes: int = 0
+    starts_with_a_version: int = 0
+
+
+class Witness:
+    """Not concerned with what the code under test thinks of itself."""
+
+    def __init__(self, stage: Stage, *, public_key: bytes, log_of: dict[str, Path]) -> None:
+        """Begin when the base model is there."""
+        self._stage = stage
+        self._public_key = public_key
+        self._model = Model(stage.model / "model.safetensors")
+        base = self._model.root(self._model.words(stage.model / "model.safetensors"))
+        self._lock = threading.Lock()
+        self._roots = {_BASE: base}
+        self._claims: set[tuple[str, int, bytes]] = set()
+        self._manifests: set[tuple[Path, int]] = set()
+        self._checkpoints: set[str] = set()
+        self._logs = {name: _Log(log_of[name]) for name in stage.plan.samplers}
+        self.sizes: dict[Key, int] = {}
+        """Payload bytes of every artifact that was ever signed."""
+        self.acknowledged: dict[str, str] = {}
+        """Groups a sampler was told are in safe keeping: id -> sampler."""
+        self.violations: list[str] = []
+        self.looked = Looked()
+
+    @property
+    def versions(self) -> int:
+        """How many versions were signed."""
+        return len(self._roots) - 1
+
+    def look(self) -> None:
+        """Read what is new in stores, checkpoints and logs. Blocking; from any thread."""
+        with self._lock:
+            self._read_manifests()
+            self._read_checkpoints()
+            for name in self._logs:
+                self._read_log(name)
+
+    def hear(self, status: RunStatus) -> None:
+        """Take the coordinator's table: what each sampler says in its heartbeats."""
+        for peer in status.peers:
+            if peer.node_id in self._logs and peer.held is not None and peer.held.root:
+                self._claims.add((f"{peer.node_id} in a heartbeat", peer.held.number, peer.held.root))
+
+    def since_start(self, name: str) -> list[Held]:
+        """Give what a sampler has served since it was started last."""
+        return self._logs[name].since_start
+
+    def examine(self, name: str) -> dict[Key, OnDisk]:
+        """Look at the disk of a process that was just killed; give the artifacts on it. Blocking."""
+        self.look()
+        artifacts = read_artifacts(self._artifact_directories(name), self._public_key)
+        self.looked.payload_bytes += sum(artifact.intact_bytes for artifact in artifacts)
+        by_key = {(a.signed.version, a.signed.base_version): a for a in artifacts}
+        if role_of(name) == "sampler":
+            self._examine_sampler(name, by_key)
+        else:
+            store = self._stage.state(name) / ("versions" if name == RELAY else "published")
+            for whole in read_artifacts((store / "complete").iterdir(), self._public_key):
+                if not whole.is_whole:
+                    self._violate(f"{name}: complete version {whole.signed.version} has wrong payloads")
+        return by_key
+
+    def conclude(self) -> None:
+        """Hold every claim against what was signed; once, at the end."""
+        self.look()
+        for who, number, root in sorted(self._claims):
+            self.looked.claims += 1
+            if self._roots.get(number) != root:
+                signed = self._roots.get(number, b"").hex() or "nothing"
+                self._violate(f"{who}: version {number} with root {root.hex()}, signed was {signed}")
+
+    def _examine_sampler(self, name: str, artifacts: dict[Key, OnDisk]) -> None:
+        copy = read_copy(self._stage.state(name) / "held.words")
+        version = _BASE
+        if copy is not None:
+            version, said, words = copy
+            self.looked.copies += 1
+            root = self._model.root(words)
+            if root != said or root != self._roots.get(version):
+                self._violate(f"{name}: its copy of version {version} has root {root.hex()}")
+        log = self._logs[name]
+        log.promised = max(_reached(version, artifacts), _reached(_BASE, artifacts))
+        log.since_start = []
+
+    def _read_manifests(self) -> None:
+        for name in (LEARNER, COORDINATOR, RELAY):
+            for directory in self._artifact_directories(name):
+                path = directory / "manifest"
+                try:
+                    seen = (path, path.stat().st_mtime_ns)
+                    if seen in self._manifests:
+                        continue
+                    signed = read_manifest(path.read_bytes(), self._public_key)
+                except OSError:
+                    continue
+                if signed is None:
+                    continue  # half written
+                self._manifests.add(seen)
+                self.sizes[signed.version, signed.base_version] = signed.size_bytes
+                if self._roots.setdefault(signed.version, signed.root) != signed.root:
+                    self._violate(f"version {signed.version} was signed with two roots")
+
+    def _read_checkpoints(self) -> None:
+        for directory in (self._stage.state(LEARNER) / "checkpoints").glob("0*"):
+            number = int(directory.name)
+            if directory.name in self._checkpoints or number not in self._roots:
+                continue
+            try:
+                words = self._model.words(directory / "model.safetensors")
+            except OSError:
+                continue  # removed meanwhile
+            self._checkpoints.add(directory.name)
+            self.looked.checkpoints += 1
+            if self._model.root(words) != self._roots[number]:
+                self._violate(f"version {number} was signed with another root than its checkpoint has")
+
+    def _read_log(self, name: str) -> None:
+        log = self._logs[name]
+        with log.path.open("rb") as file:
+            file.seek(log.read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        log.read_bytes += len(whole) + len(newline)
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # a warning of a library's
+            if event.get("event") == "version held":
+                self._note_held(name, event)
+            elif event.get("event") == "group" and event["verdict"] == "spooled":
+                self.acknowledged[event["group_id"]] = name
+
+    def _note_held(self, name: str, event: dict[str, str]) -> None:
+        log, version = self._logs[name], int(event["version"])
+        if version < log.newest:
+            self._violate(f"{name} served version {version} after version {log.newest}")
+        if not log.since_start:
+            self.looked.starts_with_a_version += version > _BASE
+            if version < log.promised:
+                self._violate(f"{name} began with version {version}, its disk had {log.promised}")
+        log.newest = max(log.newest, version)
+        log.since_start.append(Held(datetime.fromisoformat(event["time"]).timestamp(), version))
+        self._claims.add((f"{name} in its log", version, bytes.fromhex(event["root"])))
+
+    def _artifact_directories(self, name: str) -> list[Path]:
+        state = self._stage.state(name)
+        patterns = {
+            "learner": ("published/complete/*", "published/incoming/*"),
+            "sampler": ("delta_log/*",),
+        }.get(role_of(name), ("versions/complete/*", "versions/incoming/*"))
+        return [path for pattern in patterns for path in state.glob(pattern)]
+
+    def _violate(self, what: str) -> None:
+        if what not in self.violations:
+            self.violations.append(what)
+
+
+def _reached(start: int, artifacts: dict[Key, OnDisk]) -> int:
+    """Give the newest version that whole artifacts lead to."""
+    reached = {start, -1}
+    for (version, base_version), artifact in sorted(artifacts.items()):
+        if base_version in reached and artifact.is_whole:
+            reached.add(version)
+    return max(reached)
+
+
+def lost_groups(acknowledged: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Give the groups in safe keeping that nobody knows of any more."""
+    return sorted(set(acknowledged) - set(known))

@@ -1,0 +1,192 @@
+"""The steps that bench/learner.py compares: one model, one batch, three ways to go one step down.
+
+    bare    what any step does at least: forward, full logits, log softmax, gather, a mean for a loss,
+            backward, gradient clipping, AdamW. No objective, no metrics.
+    ours    learner.train_step.train_step, from groups to the step's outcome.
+    trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: learner_trl.py.
+
+All start from the same float32 weights, with torch's fused AdamW, and take the same groups.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from learner.config import LearnerConfig
+from learner.model import Policy
+from learner.objective.registry import load_objective
+from learner.train_step import StepSettings, train_step
+from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters
+
+LEARNING_RATE: Final = 1e-6
+"""Small: every step then is like the first, however many are timed."""
+
+CLIP_NORM: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model and a batch. Every completion is of full length: nothing is saved by skipping padding."""
+
+    name: str
+    vocabulary: int
+    width: int
+    layers: int
+    groups: int
+    group_size: int
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int
+    """How often each step is timed."""
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.group_size
+
+
+class Step(Protocol):
+    """One optimizer step on the shape's batch, again and again."""
+
+    name: str
+
+    def __call__(self) -> float:
+        """Take the step; give the norm of its gradient before clipping."""
+        ...
+
+
+def make_model(shape: Shape) -> Qwen3ForCausalLM:
+    """Give the model that every step of a shape starts from."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=3 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=max(16, shape.width // 4),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def make_groups(shape: Shape) -> list[RolloutGroup]:
+    """Give the groups of the batch: random tokens, behaviour logprobs 0.05 nats around the model's own."""
+    random = np.random.default_rng(0)
+    prompts = random.integers(2, shape.vocabulary, (shape.groups, shape.prompt_tokens)).astype(np.int32)
+    tokens = random.integers(2, shape.vocabulary, (shape.rows, shape.completion_tokens)).astype(np.int32)
+    noise = random.normal(0, 0.05, tokens.shape)
+    rewards = random.random(shape.rows)
+    model, completions = make_model(shape), []
+    for row in range(shape.rows):
+        ids = torch.tensor(np.concatenate([prompts[row // shape.group_size], tokens[row]])).long()[None]
+        with torch.no_grad():
+            logprob = gathered_logprob(model, ids)[0, shape.prompt_tokens - 1 :].numpy()
+        completions.append(
+            Completion(
+                token_ids=tokens[row],
+                behaviour_logprob=np.minimum(0, logprob + noise[row]).astype(np.float32),
+                policy_version=np.zeros(shape.completion_tokens, np.int32),
+                reward=float(rewards[row]),
+                is_finished=True,
+            )
+        )
+    return [
+        RolloutGroup(
+            run_id="bench",
+            group_id=str(number),
+            layout_digest=bytes(16),
+            tokenizer_digest=bytes(16),
+            task="bench",
+            prompt_index=number,
+            prompt_token_ids=prompts[number],
+            completions=tuple(completions[number * shape.group_size : (number + 1) * shape.group_size]),
+            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
+            logprob_mode=LogprobMode.SAMPLED,
+            sampling_started_at_s=0.0,
+            sampling_finished_at_s=0.0,
+            graded_at_s=0.0,
+        )
+        for number in range(shape.groups)
+    ]
+
+
+def padded_ids(groups: list[RolloutGroup]) -> Tensor:
+    """Give [rows, prompt and completion], int64."""
+    return torch.tensor(
+        np.stack([np.concatenate([g.prompt_token_ids, c.token_ids]) for g in groups for c in g.completions])
+    ).long()
+
+
+def gathered_logprob(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
+    """Give [rows, length - 1]: the logprob of every token but the first, from all logits at once."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+
+
+class Bare:
+    """See this module."""
+
+    name = "bare"
+
+    def __init__(self, shape: Shape, groups: list[RolloutGroup]) -> None:
+        self._ids = padded_ids(groups)
+        self._prompt_tokens = shape.prompt_tokens
+        self._model = make_model(shape).train(False)
+        self._optimizer = make_optimizer(self._model)
+
+    def __call__(self) -> float:
+        logprob = gathered_logprob(self._model, self._ids)
+        (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+
+class Ours:
+    """The learner's step with an objective of the menu."""
+
+    def __init__(self, shape: Shape, groups: list[RolloutGroup], objective: str) -> None:
+        self.name = f"ours, {objective}"
+        self._groups = groups
+        self._policy = Policy(make_model(shape))
+        self._optimizer = torch.optim.AdamW(
+            self._policy.parameters.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True
+        )
+        default = LearnerConfig.model_fields
+        self._settings = StepSettings(
+            objective=load_objective(objective),
+            # TRL's default as well: no penalty, so no forward pass of a reference model.
+            kl_coefficient=0.0,
+            gradient_clip_norm=CLIP_NORM,
+            staleness_discount="exponential",
+            staleness_half_life_versions=default["staleness_half_life_versions"].default,
+            staleness_power=default["staleness_power"].default,
+            scales_rate_by_sample_size=False,
+            fast_steps=0,
+            reposition_share=default["reposition_share"].default,
+            micro_batch_tokens=default["micro_batch_tokens"].default,
+        )
+
+    def __call__(self) -> float:
+        outcome = train_step(self._policy, self._optimizer, self._groups, version=0, settings=self._settings)
+        return outcome.gradient_norm
+
+
+def own_steps(shape: Shape, groups: list[RolloutGroup]) -> list[Step]:
+    """Give the steps that need nothing but this project; the default objective beside GRPO."""
+    default: Any = LearnerConfig.model_fields["objective"].default
+    return [Bare(shape, groups), *(Ours(shape, groups, name) for name in ("grpo", default))]

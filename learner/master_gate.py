@@ -1,0 +1,97 @@
+"""Who may touch the float32 masters: the optimizer writes them, the publisher reads them, never both.
+
+                     hold(v)                take()
+    being written -----------> holding v -----------> being read -- release() --> holding v, read
+         ^                        | begin_writing(): v       | begin_writing() waits    |
+         |                        | is never published       v                          |
+         `------------------------+--------------------------+--------------------------'
+
+Between two steps nobody writes the masters, so they are a snapshot of the newest version that costs
+nothing: it is read while the next step runs forward and backward. A reading that has begun is waited
+for, and so is one that an idle publisher was promised; any other version gives way to the next.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+
+class MasterGate:
+    """Stands between three threads: event loop, training, publishing."""
+
+    def __init__(self, *, version: int, monotonic: Callable[[], float]) -> None:
+        """Begin with masters that hold ``version``, whose words the publisher has already."""
+        self._monotonic = monotonic
+        self._changed = threading.Condition()
+        self._taken = version
+        self._unread: int | None = None
+        self._is_kept = False
+        """Read, or promised to the publisher: the optimizer waits."""
+        self._is_awaited = False
+        self._held = asyncio.Event()
+        self._superseded = 0
+
+    def hold(self, version: int) -> None:
+        """Say what the masters hold until ``begin_writing``. Event loop."""
+        with self._changed:
+            if version == self._taken:
+                return
+            self._unread = version
+            self._is_kept = self._is_kept or self._is_awaited
+        self._held.set()
+
+    def begin_writing(self) -> float:
+        """Wait until nobody reads, and give the seconds that took. Training thread, before each write.
+
+        What bounds the wait is one pass over the model: see ``Publisher``.
+        """
+        started_s = self._monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_kept)
+            if self._unread is not None:
+                self._unread = None
+                self._superseded += 1
+        return self._monotonic() - started_s
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the masters hold a version that was not taken. Any thread."""
+        return self._unread is not None
+
+    def take(self) -> int | None:
+        """Give the version to be read now, if there is one; ``release`` must follow. Event loop."""
+        with self._changed:
+            version, self._unread = self._unread, None
+            if version is not None:
+                self._taken, self._is_kept = version, True
+            return version
+
+    def release(self) -> None:
+        """Say that reading has ended. Any thread."""
+        with self._changed:
+            self._is_kept = False
+            self._changed.notify_all()
+
+    async def wait_for_version(self) -> None:
+        """Wait until there is a version to take, which then stays until it was taken or given up."""
+        if self.has_unread:
+            return
+        self._held.clear()
+        self._is_awaited = True
+        try:
+            await self._held.wait()
+        finally:
+            self._is_awaited = False
+
+    def give_up(self) -> None:
+        """Take nothing more: what was promised is not kept. What was taken still is. Event loop."""
+        with self._changed:
+            if self._unread is None:
+                return
+        self.release()
+
+    def take_superseded(self) -> int:
+        """Give how many versions gave way unread since this was asked last."""
+        with self._changed:
+            superseded, self._superseded = self._superseded, 0
+        return superseded

@@ -1,0 +1,55 @@
+r"""Logprobs of truncated sampling, made comparable with the learner's.
+
+Top-k and top-p leave a set S of the vocabulary, whose share of the softmax (after temperature) is the
+kept mass m = q~(S). Tokens are drawn from q = q~/m on S; the learner's p is its whole softmax. With
+p/q every weight is m too small, p = q~ included. So behaviour logprobs are brought back to q~:
+
+    log q~ = log q + log m,        weight = p / q~ = (p/q) / m
+
+What the weight is unbiased for. For any f, with p_S = p / p(S) the learner cut off at the same set,
+
+    E_q[ (p/q~) f ] = (p(S) / m) E_{p_S}[ f ]
+
+On policy (p = q~) it is 1 and the expectation that of the truncated policy, exactly. Off policy it is
+off by how far the mass of S has moved since, p(S)/m, never by m itself. Nothing is learned of tokens
+outside S: no weight can speak for what is never drawn. And the gradient is that of the whole softmax,
+grad log p = grad log p_S + grad log p(S): an advantage that does not average to 0 moves mass into S, or
+out of it. Sampling that is truncated little (m near 1) keeps both small.
+"""
+
+import torch
+from torch import Tensor
+
+
+def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
+    """Give log q~ = log q + log m of each token: its logprob under the whole softmax.
+
+    Args:
+        behaviour_logprob: [...], nats, normalised over the tokens kept.
+        kept_mass: [...], in (0, 1]: the share of the softmax those hold, at each token.
+
+    Returns:
+        [...], nats, <= ``behaviour_logprob``; in the type of ``behaviour_logprob``.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if behaviour_logprob.shape != kept_mass.shape:
+        raise ValueError(
+            f"behaviour_logprob has shape {tuple(behaviour_logprob.shape)}, "
+            f"kept_mass {tuple(kept_mass.shape)}"
+        )
+    return behaviour_logprob + torch.log(kept_mass).to(behaviour_logprob.dtype)
+
+
+def least_kept_mass(*, top_p: float, top_k: int, vocabulary_size: int) -> float:
+    """Give the least share of any softmax that truncation can leave: a smaller claim is false.
+
+    The k likeliest of V tokens hold k/V at least; the nucleus holds top_p of what those hold, at least.
+
+    Args:
+        top_p: in (0, 1].
+        top_k: tokens kept, 0: all.
+        vocabulary_size: V >= 1.
+    """
+    return top_p * (min(top_k, vocabulary_size) / vocabulary_size if top_k else 1.0)

@@ -1,0 +1,174 @@
+"""A model's tensors as views of one flat tensor, in the canonical order of its words.
+
+    flat      a a a a b b b c c c c c c c        one per version in memory
+    tensors   |--a--| |-b-| |-----c-----|        parameters and buffers: views, never copies
+
+So a version is put together in a second flat tensor while the model computes, and taking it is a
+change of pointers; or frames are written into the live one between two steps. bfloat16 words become
+values by a shift where the model computes in float32, and nothing at all in bfloat16. Tensors of
+other dtypes are kept beside them as they are published; where the model computes in another dtype
+it has copies, written anew with every version.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from node.errors import StartupError
+from node.weights.digests import Words
+from node.weights.dtypes import BFLOAT16, Dtype
+from node.weights.layout import FrameSpan, Layout, TensorSpan
+from sampler.model_words import ModelWords
+
+_SHIFT: Final = 16
+"""bfloat16 is the upper half of float32. Integers throughout: conversions of floats may flush denormals."""
+
+
+class TorchWords:
+    """A version as values on a device. See ``ModelWords``."""
+
+    def __init__(
+        self, words: int, *, dtype: torch.dtype, device: torch.device, narrow: slice | None = None
+    ) -> None:
+        """Make room for a version; what is in it is undefined.
+
+        Args:
+            words: of the version.
+            dtype: bfloat16 or float32.
+            narrow: which words are bfloat16; None: all.
+        """
+        narrow = slice(0, words) if narrow is None else narrow
+        self._start, self._end = narrow.start, narrow.stop
+        self.flat = torch.empty(self._end - self._start, dtype=dtype, device=device)
+        # Zeros: half a word after a tensor of single bytes belongs to no element.
+        self._others = torch.zeros(words - self.flat.numel(), dtype=torch.int16, device=device)
+
+    def new(self) -> "TorchWords":
+        """Make room for another version of the same."""
+        words, narrow = self.flat.numel() + self._others.numel(), slice(self._start, self._end)
+        return TorchWords(words, dtype=self.flat.dtype, device=self.flat.device, narrow=narrow)
+
+    def values(self, span: TensorSpan) -> Tensor:
+        """View a tensor as what it is computed with, or else as what it is published in."""
+        part = self._part(span.start_word, span.words, span.dtype)
+        if span.dtype is not BFLOAT16:
+            part = part.view(getattr(torch, span.dtype.name))[: span.elements]
+        return part.view(span.shape)
+
+    def read(self, frame: FrameSpan) -> Words:
+        part = self._part(frame.start_word, frame.words, frame.dtype)
+        if part.dtype is torch.float32:
+            bits = part.view(torch.int32)
+            # The lower half is zero: a bit that flips there makes another word, so that it is found.
+            halves = (bits >> _SHIFT ^ bits).to(torch.int16)
+        else:
+            halves = part.view(torch.int16)
+        words: Words = halves.cpu().numpy().view(np.uint16)
+        return words
+
+    def write(self, frame: FrameSpan, words: Words) -> None:
+        # torch takes no view of what it could not write to.
+        halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
+        part = self._part(frame.start_word, frame.words, frame.dtype)
+        if part.dtype is torch.float32:
+            part.view(torch.int32).copy_(halves).bitwise_left_shift_(_SHIFT)
+        else:
+            part.view(torch.int16).copy_(halves)
+
+    def _part(self, start_word: int, words: int, dtype: Dtype) -> Tensor:
+        if dtype is BFLOAT16:
+            return self.flat[start_word - self._start :][:words]
+        start = start_word if start_word < self._start else start_word - self.flat.numel()
+        return self._others[start : start + words]
+
+
+class LiveTensors:
+    """The tensors a model computes with, and the version they are views of."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Sequence[Tensor]],
+        *,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Move ``tensors``, rounded to their words, into a flat tensor of ``dtype``.
+
+        Args:
+            tensors: by name in the layout, everything that is this tensor; none may be named, where the
+                words are all that is wanted.
+            exact: by name, what the model could not hold exactly in what it computes with.
+        Raises:
+            StartupError: something is tied under two shapes.
+        """
+        self._layout = layout
+        self._tensors = tensors
+        self._live = TorchWords(layout.words, dtype=dtype, device=device, narrow=_narrow_words(layout))
+        for span in layout.tensors:
+            for tensor in tensors.get(span.name, ()):
+                if tuple(tensor.shape) != span.shape:
+                    raise StartupError(
+                        f"tensor {span.name!r} of {span.shape} is also one of {tuple(tensor.shape)}",
+                        fix="use a model whose tied weights have one shape",
+                    )
+            for first in tensors.get(span.name, ())[:1]:
+                value = first if exact is None else exact.get(span.name, first)
+                # In two steps: a view that is wider than what is published would not be rounded.
+                self._live.values(span).copy_(value.to(getattr(torch, span.dtype.name)))
+            # At once, so that the memory of one tensor is free before the next is copied.
+            self._point(span)
+
+    @property
+    def live(self) -> TorchWords:
+        """What the model computes with. Write to it only between two steps, and ``settle`` then."""
+        return self._live
+
+    def new_spare(self) -> TorchWords:
+        """Make room for another version, to ``swap`` with."""
+        return self._live.new()
+
+    def swap(self, spare: ModelWords) -> TorchWords:
+        """Compute with ``spare`` from now on, between two steps; give what was computed with before."""
+        if not isinstance(spare, TorchWords):
+            raise TypeError(f"{type(spare).__name__} is not of this model")
+        before, self._live = self._live, spare
+        self.settle()
+        return before
+
+    def settle(self) -> None:
+        """Let every tensor be what the live words say."""
+        for span in self._layout.tensors:
+            self._point(span)
+
+    def _point(self, span: TensorSpan) -> None:
+        view = self._live.values(span)
+        for tensor in self._tensors.get(span.name, ()):
+            if tensor.dtype is view.dtype:
+                tensor.data = view
+            else:
+                # Some models keep a few tensors in float32, whatever the rest is.
+                tensor.data.copy_(view)
+
+
+def _narrow_words(layout: Layout) -> slice:
+    """Give where the bfloat16 words are: a layout has each dtype together."""
+    frames = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
+    return slice(frames[0].start_word, frames[-1].start_word + frames[-1].words) if frames else slice(0, 0)
+
+
+def aliases(model: nn.Module) -> dict[int, list[Tensor]]:
+    """Give every parameter and buffer by the address of its storage: tied ones share theirs."""
+    found: dict[int, list[Tensor]] = {}
+    for _, tensor in itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        known = found.setdefault(tensor.data_ptr(), [])
+        if not any(tensor is other for other in known):
+            known.append(tensor)
+    return found

@@ -1,0 +1,302 @@
+"""Payloads of one artifact -> the live words, verified frame by frame before one of them changes.
+
+    take_held()  what is there: words that the base has already, payloads from before a restart
+    put(frame)   payload and words verified: in the spare copy, or kept to be applied in place
+    finish()     every frame there
+    apply()      between two decode steps: a change of pointers, or frame after frame in place
+
+In place needs no second copy of the model: while generation goes on every frame is decoded once,
+into scratch memory of its size, only to be verified; ``apply`` decodes it again, from the payload on
+disk. What can fail has failed before ``apply``. If it fails all the same, or the process dies, what
+is on disk makes the live words again: memory is never the only place a version is in.
+
+CPU work: call it in threads. Different frames may be put by different threads.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+import numpy as np
+
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.weights.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.codec import Codec
+from node.weights.digests import Words, words_digest
+from node.weights.layout import Layout
+from node.weights.manifest import Manifest
+from sampler.delta_log import StagedArtifact
+from sampler.model_words import ModelWords, version_of
+
+_THREADS: Final = min(8, os.cpu_count() or 1)
+"""Generation waits for them; each takes the memory of three frames."""
+
+
+class LiveWords(Protocol):
+    """What the engine computes with; see ``sampler.engines.torch_words.LiveTensors``."""
+
+    @property
+    def live(self) -> ModelWords:
+        """The version computed with. Read it at any time, write it only between two steps."""
+        ...
+
+    def new_spare(self) -> ModelWords:
+        """Make room for another version."""
+        ...
+
+    def swap(self, spare: ModelWords) -> ModelWords:
+        """Compute with ``spare``, between two steps; give what was computed with before."""
+        ...
+
+    def settle(self) -> None:
+        """Compute with what was written into ``live``, between two steps."""
+        ...
+
+
+class StagedVersion(ABC):
+    """One version on its way."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        layout: Layout,
+        base: ModelWords,
+        base_version: PolicyVersion,
+        payloads: StagedArtifact | None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            manifest: verified.
+            base: what the payloads start from; for a keyframe whatever is held.
+            payloads: where they outlive the process; None: nowhere.
+        Raises:
+            RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version
+                than the manifest starts from.
+        """
+        manifest.check_layout(layout)
+        if not manifest.key.is_keyframe and base_version != PolicyVersion(
+            manifest.base_version, manifest.base_root
+        ):
+            raise RefusedError(
+                Reason.WRONG_BASE,
+                f"version {manifest.version} starts from version {manifest.base_version} "
+                f"{manifest.base_root.hex()}, but held is version {base_version.number} "
+                f"{base_version.root.hex()}",
+                fix="plan again from a keyframe",
+            )
+        self.manifest = manifest
+        self._layout = layout
+        self._base = base
+        self._payloads = payloads
+        self._verified = np.zeros(len(layout.frames), np.bool_)
+
+    def take_held(self) -> tuple[int, ...]:
+        """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
+        wrong = []
+        for frame, (record, span) in enumerate(zip(self.manifest.frames, self._layout.frames, strict=True)):
+            words = self._base.read(span)
+            if words_digest(words) == record.new_digest:
+                self._take_base(frame, words)
+                self._verified[frame] = True
+            elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
+                wrong.append(frame)
+        return tuple(wrong)
+
+    def missing(self) -> tuple[int, ...]:
+        """Give the frames whose payload is still needed."""
+        return tuple(
+            frame
+            for frame, record in enumerate(self.manifest.frames)
+            if not self._verified[frame] and record.codec is not Codec.UNCHANGED
+        )
+
+    def put(self, frame: int, payload: bytes) -> None:
+        """Verify a payload, decode it, verify the words, and keep it; doing so twice is harmless.
+
+        Raises:
+            DamagedFrameError: the payload is not the signed one, or does not make the signed words.
+            WrongBaseError: this frame has to be mended.
+        """
+        if self._verified[frame]:
+            return
+        try:
+            words = self._made(frame, payload)
+        except WrongBaseError:
+            # The payload is as signed, and the log wants it whole.
+            self._keep(frame, payload)
+            raise
+        self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
+        self._verified[frame] = True
+
+    def mend(self, frame: int, words: Words) -> None:
+        """Take the words of a frame that were made another way.
+
+        Raises:
+            DamagedFrameError: they are not the signed ones.
+        """
+        self._check(frame, words)
+        self._take_words(frame, words)
+        self._verified[frame] = True
+
+    def finish(self) -> None:
+        """Verify that nothing is missing.
+
+        Raises:
+            RefusedError: DAMAGED, if frames are missing or what was verified is not there any more.
+        """
+        absent = np.flatnonzero(~self._verified)
+        if absent.size:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"version {self.manifest.version} lacks {absent.size} frames, first {absent[0]}",
+            )
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Make the live words this version. Between two decode steps, once, after ``finish``.
+
+        Raises:
+            RefusedError: DAMAGED: the live words are no version any more.
+        """
+
+    @abstractmethod
+    def _take_base(self, frame: int, words: Words) -> None: ...
+
+    @abstractmethod
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None: ...
+
+    @abstractmethod
+    def _take_words(self, frame: int, words: Words) -> None: ...
+
+    def _take_kept(self, frame: int) -> bool:
+        """Take the payload that arrived before a restart, if any; say False if its base is not right."""
+        payload = None if self._payloads is None else self._payloads.payload(frame)
+        try:
+            if payload is not None:
+                self.put(frame, payload)
+        except WrongBaseError:
+            return False
+        return True
+
+    def _keep(self, frame: int, payload: bytes) -> bool:
+        return self._payloads is not None and self._payloads.keep(frame, payload)
+
+    def _made(self, frame: int, payload: bytes) -> Words:
+        start = self._base.read(self._layout.frames[frame])
+        return rebuild_frame(frame, [(self.manifest, payload)], layout=self._layout, start=start)
+
+    def _check(self, frame: int, words: Words) -> None:
+        if words_digest(words) != self.manifest.frames[frame].new_digest:
+            raise DamagedFrameError(frame, "the words have another digest than signed")
+
+
+class SpareVersion(StagedVersion):
+    """A version put together in a second copy, which becomes the live one by a change of pointers.
+
+    Attributes:
+        spare: Before ``apply``, where the version is; afterwards, what was live before.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        layout: Layout,
+        base: ModelWords,
+        base_version: PolicyVersion,
+        payloads: StagedArtifact | None,
+        weights: LiveWords,
+        spare: ModelWords,
+    ) -> None:
+        """Begin; ``spare`` is overwritten and must not be in use."""
+        super().__init__(manifest, layout=layout, base=base, base_version=base_version, payloads=payloads)
+        self._weights = weights
+        self.spare = spare
+
+    def finish(self) -> None:
+        super().finish()
+        found = version_of(self.manifest.version, self.spare, layout=self._layout)
+        if found != self.manifest.policy_version:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"the words of version {self.manifest.version} changed after they were verified: "
+                f"root {found.root.hex()}",
+                fix="something else writes to the spare copy, or the memory is faulty",
+            )
+
+    def apply(self) -> None:
+        self.spare = self._weights.swap(self.spare)
+
+    def _take_base(self, frame: int, words: Words) -> None:
+        self._take_words(frame, words)
+
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
+        self._take_words(frame, words)
+
+    def _take_words(self, frame: int, words: Words) -> None:
+        self.spare.write(self._layout.frames[frame], words)
+
+
+class InPlaceVersion(StagedVersion):
+    """A version verified frame by frame in scratch memory, then written over the live one."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        layout: Layout,
+        base: ModelWords,
+        base_version: PolicyVersion,
+        payloads: StagedArtifact | None,
+        weights: LiveWords,
+    ) -> None:
+        """Begin. Payloads that cannot be kept on disk stay in memory."""
+        super().__init__(manifest, layout=layout, base=base, base_version=base_version, payloads=payloads)
+        self._weights = weights
+        self._from_base: set[int] = set()
+        self._from_payload: set[int] = set()
+        self._unkept: dict[int, bytes] = {}
+        self._mended: dict[int, Words] = {}
+
+    def apply(self) -> None:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="apply") as threads:
+            # Waits for all of them, and raises what the first to fail raised.
+            list(threads.map(self._write, range(len(self._layout.frames))))
+        self._weights.settle()
+
+    def _write(self, frame: int) -> None:
+        words = self._final(frame)
+        if words is not None:
+            self._weights.live.write(self._layout.frames[frame], words)
+            self._check(frame, self._weights.live.read(self._layout.frames[frame]))
+
+    def _final(self, frame: int) -> Words | None:
+        """Give the words to write; None: they are there."""
+        if frame in self._mended:
+            return self._mended[frame]
+        if frame in self._from_base:
+            return self._base.read(self._layout.frames[frame])
+        if frame not in self._from_payload:
+            return None
+        payload = self._unkept.get(frame)
+        if payload is None and self._payloads is not None:
+            payload = self._payloads.payload(frame)
+        if payload is None:
+            raise DamagedFrameError(frame, "its payload is gone from the disk")
+        return self._made(frame, payload)
+
+    def _take_base(self, frame: int, words: Words) -> None:
+        if self._base is not self._weights.live:
+            self._from_base.add(frame)
+
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
+        self._from_payload.add(frame)
+        if unkept is not None:
+            self._unkept[frame] = unkept
+
+    def _take_words(self, frame: int, words: Words) -> None:
+        self._mended[frame] = words

@@ -1,0 +1,171 @@
+"""Every single bit: of a signed manifest, of a payload, of the words held. A wrong one is found."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from node.errors import RefusedError
+from node.identity.signatures import SigningKey
+from node.policy import PolicyVersion
+from node.weights.apply import DamagedFrameError, Stage, WrongBaseError
+from node.weights.codec import Codec, encode_frame, encode_gap
+from node.weights.digests import payload_digest, words_digest
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.manifest import DOMAIN, FrameRecord, Manifest, sign, verify_signed
+from node.weights.planes import encode_planes, encode_step_planes
+from support.weights import RUN_ID, drifted, random_words
+
+KEY = SigningKey.generate()
+WIDE = (Codec.PLANES, Codec.STEP_PLANES)
+"""Codecs of elements that are not two bytes; a layout begins with the widest."""
+CODECS = (*WIDE, Codec.UNCHANGED, Codec.RAW, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME)
+FRAME_WORDS = 40
+LAYOUT = Layout.of(
+    [
+        *(TensorSpec(codec.name, (FRAME_WORDS // 2,), "float32") for codec in WIDE),
+        *(TensorSpec(f"{codec}", (FRAME_WORDS,)) for codec in CODECS if codec not in WIDE),
+    ],
+    frame_words=FRAME_WORDS,
+)
+"""One frame for each codec."""
+
+BASE = HeldPolicy.of(1, random_words(1, layout=LAYOUT), layout=LAYOUT)
+
+
+def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
+    """Give a delta, its payloads and the version it makes."""
+    words = drifted(BASE.words, 2, share=0.1)
+    frame_of = {codec: span.slice for codec, span in zip(CODECS, LAYOUT.frames, strict=True)}
+    mantissas = np.random.default_rng(3).integers(0, 128, FRAME_WORDS, np.uint16)
+    words[frame_of[Codec.UNCHANGED]] = BASE.words[frame_of[Codec.UNCHANGED]]
+    # What repeats is short in planes of bytes; one exponent is in a keyframe's.
+    words[frame_of[Codec.PLANES]] = 0x3F80
+    words[frame_of[Codec.KEYFRAME]] = 0x3F80 | mantissas
+    wanted = HeldPolicy.of(2, words, layout=LAYOUT)
+    payloads, records = [], []
+    for codec, span in zip(CODECS, LAYOUT.frames, strict=True):
+        new, base = words[span.slice], BASE.words[span.slice]
+        if codec is Codec.RAW:
+            payload = new.tobytes()
+        elif codec is Codec.GAP:
+            payload = encode_gap(new, base=base)
+        elif codec is Codec.PLANES:
+            payload = encode_planes(new, element_bytes=4)
+        elif codec is Codec.STEP_PLANES:
+            payload = encode_step_planes(new, base=base, element_bytes=4)
+        else:
+            coded = encode_frame(new, base=None if codec is Codec.KEYFRAME else base)
+            assert coded.codec is codec
+            payload = coded.payload
+        payloads.append(payload)
+        records.append(
+            FrameRecord(codec, len(payload), words_digest(base), words_digest(new), payload_digest(payload))
+        )
+    manifest = Manifest(
+        run_id=RUN_ID,
+        learner_epoch=1,
+        layout_digest=LAYOUT.digest,
+        version=2,
+        root=wanted.version.root,
+        base_version=1,
+        base_root=BASE.version.root,
+        published_at_s=1.0,
+        frames=tuple(records),
+    )
+    return manifest, tuple(payloads), wanted
+
+
+MANIFEST, DELTA, WANTED = _made()
+SIGNED = sign(MANIFEST, KEY)
+
+
+def flips(content: bytes) -> Iterator[bytes]:
+    """Give ``content`` with each of its bits wrong in turn."""
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+
+
+def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> Stage:
+    return Stage(manifest, layout=LAYOUT, base=base)
+
+
+def take(stage: Stage, manifest: Manifest = MANIFEST) -> set[int]:
+    """Put everything; give the frames that nothing held could be used for."""
+    wrong = set(stage.take_held())
+    for frame in stage.missing():
+        try:
+            stage.put(frame, DELTA[frame])
+        except WrongBaseError as error:
+            wrong.add(error.frame)
+    return wrong
+
+
+def test_the_artifact_is_good() -> None:
+    stage = staged(verify_signed(SIGNED, public_key=KEY.public_key, run_id=RUN_ID))
+    assert take(stage) == set()
+    np.testing.assert_array_equal(stage.finish().words, WANTED.words)
+
+
+def test_every_bit_of_the_signed_manifest_is_found() -> None:
+    for damaged in flips(SIGNED):
+        with pytest.raises(RefusedError):
+            verify_signed(damaged, public_key=KEY.public_key, run_id=RUN_ID)
+
+
+def test_there_is_a_frame_of_every_codec() -> None:
+    assert {record.codec for record in MANIFEST.frames} == set(Codec)
+    assert [span.dtype.name for span in LAYOUT.frames[:3]] == ["float32", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("frame", [frame for frame, payload in enumerate(DELTA) if payload])
+def test_every_bit_of_a_payload_is_found_in_its_frame_and_the_others_are_not_in_doubt(frame: int) -> None:
+    stage = staged()
+    for damaged in flips(DELTA[frame]):
+        with pytest.raises(DamagedFrameError) as found:
+            stage.put(frame, damaged)
+        assert found.value.frame == frame
+    assert take(stage) == set()
+    np.testing.assert_array_equal(stage.finish().words, WANTED.words)
+
+
+@pytest.mark.parametrize("frame", range(len(CODECS)), ids=[codec.name for codec in CODECS])
+def test_every_bit_of_the_words_held_is_found_in_its_frame_where_they_matter(frame: int) -> None:
+    span = LAYOUT.frames[frame]
+    for bit in range(16 * FRAME_WORDS):
+        words = BASE.words.copy()
+        words[span.start_word + bit // 16] ^= 1 << bit % 16
+        stage = staged(base=HeldPolicy(BASE.version, words))
+        wrong = take(stage)
+        assert wrong == ({frame} if CODECS[frame].needs_base else set())
+        for each in wrong:
+            stage.mend(each, WANTED.words[LAYOUT.frames[each].slice])
+        np.testing.assert_array_equal(stage.finish().words, WANTED.words)
+
+
+def test_every_bit_of_a_frame_record_is_found_even_when_the_learner_has_signed_it() -> None:
+    """What bad memory does at the learner between coding and signing."""
+    for damaged in flips(MANIFEST.to_bytes()):
+        changed = damaged + KEY.sign(DOMAIN, damaged)
+        try:
+            manifest = verify_signed(changed, public_key=KEY.public_key, run_id=RUN_ID)
+            if manifest == replace(MANIFEST, frames=manifest.frames):
+                stage = staged(manifest)
+                assert take(stage, manifest) == set()
+                stage.finish()
+                pytest.fail("a changed frame record made a version")
+        except RefusedError:
+            continue
+        # What is left says who made which version when; the words are the same.
+        assert manifest.frames == MANIFEST.frames
+        assert (manifest.root, manifest.base_root) == (WANTED.version.root, BASE.version.root)
+
+
+def test_a_base_that_only_claims_to_be_the_one_wanted_is_refused_whatever_bit_of_its_root_is_wrong() -> None:
+    for root in flips(BASE.version.root):
+        with pytest.raises(RefusedError):
+            staged(base=HeldPolicy(PolicyVersion(1, root), BASE.words))

@@ -1,0 +1,326 @@
+"""What a hub or a relay can send that was never signed: named, counted, never served; the rest is kept."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from heterorl.v1 import policy_pb2
+from node.errors import Reason
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.weights.advance import Remedy, fetch_version
+from node.weights.codec import Codec
+from node.weights.digests import payload_digest
+from node.weights.layout import Layout
+from node.weights.manifest import sign
+from support.identity import MadeRun, make_run
+from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.policy_sync import IN_PLACE, syncing
+from support.waiting import until
+from support.weights import LAYOUT, SPECS, Learner, keys, put_version
+
+DELTA = ArtifactKey(1, 0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.fixture(params=["in a spare copy", IN_PLACE])
+def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    directory = tmp_path / str(request.param)
+    directory.mkdir()
+    return directory
+
+
+def flipped(content: bytes, byte: int) -> bytes:
+    return content[:byte] + bytes([content[byte] ^ 4]) + content[byte + 1 :]
+
+
+FRAME_RECORDS = -64 - 5 * 37
+"""Where they begin in a signed manifest of five frames, from its end."""
+
+Lie = Callable[[Learner], bytes]
+
+
+MANIFESTS: dict[str, tuple[Lie, Reason]] = {
+    "signed by a stranger": (
+        lambda learner: replace(learner, key=SigningKey.generate()).signed(2, 1)[0],
+        Reason.BAD_SIGNATURE,
+    ),
+    "of another run": (
+        lambda learner: replace(learner, run_id="another-run").signed(2, 1)[0],
+        Reason.FOREIGN_RUN,
+    ),
+    "replayed: of an older version": (lambda learner: learner.signed(1, 0)[0], Reason.MALFORMED),
+    "of the same version from another base": (lambda learner: learner.signed(2, 0)[0], Reason.MALFORMED),
+    "a bit of the header": (lambda learner: flipped(learner.signed(2, 1)[0], 20), Reason.BAD_SIGNATURE),
+    "a bit of a frame's record": (
+        lambda learner: flipped(learner.signed(2, 1)[0], FRAME_RECORDS + 37 * 3 + 9),
+        Reason.BAD_SIGNATURE,
+    ),
+    "a bit of the signature": (lambda learner: flipped(learner.signed(2, 1)[0], -7), Reason.BAD_SIGNATURE),
+    "cut short": (lambda learner: learner.signed(2, 1)[0][:-1], Reason.BAD_SIGNATURE),
+    "cut to nothing": (lambda learner: b"", Reason.BAD_SIGNATURE),
+    "with more after it": (lambda learner: learner.signed(2, 1)[0] + b"\0", Reason.BAD_SIGNATURE),
+    "too long to read": (lambda learner: bytes((4 << 20) - 1000), Reason.BAD_SIGNATURE),
+}
+
+
+def lies_about_version_2(hub: PolicyHub, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a hub give something else where the manifest of version 2 is asked for."""
+    honest = hub.store.manifest
+    signed = lie(hub.learner)
+
+    def manifest(key: ArtifactKey) -> object:
+        parsed, real = honest(key)
+        return parsed, signed if key.version == 2 else real
+
+    monkeypatch.setattr(hub.store, "manifest", manifest)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+async def test_a_manifest_that_is_not_the_one_signed_is_refused_and_the_version_held_is_served(
+    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    lie, reason = MANIFESTS[name]
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            with monkeypatch.context() as patched:
+                lies_about_version_2(hub, lie, patched)
+                await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+                await until(lambda: serving.refusals[reason] >= 1)
+                assert serving.numbers == [0, 1]
+                assert set(serving.refusals) == {reason}
+            await serving.reaches(hub.learner.versions[2])
+
+
+@pytest.mark.parametrize(
+    "name", ["signed by a stranger", "replayed: of an older version", "a bit of the header"]
+)
+async def test_a_relay_that_lies_about_a_manifest_is_set_aside_for_one_that_does_not(
+    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async with (
+        policy_hub(made, tmp_path / "hub") as hub,
+        policy_hub(made, tmp_path / "liar", learner=hub.learner) as liar,
+    ):
+        for each in (hub, liar):
+            hub.learner.put(each.store, (1, 0), (2, 1))
+        lies_about_version_2(liar, MANIFESTS[name][0], monkeypatch)
+        async with syncing(hub, state_dir, others=(liar,)) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            assert serving.numbers == [0, 1, 2]
+            assert not serving.refusals
+
+
+async def test_a_version_of_another_layout_is_refused_and_the_next_of_the_right_one_is_taken(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    other = Learner(Layout.of(SPECS, frame_words=512), run_id=made.run_id, key=made.signing_key)
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[1])
+            await asyncio.to_thread(other.put, hub.store, (2, None))
+            await until(lambda: serving.refusals[Reason.LAYOUT_MISMATCH] >= 1)
+            assert serving.numbers == [0, 1]
+            await asyncio.to_thread(hub.learner.put, hub.store, (3, 1))
+            await serving.reaches(hub.learner.versions[3])
+
+
+@pytest.mark.parametrize("codec", [Codec.GAP, Codec.KEYFRAME])
+async def test_a_decompression_bomb_is_refused_before_it_goes_off_though_the_learner_signed_it(
+    made: MadeRun, tmp_path: Path, state_dir: Path, codec: Codec
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        encoded = hub.learner.encode(1, 0)
+        zeros = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 22))
+        bomb = (bytes(LAYOUT.frames[2].words) if codec is Codec.KEYFRAME else b"") + zeros
+        assert len(bomb) < 2 * LAYOUT.frames[2].words
+        frames = list(encoded.manifest.frames)
+        frames[2] = replace(
+            frames[2], codec=codec, payload_bytes=len(bomb), payload_digest=payload_digest(bomb)
+        )
+        payloads = [*encoded.payloads[:2], bomb, *encoded.payloads[3:]]
+        signed = sign(replace(encoded.manifest, frames=tuple(frames)), made.signing_key)
+        put_version(hub.store, signed, payloads)
+        async with syncing(hub, state_dir) as serving:
+            await until(lambda: serving.refusals[Reason.DAMAGED] >= 1)
+            assert serving.numbers == [0]
+            assert serving.registry.value("heterorl_node_frames_damaged_total") >= 3
+            good = [frame for frame in range(5) if frame != 2]
+            asked = [frame for fetch in hub.servicer.fetches for frame in fetch.frames]
+            # What was good was kept: only the bomb is asked for again.
+            assert [asked.count(frame) for frame in good] == [1, 1, 1, 1]
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 0))
+            await serving.reaches(hub.learner.versions[2])
+
+
+def places(size: int) -> list[int]:
+    """Give bits at both ends of ``size`` bytes and between."""
+    return [*range(8), *range(8, 8 * size - 8, 8 * size // 7), *range(8 * size - 8, 8 * size)]
+
+
+async def test_whichever_bit_a_source_flips_exactly_that_frame_is_fetched_again(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (1, None))
+        for key in (DELTA, ArtifactKey(1)):
+            base = None if key.is_keyframe else 0
+            sizes = [len(payload) for payload in hub.learner.encode(1, base).payloads]
+            for frame, size in enumerate(sizes):
+                for bit in places(size):
+                    await _fetch_with_one_bit_flipped(hub, key, frame=frame, bit=bit, sizes=sizes)
+
+
+async def _fetch_with_one_bit_flipped(
+    hub: PolicyHub, key: ArtifactKey, *, frame: int, bit: int, sizes: list[int]
+) -> None:
+    is_done = False
+
+    async def flip(number: int, answers: Answers) -> Answers:
+        nonlocal is_done
+        async for answer in answers:
+            if answer.frame == frame and not is_done:
+                is_done = True
+                damaged = bytearray(answer.data)
+                damaged[bit // 8] ^= 1 << bit % 8
+                answer.data = bytes(damaged)
+            yield answer
+
+    hub.servicer.fetches.clear()
+    hub.servicer.spoil = flip
+    registry = Registry()
+    fetcher = await hub.fetcher(registry, streams=1)
+    held = await fetch_version(
+        fetcher,
+        await fetcher.manifest(key),
+        layout=LAYOUT,
+        held=hub.learner.versions[0],
+        spare=None,
+        remedy=Remedy(),
+        metrics=registry.metrics,
+    )
+    np.testing.assert_array_equal(held.words, hub.learner.words(1))
+    assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0, 1, 2, 3, 4], [frame]]
+    kind = "keyframe" if key.is_keyframe else "delta"
+    assert registry.transferred(kind, "in") == sum(sizes) + sizes[frame]
+    assert registry.value("heterorl_node_frames_damaged_total") == 1
+    await hub.close()
+
+
+async def _replayed(number: int, answers: Answers) -> Answers:
+    async for answer in answers:
+        yield answer
+        if number == 1:
+            yield answer
+
+
+async def _reordered(number: int, answers: Answers) -> Answers:
+    early: list[policy_pb2.FetchFramesResponse] = []
+    async for answer in answers:
+        early.append(answer)
+        if number > 1 or len(early) == 5:
+            for each in reversed(early):
+                yield each
+            early.clear()
+
+
+async def _truncated(number: int, answers: Answers) -> Answers:
+    async for answer in answers:
+        if number == 1 and answer.frame == 3:
+            answer.data = answer.data[: len(answer.data) // 2]
+            yield answer
+            return
+        yield answer
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kept"),
+    [(_replayed, [0]), (_reordered, []), (_truncated, [0, 1, 2])],
+    ids=["replayed", "reordered", "truncated"],
+)
+async def test_a_stream_that_is_not_what_was_asked_for_is_left_and_what_came_before_is_kept(
+    made: MadeRun,
+    tmp_path: Path,
+    spoil: Callable[[int, Answers], Answers],
+    kept: list[int],
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = spoil
+        registry = Registry()
+        fetcher = await hub.fetcher(registry, streams=1)
+        held = await fetch_version(
+            fetcher,
+            await fetcher.manifest(DELTA),
+            layout=LAYOUT,
+            held=hub.learner.versions[0],
+            spare=None,
+            remedy=Remedy(),
+            metrics=registry.metrics,
+        )
+        np.testing.assert_array_equal(held.words, hub.learner.words(1))
+        first, second = hub.servicer.fetches
+        assert list(first.frames) == [0, 1, 2, 3, 4]
+        assert list(second.frames) == [frame for frame in range(5) if frame not in kept]
+        # Not even the half of a frame is asked for again.
+        half = len(hub.learner.encode(1, 0).payloads[3]) // 2
+        assert second.first_offset_bytes == (half if spoil is _truncated else 0)
+        assert registry.transferred("delta", "in") == hub.learner.encode(1, 0).manifest.size_bytes
+
+
+async def test_the_cleaner_leaves_what_is_being_read_until_it_was_read(made: MadeRun, tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def halting(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            if answer.frame == 2:
+                await go_on.wait()
+            yield answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, None), (2, 1))
+        hub.servicer.spoil = halting
+        fetcher, got = await hub.fetcher(Registry(), streams=1), dict[int, bytes]()
+        manifest = await fetcher.manifest(ArtifactKey(2, 1))
+        fetching = asyncio.create_task(fetcher.fetch(manifest, range(5), got.__setitem__))
+        await until(lambda: len(got) == 2)
+        await asyncio.to_thread(hub.learner.put, hub.store, (3, None), (4, None))
+        assert keys(hub.store) == [(2, 1), (3, -1), (4, -1)]
+        go_on.set()
+        await fetching
+        assert [got[frame] for frame in range(5)] == list(hub.learner.encode(2, 1).payloads)
+        await asyncio.to_thread(hub.learner.put, hub.store, (5, 4))
+        assert keys(hub.store) == [(3, -1), (4, -1), (5, 4)]
+
+
+async def test_what_the_cleaner_took_before_it_was_asked_for_is_planned_around(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async def cut_and_cleaned(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            if hub.servicer.fetches[number - 1].key.version == 1 and answer.frame >= 2:
+                await asyncio.to_thread(hub.learner.put, hub.store, (2, None), (3, None))
+                return
+            yield answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        hub.servicer.spoil = cut_and_cleaned
+        async with syncing(hub, state_dir) as serving:
+            await until(lambda: 3 in hub.learner.versions)
+            await serving.reaches(hub.learner.versions[3])
+            assert serving.numbers == [0, 3]
+            assert keys(hub.store) == [(2, -1), (3, -1)]

@@ -1,0 +1,345 @@
+"""Whatever a disk is in the middle of when the machine stops: all of a thing is found afterwards, or none."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from learner.checkpoint import CheckpointStore, Progress
+from learner.epoch import raise_epoch
+from learner.master_words import MasterWords
+from learner.model import load_policy
+from learner.public_base import keep_public_base
+from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.ledger import Ledger
+from node.identity.revocation import RevocationList, Revocations
+from node.policy import ArtifactKey
+from node.relay.rollout_spool import RolloutSpool
+from node.rollout import Verdict
+from node.weights.head_file import Head, StoreMark
+from node.weights.held import HeldPolicy
+from node.weights.manifest import sign
+from node.weights.store import ArtifactStore
+from sampler.model_words import PublicBase
+from sampler.policy_disk import PolicyDisk
+from sampler.staging import InPlaceVersion
+from support.clock import ManualClock
+from support.crashes import Stop, every_stop
+from support.model_words import live_words, words_of
+from support.tiny_model import make_tiny_model
+from support.weights import LAYOUT, Learner, put_version
+
+LEARNER = Learner()
+ARTIFACTS: tuple[tuple[int, int | None], ...] = ((1, 0), (1, None), (2, None), (2, 1))
+ENCODED = {artifact: LEARNER.encode(*artifact) for artifact in ARTIFACTS}
+SIGNED = {key: (sign(made.manifest, LEARNER.key), made.payloads) for key, made in ENCODED.items()}
+EVERY_STOP = pytest.mark.parametrize("stop", list(Stop), ids=lambda stop: stop.value)
+
+
+@pytest.fixture(autouse=True)
+def _disks_are_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sync makes last is the model's to say: no need to wait for the disk of this machine."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+class Acknowledged:
+    """What was told to others before the machine stopped."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+
+    def say(self, number: int) -> None:
+        self.newest = number
+
+
+@EVERY_STOP
+def test_a_store_has_what_it_announced_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
+) -> None:
+    told = Acknowledged()
+
+    def live(directory: Path) -> None:
+        told.newest = 0
+        store = open_store(directory)
+        announcement = store.announcement()
+        for version, base in ((1, None), (2, None)):
+            if announcement is None or version > announcement.head.number:
+                put_version(store, *SIGNED[version, base])
+                told.say(version)
+
+    stops = 0
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+        stops += 1
+        store = open_store(directory)
+        announcement, head = store.announcement(), head_of(store)
+        assert head >= told.newest
+        if announcement is not None:
+            assert announcement.head == LEARNER.versions[head].version
+            for artifact in announcement.artifacts:
+                read_whole(store, artifact.key)
+        live(directory)
+        assert head_of(open_store(directory)) == 2
+    assert stops > 30
+
+
+def open_store(directory: Path) -> ArtifactStore:
+    return LEARNER.store(directory / "versions", retained_keyframes=1)
+
+
+def head_of(store: ArtifactStore) -> int:
+    announcement = store.announcement()
+    return 0 if announcement is None else announcement.head.number
+
+
+def read_whole(store: ArtifactStore, key: ArtifactKey) -> None:
+    """Hold every payload to what the learner made."""
+    _, payloads = SIGNED[key.version, None if key.is_keyframe else key.base_version]
+    for frame, payload in enumerate(payloads):
+        assert store.read_payload(key, frame) == payload
+
+
+@EVERY_STOP
+@pytest.mark.parametrize("save_every_s", [0.0, 3600.0], ids=["copied at every version", "logged"])
+def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, save_every_s: float
+) -> None:
+    served = Acknowledged()
+
+    def live(directory: Path) -> None:
+        served.newest = 0
+        disk = open_policy_disk(directory, save_every_s=save_every_s)
+        weights = live_words(LEARNER.versions[0].words)
+        disk.load_mark()
+        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        for version, base in ((1, 0), (2, 1)):
+            if version <= held.number:
+                continue
+            encoded = ENCODED[version, base]
+            payloads = disk.stage(encoded.manifest, SIGNED[version, base][0])
+            staged = InPlaceVersion(
+                encoded.manifest,
+                layout=LAYOUT,
+                base=weights.live,
+                base_version=held,
+                payloads=payloads,
+                weights=weights,
+            )
+            staged.take_held()
+            for frame in staged.missing():
+                staged.put(frame, encoded.payloads[frame])
+            staged.finish()
+            disk.remember(mark_of(version), payloads)
+            staged.apply()
+            held = encoded.manifest.policy_version
+            served.say(version)
+            disk.fold(held, weights.live)
+
+    stops = 0
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+        stops += 1
+        before = served.newest
+        disk = open_policy_disk(directory, save_every_s=save_every_s)
+        mark = disk.load_mark()
+        weights = live_words(LEARNER.versions[0].words)
+        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        assert held.number >= before
+        assert held == LEARNER.versions[held.number].version
+        np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[held.number].words)
+        assert mark.head is None or mark.head.number <= held.number
+        live(directory)
+    assert stops > 30
+
+
+def open_policy_disk(directory: Path, *, save_every_s: float) -> PolicyDisk:
+    return PolicyDisk(
+        directory,
+        layout=LAYOUT,
+        public_key=LEARNER.key.public_key,
+        run_id=LEARNER.run_id,
+        save_every_s=save_every_s,
+        count_refusal=lambda _: None,
+        clock=ManualClock(),
+    )
+
+
+def mark_of(number: int) -> StoreMark:
+    root = LEARNER.versions[number].version.root.hex()
+    head = Head(number=number, root=root, learner_epoch=1, published_at_s=1.0)
+    return StoreMark(learner_epoch=1, head=head)
+
+
+@EVERY_STOP
+def test_a_learner_has_its_newest_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
+) -> None:
+    policy = load_policy(make_tiny_model(tmp_path / "model", hidden=16, layers=1), device="cpu")
+    optimizer = torch.optim.AdamW(policy.parameters.values())
+    name = next(iter(policy.tensors))
+    saved = Acknowledged()
+
+    def live(directory: Path) -> None:
+        saved.newest = 0
+        store = CheckpointStore(directory / "checkpoints")
+        version = store.restore(policy, optimizer).version
+        while version < 2:
+            version += 1
+            policy.tensors[name].data.fill_(version)
+            store.save(policy, optimizer, Progress(version))
+            saved.say(version)
+
+    stops = 0
+    (tmp_path / "states").mkdir()
+    for directory in every_stop(tmp_path / "states", monkeypatch, stop=stop, live=live):
+        stops += 1
+        policy.tensors[name].data.fill_(0)
+        version = CheckpointStore(directory / "checkpoints").restore(policy, optimizer).version
+        assert version >= saved.newest
+        assert bool((policy.tensors[name] == version).all())
+        live(directory)
+        assert CheckpointStore(directory / "checkpoints").restore(policy, optimizer).version == 2
+    assert stops > 10
+
+
+def _mark(directory: Path, number: int) -> None:
+    mark_of(number).save(directory / "mark.json")
+
+
+def _read_mark(directory: Path) -> int:
+    head = StoreMark.load(directory / "mark.json").head
+    return 0 if head is None else head.number
+
+
+def _epoch(directory: Path, number: int) -> None:
+    assert raise_epoch(directory / "epoch") >= number
+
+
+def _read_epoch(directory: Path) -> int:
+    path = directory / "epoch"
+    return int(json.loads(path.read_text())) if path.exists() else 0
+
+
+def _revocations(directory: Path, number: int) -> None:
+    Revocations(tuple(f"s{n}" for n in range(number))).save(directory / "revoked")
+
+
+def _read_revocations(directory: Path) -> int:
+    return len(RevocationList(directory / "revoked").current().node_ids)
+
+
+@EVERY_STOP
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(_mark, _read_mark), (_epoch, _read_epoch), (_revocations, _read_revocations)],
+    ids=["the mark of a store", "a learner's epoch", "a relay's revocations"],
+)
+def test_a_small_file_is_the_old_one_or_the_new_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Stop,
+    write: Callable[[Path, int], None],
+    read: Callable[[Path], int],
+) -> None:
+    written = Acknowledged()
+
+    def live(directory: Path) -> None:
+        written.newest = 0
+        for number in (1, 2):
+            write(directory, number)
+            written.say(number)
+
+    stops = 0
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+        stops += 1
+        assert written.newest <= read(directory) <= written.newest + 1
+    assert stops >= 4
+
+
+@EVERY_STOP
+@pytest.mark.parametrize("who", ["learner", "sampler"])
+def test_the_public_base_is_kept_whole_or_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, who: str
+) -> None:
+    words = LEARNER.versions[0].words
+    masters = {
+        span.name: torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
+        .view(torch.bfloat16)
+        .view(span.shape)
+        for span in LAYOUT.tensors
+    }
+
+    def live(directory: Path) -> None:
+        path = directory / "base.words"
+        if who == "learner":
+            kept = keep_public_base(path, MasterWords(masters, LAYOUT), layout=LAYOUT)
+        else:
+            kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
+        assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version
+
+    stops = 0
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+        stops += 1
+        live(directory)
+    assert stops >= 1
+
+
+def _take_groups(path: Path) -> Iterator[None]:
+    spool = RolloutSpool.open(path, capacity_groups=10)
+    for number in range(3):
+        spool.put("s1", f"{number}.1", bytes([number]) * 700)
+        yield
+    spool.close()
+
+
+def _taken_groups(path: Path) -> int:
+    spool = RolloutSpool.open(path, capacity_groups=10)
+    groups = spool.oldest(10)
+    spool.close()
+    assert [group.data for group in groups] == [bytes([number]) * 700 for number in range(len(groups))]
+    return len(groups)
+
+
+def _record_groups(path: Path) -> Iterator[None]:
+    ledger = Ledger.open(path, run_id="run")
+    for number in range(3):
+        group = StoredGroup(number, 1, "s1", 1.0, bytes([number]) * 700)
+        ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
+        yield
+    ledger.close()
+
+
+def _recorded_groups(path: Path) -> int:
+    ledger = Ledger.open(path, run_id="run")
+    balance = ledger.balance()
+    groups = [ledger.group(number) for number in balance.spooled_at_s]
+    ledger.close()
+    assert [g.data for g in groups if g] == [bytes([number]) * 700 for number in range(len(groups))]
+    assert sum(n for *_, n in balance.verdicts) == len(groups)
+    return len(groups)
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(_take_groups, _taken_groups), (_record_groups, _recorded_groups)],
+    ids=["a relay's spool", "the ledger"],
+)
+def test_a_database_has_every_transaction_that_was_answered_and_none_in_part(
+    tmp_path: Path, write: Callable[[Path], Iterator[None]], read: Callable[[Path], int]
+) -> None:
+    """Whatever was being written behind them: the log is cut off at byte after byte."""
+    path = tmp_path / "live.sqlite"
+    log = tmp_path / "live.sqlite-wal"
+    sizes = []
+    kept = (b"", b"")
+    for _ in write(path):
+        sizes.append(log.stat().st_size)
+        kept = (path.read_bytes(), log.read_bytes())
+    database, written = kept
+    for cut in range(sizes[0], sizes[-1] + 1, 257):
+        copy = tmp_path / f"{cut}.sqlite"
+        copy.write_bytes(database)
+        copy.with_name(copy.name + "-wal").write_bytes(written[:cut])
+        assert read(copy) >= sum(size <= cut for size in sizes)

@@ -1,0 +1,90 @@
+"""A learner in two processes publishes what one alone would, byte for byte."""
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.master_words import MasterWords
+from node.identity.signatures import SigningKey
+from node.weights.encode import encode_version, join
+from node.weights.held import HeldPolicy
+from node.weights.manifest import sign
+from node.weights.store import ArtifactStore
+from support.ranks import LAYOUT, frames_of, names_of, publish_share, read_share, tensors_of
+
+RANKS = 2
+KEY = SigningKey.generate()
+
+
+def whole_version(number: int) -> HeldPolicy:
+    masters = MasterWords(tensors_of({span.name for span in LAYOUT.tensors}, version=number), LAYOUT)
+    words = np.empty(LAYOUT.words, np.uint16)
+    for frame, span in enumerate(LAYOUT.frames):
+        masters.read(frame, words[span.slice])
+    return HeldPolicy.of(number, words, layout=LAYOUT)
+
+
+def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_makes(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=publish_share, args=(rank, RANKS, str(tmp_path))) for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+    shares = sorted(
+        (frame, record, payload)
+        for rank in range(RANKS)
+        for frame, record, payload in read_share(rank, tmp_path)
+    )
+    assert [frame for frame, _, _ in shares] == list(range(len(LAYOUT.frames)))
+    manifest = join(
+        [record for _, record, _ in shares],
+        version=1,
+        base_version=0,
+        layout=LAYOUT,
+        run_id="run",
+        learner_epoch=1,
+        published_at_s=5.0,
+    )
+    alone = encode_version(
+        whole_version(1).words,
+        version=1,
+        base=whole_version(0),
+        layout=LAYOUT,
+        run_id="run",
+        learner_epoch=1,
+        published_at_s=5.0,
+    )
+    assert sign(manifest, KEY) == sign(alone.manifest, KEY)
+    assert tuple(payload for _, _, payload in shares) == alone.payloads
+    assert sum(map(len, alone.payloads)) > 0
+
+    store = ArtifactStore(tmp_path / "store", public_key=KEY.public_key, run_id="run", retained_keyframes=1)
+    with store.draft() as draft:
+        for _, _, payload in shares:
+            draft.append(payload)
+        store.put_version(sign(manifest, KEY), draft)
+    announcement = store.announcement()
+    assert announcement is not None
+    assert announcement.head == whole_version(1).version
+
+
+def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:
+    publish_share(0, RANKS, str(tmp_path))
+    assert 0 < len(frames_of(names_of(0, ranks=RANKS))) < len(LAYOUT.frames)
+    with pytest.raises(ValueError, match=f"records for {len(LAYOUT.frames)} frames"):
+        join(
+            [record for _, record, _ in read_share(0, tmp_path)],
+            version=1,
+            base_version=0,
+            layout=LAYOUT,
+            run_id="run",
+            learner_epoch=1,
+            published_at_s=5.0,
+        )

@@ -1,0 +1,68 @@
+"""Who the coordinator shuts out is shut out at relays too, by what rides on their heartbeats."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node.errors import Reason, RefusedError
+from node.identity.revocation import COPY_NAME
+from node.identity.store import Identity
+from node.rpc.channel import Purpose, call, dial
+from support.hub import running_hub
+from support.identity import MadeRun, make_run
+from support.relay import running_relay
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def answer_to(identity: Identity, address: str) -> Reason:
+    """Say why a relay that has nothing refuses a manifest."""
+    async with dial(address, identity, purpose=Purpose.CONTROL, now=time.time()) as channel:
+        stub: policy_pb2_grpc.PolicyServiceAsyncStub = policy_pb2_grpc.PolicyServiceStub(channel)
+        request = policy_pb2.GetManifestRequest(key=policy_pb2.ArtifactKey(version=1, base_version=-1))
+        with pytest.raises(RefusedError) as refused:
+            await call(stub.GetManifest, request, timeout_s=10.0)
+    return refused.value.reason
+
+
+async def becomes(identity: Identity, address: str, reason: Reason) -> None:
+    async with asyncio.timeout(20):
+        while await answer_to(identity, address) is not reason:
+            pass  # each look is a round trip
+
+
+async def test_a_node_the_coordinator_shuts_out_is_refused_by_its_relays_until_it_is_let_in_again(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    revoked = made.directory / "coordinator" / "revoked"
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+    ):
+        await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
+        revoked.write_text(f"{made.sampler.node_id}  # its disk was sold\n")
+        await becomes(made.sampler, relay.address, Reason.UNAUTHENTICATED)
+        assert await answer_to(made.other_sampler, relay.address) is Reason.UNKNOWN_VERSION
+        revoked.unlink()
+        await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
+
+
+async def test_a_relay_that_starts_while_the_coordinator_is_away_knows_whom_it_shut_out(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    (made.directory / "coordinator" / "revoked").write_text(f"{made.sampler.node_id}\n")
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+    ):
+        await becomes(made.sampler, relay.address, Reason.UNAUTHENTICATED)
+        address = hub.address
+    assert (tmp_path / "relay" / COPY_NAME).read_text() == f"{made.sampler.node_id}\n"
+    async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
+        assert await answer_to(made.sampler, relay.address) is Reason.UNAUTHENTICATED

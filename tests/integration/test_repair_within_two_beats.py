@@ -1,0 +1,129 @@
+"""A word gone bad in a sampler's memory is mended by its frame within two heartbeats of being noticed."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from node.coordinator.roster import Beat, BeatAnswer, Roster
+from node.identity.peer import Peer
+from node.policy import PolicyVersion
+from node.run import Role
+from sampler import role
+from sampler.engines.torch_engine import TorchEngine
+from sampler.model_words import version_of
+from sampler.scrub import Scrub
+from support.hub import running_hub
+from support.identity import MadeRun, make_run
+from support.model_words import words_of
+from support.sampler import learner_of, learning, sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+BEAT_S = 2.0
+"""Time enough for one frame even on a machine that is busy: what is counted are beats."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(slots=True)
+class Ears:
+    """What the coordinator hears from its sampler and answers."""
+
+    beats: list[tuple[PolicyVersion | None, bool]] = field(default_factory=list)
+    """(held, must repair), in order."""
+    hears: PolicyVersion | None = None
+    """Heard instead, once."""
+
+
+@pytest.fixture
+def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
+    ears, beat = Ears(), Roster.beat
+
+    def heard(self: Roster, peer: Peer, said: Beat, *, now: float) -> BeatAnswer:
+        if peer.role is not Role.SAMPLER:
+            return beat(self, peer, said, now=now)
+        if ears.hears is not None:
+            said, ears.hears = replace(said, held=ears.hears), None
+        answer = beat(self, peer, said, now=now)
+        ears.beats.append((said.held, answer.must_repair))
+        return answer
+
+    monkeypatch.setattr(Roster, "beat", heard)
+    return ears
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[TorchEngine]:
+    """The engines of the samplers that are built."""
+    built: list[TorchEngine] = []
+
+    def build(*arguments: Any, **options: Any) -> TorchEngine:
+        built.append(TorchEngine(*arguments, **options))
+        return built[-1]
+
+    monkeypatch.setattr(role, "TorchEngine", build)
+    return built
+
+
+@pytest.mark.parametrize("noticed_by", ["the sampler", "the coordinator"])
+async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_beats(
+    made: MadeRun,
+    model_dir: Path,
+    ears: Ears,
+    engines: list[TorchEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    noticed_by: str,
+) -> None:
+    base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    learner = learner_of(made, base)
+    async with (
+        running_hub(made, heartbeat_interval_s=BEAT_S) as hub,
+        learning(hub, base, model_dir) as peer,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        await peer.publish(*learner.signed(1, None))
+        signed = learner.versions[1].version
+        await until(lambda: (signed, False) in ears.beats, within_s=30)
+        (engine,) = engines
+        live, layout = engine.weights.live, engine.layout
+        if noticed_by == "the coordinator":
+            monkeypatch.setattr(Scrub, "turn", lambda self, live: None)
+        spoilt = live.read(layout.frames[0]).copy()
+        spoilt[7] ^= 1
+        before = len(ears.beats)
+        live.write(layout.frames[0], spoilt)
+        if noticed_by == "the coordinator":
+            ears.hears = version_of(1, live, layout=layout)
+            await until(lambda: any(must_repair for _, must_repair in ears.beats), within_s=30)
+            noticed = next(n for n, (_, must_repair) in enumerate(ears.beats) if must_repair)
+            assert ears.beats[noticed][0] != signed
+        else:
+            # The beat that says nothing of it yet is the one that has the sampler look.
+            await until(lambda: sampler.value("repairs_total") == 1, within_s=30)
+            noticed = before
+        await until(lambda: len(ears.beats) > noticed + 2, within_s=30)
+        assert ears.beats[noticed + 2] == (signed, False)
+        np.testing.assert_array_equal(words_of(engine.weights.live, layout=layout), learner.words(1))
+        assert sampler.value("repairs_total") == 1
+        assert sampler.transferred("frames_mended_total") == 1

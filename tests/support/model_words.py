@@ -1,0 +1,22 @@
+"""Live words without a model around them, and how to look at them."""
+
+import numpy as np
+import torch
+
+from node.weights.digests import Words
+from node.weights.layout import Layout
+from sampler.engines.torch_words import LiveTensors
+from sampler.model_words import ArrayWords, ModelWords, copy_words
+from support.weights import LAYOUT
+
+
+def live_words(words: Words, *, layout: Layout = LAYOUT, dtype: torch.dtype = torch.bfloat16) -> LiveTensors:
+    """Give live words that are ``words``, of a model that computes in ``dtype``."""
+    live = LiveTensors({}, layout=layout, dtype=dtype, device=torch.device("cpu"))
+    copy_words(ArrayWords(words), live.live, layout=layout)
+    return live
+
+
+def words_of(words: ModelWords, *, layout: Layout = LAYOUT) -> Words:
+    """Give a copy of all of them."""
+    return np.concatenate([words.read(frame) for frame in layout.frames])

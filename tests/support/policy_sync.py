@@ -1,0 +1,113 @@
+"""A sampler's policy sync beside the body of a test, with live words and no model around them."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from node.clock import SystemClock
+from node.errors import Reason
+from node.policy import PolicyVersion
+from node.weights.digests import Words
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout
+from sampler.engines.torch_words import LiveTensors
+from sampler.generation import Change
+from sampler.policy_disk import PolicyDisk
+from sampler.policy_sync import PolicySync
+from support.model_words import live_words, words_of
+from support.policy_hub import PolicyHub, Registry, make_fetcher, make_sources
+from support.waiting import until
+
+IN_PLACE = "in place"
+"""The name of a state directory whose sampler writes versions over the live one."""
+
+
+class Serving:
+    """What an engine was given: versions in order, with copies of their words as they were then."""
+
+    def __init__(self, weights: LiveTensors, layout: Layout) -> None:
+        self.versions: list[PolicyVersion] = []
+        self.words: dict[int, Words] = {}
+        self.is_taking = asyncio.Event()
+        self.is_taking.set()
+        self.refusals: Counter[Reason] = Counter()
+        self.registry = Registry()
+        self.offers = 0
+        self.weights = weights
+        self.layout = layout
+        self.sync: PolicySync
+
+    async def hand_over(self, change: Change) -> PolicyVersion | None:
+        self.offers += 1
+        await self.is_taking.wait()
+        version = await asyncio.to_thread(change)
+        if version is not None:
+            self.versions.append(version)
+            self.words[version.number] = words_of(self.weights.live, layout=self.layout)
+        return version
+
+    def count_refusal(self, *, service: str, reason: Reason) -> None:
+        self.refusals[reason] += 1
+
+    def spoil(self, *frames: int) -> None:
+        """Flip one bit of each of these frames in memory."""
+        for frame in frames:
+            words = self.weights.live.read(self.layout.frames[frame]).copy()
+            words[0] ^= 1
+            self.weights.live.write(self.layout.frames[frame], words)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [version.number for version in self.versions]
+
+    async def reaches(self, version: HeldPolicy) -> None:
+        await until(lambda: bool(self.versions) and self.versions[-1] == version.version)
+        np.testing.assert_array_equal(self.words[version.version.number], version.words)
+
+
+@asynccontextmanager
+async def syncing(
+    hub: PolicyHub,
+    state_dir: Path,
+    *,
+    others: tuple[PolicyHub, ...] = (),
+    words0: Words | None = None,
+    save_every_s: float = 0.0,
+) -> AsyncIterator[Serving]:
+    """Run a policy sync beside the body; where it fails, the body ends with it."""
+    base = hub.learner.versions[0].words if words0 is None else words0
+    serving = Serving(live_words(base, layout=hub.learner.layout), hub.learner.layout)
+    registry = serving.registry
+    sources = make_sources(registry, *[await each.source() for each in (*others, hub)])
+    serving.sync = PolicySync(
+        make_fetcher(hub.made, sources, registry, attempts=2),
+        watch=sources.announcements,
+        layout=hub.learner.layout,
+        weights=serving.weights,
+        in_place=state_dir.name == IN_PLACE,
+        hand_over=serving.hand_over,
+        found_damage=lambda: serving.sync.doubt(),
+        disk=PolicyDisk(
+            state_dir,
+            layout=hub.learner.layout,
+            public_key=hub.made.run.learner_public_key,
+            run_id=hub.made.run_id,
+            save_every_s=save_every_s,
+            count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
+            clock=SystemClock(),
+        ),
+        transfer_metrics=registry.metrics,
+        count_refusal=serving.count_refusal,
+        random=random.random,
+    )
+    ready, stopping = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serving.sync.run(ready=ready.set, stopping=stopping))
+        await ready.wait()
+        yield serving
+        stopping.set()

@@ -1,0 +1,120 @@
+"""A whole sampler in the background of a test, and the learner of its model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from node.clock import SystemClock
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.daemon import Stage, run_daemon
+from node.errors import ExitCode
+from node.role import RoleContext
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.tokenizer import tokenizer_digest
+from node.weights.held import HeldPolicy
+from sampler import role
+from sampler.config import SamplerConfig
+from sampler.engines.torch_engine import TorchEngine
+from support.hub import HandPeer, RunningHub
+from support.identity import MadeRun
+from support.model_words import words_of
+from support.weights import Learner
+
+CLOCK = SystemClock()
+
+
+@dataclass(slots=True)
+class RunningSampler:
+    """A sampler in the background of a test."""
+
+    registry: CollectorRegistry
+    stop: "asyncio.Event"
+    ending: "asyncio.Task[ExitCode]"
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"heterorl_sampler_{name}", labels) or 0.0
+
+    def transferred(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"heterorl_node_{name}", labels) or 0.0
+
+    async def drained(self) -> ExitCode:
+        self.stop.set()
+        return await self.ending
+
+
+@asynccontextmanager
+async def sampling(
+    made: MadeRun, hub: str, model_dir: Path, **settings: Any
+) -> AsyncIterator[RunningSampler]:
+    """Run a whole sampler as a stage of the daemon until the body ends."""
+    registry = CollectorRegistry()
+    values = {
+        "model_dir": model_dir,
+        "threads": 1,
+        "seed": 5,
+        "concurrency_groups": 3,
+        "outbox_groups": 4,
+        "save_policy_every_s": 0.0,
+    }
+    state_dir = made.directory / "sampler"
+    state_dir.mkdir(exist_ok=True)
+    context = RoleContext(
+        role=Role.SAMPLER,
+        config=NodeConfig(
+            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
+            TelemetrySection(),
+            sampler=SamplerConfig.model_validate(values | settings),
+        ),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=["sampler"], clock=CLOCK),
+        transfer_metrics=TransferMetrics(registry),
+        clock=CLOCK,
+        node_id=made.sampler.node_id,
+        state_dir=state_dir,
+        identity=made.sampler,
+        run=made.run,
+    )
+    stop = asyncio.Event()
+
+    class Stopper:
+        name = "stopper"
+
+        async def run(self, *, ready: Any, stopping: asyncio.Event) -> None:
+            ready()
+            await stop.wait()
+
+    async def build() -> list[Any]:
+        return [*await role.build(context), Stopper()]
+
+    ending = asyncio.create_task(
+        run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
+    )
+    try:
+        yield RunningSampler(registry, stop, ending)
+    finally:
+        stop.set()
+        await asyncio.wait({ending})
+
+
+@asynccontextmanager
+async def learning(hub: RunningHub, base: TorchEngine, model_dir: Path) -> AsyncIterator[HandPeer]:
+    """Join as the learner of this model."""
+    async with hub.peer() as learner:
+        await learner.join(
+            layout_digest=base.layout.digest,
+            tokenizer_digest=tokenizer_digest(model_dir),
+            vocabulary_size=base.vocabulary_size,
+        )
+        yield learner
+
+
+def learner_of(made: MadeRun, base: TorchEngine) -> Learner:
+    version0 = HeldPolicy.of(0, words_of(base.weights.live, layout=base.layout), layout=base.layout)
+    return Learner(base.layout, run_id=made.run_id, key=made.signing_key, versions={0: version0})

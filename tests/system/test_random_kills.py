@@ -1,0 +1,24 @@
+"""A dozen of the kills that ``python -m bench.kills`` does by the hundred."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.kill_lab.plan import Plan
+from bench.kills import run
+
+KILLS = 12
+
+
+@pytest.mark.timeout(280)
+async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everything_goes_on(
+    tmp_path: Path,
+) -> None:
+    summary = await run(Plan(kills=KILLS, seed=59, samplers=("sampler-1",)), tmp_path / "kills")
+    assert summary["violations"] == []
+    assert summary["kills"] == KILLS
+    assert set(summary["killed"]) == {"sampler", "relay", "learner"}
+    # The witness has looked: an empty list of violations alone would not say so.
+    assert summary["compared"]["claims"] > 0
+    assert summary["compared"]["checkpoints"] > 0
+    assert summary["compared"]["payload_bytes"] > 0

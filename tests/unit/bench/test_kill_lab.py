@@ -1,0 +1,189 @@
+"""The witness of the kill laboratory tells right from wrong, and reads formats as their makers write them."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bench.kill_lab.instants import Instant, wait_for
+from bench.kill_lab.plan import COORDINATOR, LEARNER, Plan
+from bench.kill_lab.stage import Stage
+from bench.kill_lab.truth import Model, read_artifact
+from bench.kill_lab.witness import Witness
+from node.weights.digests import Words
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from sampler.held_file import save_held
+from sampler.model_words import ArrayWords
+from support.weights import Learner as Weights
+from support.weights import flip_bit, random_words
+
+SPECS = (
+    TensorSpec("embed", (1030, 1024)),
+    TensorSpec("bias", (7,)),
+    TensorSpec("head", (5, 3)),
+    TensorSpec("norm", ()),
+)
+LAYOUT = Layout.of(SPECS)
+"""A tensor of more than a frame, and small ones before and after it."""
+
+NAME = "sampler-1"
+
+
+def tensors_of(words: Words) -> dict[str, torch.Tensor]:
+    return {
+        span.name: torch.from_numpy(words[span.start_word : span.start_word + span.words].copy())
+        .view(torch.bfloat16)
+        .view(span.shape)
+        for span in LAYOUT.tensors
+    }
+
+
+class World:
+    """A run of which only the files are there."""
+
+    def __init__(self, root: Path) -> None:
+        self.weights = Weights(LAYOUT, versions={0: HeldPolicy.of(0, WORDS0, layout=LAYOUT)})
+        self.stage = Stage(Plan(kills=0, seed=0, samplers=(NAME,)), root, fleet=cast(Any, None))
+        self.log = root / "log"
+        self.stage.model.mkdir(parents=True)
+        self.log.touch()
+        save_file(tensors_of(WORDS0), self.stage.model / "model.safetensors")
+        self.state = self.stage.state(NAME)
+        self.state.mkdir(parents=True)
+        self.store = self.weights.store(self.stage.state(LEARNER) / "published")
+        self.witness = Witness(self.stage, public_key=self.weights.key.public_key, log_of={NAME: self.log})
+
+    def publish(self, version: int, base: int | None) -> None:
+        self.weights.put(self.store, (version, base))
+
+    def says(self, version: int, root: bytes | None = None) -> None:
+        """Let the sampler say that it holds a version."""
+        root = root or self.weights.versions[version].version.root
+        event = {"time": "2026-11-21T10:00:00+00:00", "event": "version held"}
+        with self.log.open("a") as log:
+            log.write(json.dumps({**event, "version": version, "root": root.hex()}) + "\n")
+
+    def keeps(self, version: int) -> None:
+        """Let the sampler's disk have a copy of a version."""
+        held = self.weights.versions[version]
+        save_held(self.state / "held.words", held.version, ArrayWords(held.words), layout=LAYOUT)
+
+    def found(self) -> list[str]:
+        self.witness.conclude()
+        return self.witness.violations
+
+
+WORDS0 = random_words(0, layout=LAYOUT)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "run")
+
+
+def test_roots_are_those_the_learner_signs_however_the_words_are_stored(tmp_path: Path) -> None:
+    masters = {name: tensor.float() * 1.0009765625 for name, tensor in tensors_of(WORDS0).items()}
+    save_file(masters, tmp_path / "masters")
+    save_file({name: tensor.bfloat16() for name, tensor in masters.items()}, tmp_path / "rounded")
+    model = Model(tmp_path / "rounded")
+    words = model.words(tmp_path / "rounded")
+    np.testing.assert_array_equal(model.words(tmp_path / "masters"), words)
+    assert model.root(words) == HeldPolicy.of(1, words, layout=LAYOUT).version.root
+
+
+def test_an_artifact_is_whole_only_where_every_payload_is_what_was_signed(world: World) -> None:
+    world.publish(1, None)
+    directory = world.stage.state(LEARNER) / "published" / "complete" / "1-key"
+    public_key = world.weights.key.public_key
+    whole = read_artifact(directory, public_key)
+    assert whole is not None
+    assert whole.is_whole
+    flip_bit(directory / "frames", 5)
+    damaged = read_artifact(directory, public_key)
+    assert damaged is not None
+    assert 0 < damaged.intact_bytes < whole.intact_bytes
+    assert read_artifact(directory, Weights().key.public_key) is None
+
+
+def test_an_honest_run_breaks_nothing_and_everything_in_it_was_looked_at(world: World) -> None:
+    world.says(0)
+    world.publish(1, 0)
+    world.says(1)
+    world.keeps(1)
+    world.witness.examine(NAME)
+    world.says(1)
+    checkpoint = world.stage.state(LEARNER) / "checkpoints" / "000000000001"
+    checkpoint.mkdir(parents=True)
+    save_file(tensors_of(world.weights.words(1)), checkpoint / "model.safetensors")
+    assert world.found() == []
+    looked = world.witness.looked
+    assert (looked.claims, looked.copies, looked.checkpoints, looked.starts_with_a_version) == (2, 1, 1, 1)
+
+
+def test_a_root_that_was_not_signed_is_found(world: World) -> None:
+    world.publish(1, 0)
+    world.says(1, root=b"x" * 16)
+    (violation,) = world.found()
+    assert "version 1 with root" in violation
+
+
+def test_a_version_that_nobody_signed_is_found(world: World) -> None:
+    world.says(7, root=b"x" * 16)
+    assert "signed was nothing" in world.found()[0]
+
+
+def test_going_back_is_found(world: World) -> None:
+    world.publish(1, 0)
+    world.says(1)
+    world.says(0)
+    assert world.found() == [f"{NAME} served version 0 after version 1"]
+
+
+def test_beginning_with_less_than_the_disk_had_is_found(world: World) -> None:
+    world.publish(1, 0)
+    world.keeps(1)
+    world.witness.examine(NAME)
+    world.says(0)
+    assert world.found() == [f"{NAME} began with version 0, its disk had 1"]
+
+
+def test_a_copy_that_is_not_what_was_signed_is_found(world: World) -> None:
+    world.publish(1, 0)
+    world.keeps(1)
+    flip_bit(world.state / "held.words", 5000)
+    world.witness.examine(NAME)
+    assert "its copy of version 1" in world.found()[0]
+
+
+def test_a_checkpoint_of_other_words_than_were_signed_is_found(world: World) -> None:
+    world.publish(1, 0)
+    checkpoint = world.stage.state(LEARNER) / "checkpoints" / "000000000001"
+    checkpoint.mkdir(parents=True)
+    save_file(tensors_of(WORDS0), checkpoint / "model.safetensors")
+    assert world.found() == ["version 1 was signed with another root than its checkpoint has"]
+
+
+def test_a_version_signed_twice_with_different_words_is_found(world: World) -> None:
+    world.publish(1, 0)
+    world.witness.look()
+    fork = Weights(LAYOUT, key=world.weights.key, versions={0: world.weights.versions[0]})
+    fork.versions[1] = HeldPolicy.of(1, random_words(9, layout=LAYOUT), layout=LAYOUT)
+    fork.put(fork.store(world.stage.state(COORDINATOR) / "versions"), (1, None))
+    assert world.found() == ["version 1 was signed with two roots"]
+
+
+def test_a_moment_comes_when_a_file_appears_or_changes_and_not_otherwise(tmp_path: Path) -> None:
+    appears, changes = Instant("appears", "new*"), Instant("changes", "old", is_change=True)
+    old = tmp_path / "old"
+    old.write_text("1")
+    assert not wait_for(appears, tmp_path, timeout_s=0.01)
+    assert not wait_for(changes, tmp_path, timeout_s=0.01)
+    for instant, path in ((appears, tmp_path / "new1"), (changes, old)):
+        threading.Timer(0.05, path.write_text, ("22",)).start()
+        assert wait_for(instant, tmp_path, timeout_s=10.0)

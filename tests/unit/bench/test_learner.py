@@ -1,0 +1,58 @@
+"""The comparison of steps compares the same thing, and its report says what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.learner import QUICK_SHAPES, compare, logprob_memory
+from bench.learner_report import report, write_report
+from bench.learner_steps import Bare, Ours, make_groups, make_model, own_steps, padded_ids
+from node.rollout import check_group
+
+SHAPE = QUICK_SHAPES[0]
+
+
+def test_the_batch_is_one_that_a_learner_takes() -> None:
+    groups = make_groups(SHAPE)
+    for group in groups:
+        check_group(group, vocabulary_size=SHAPE.vocabulary)
+    assert padded_ids(groups).shape == (SHAPE.rows, SHAPE.prompt_tokens + SHAPE.completion_tokens)
+
+
+def test_every_step_starts_from_the_same_weights() -> None:
+    torch.manual_seed(3)
+    one = make_model(SHAPE).state_dict()
+    torch.manual_seed(4)
+    for name, tensor in make_model(SHAPE).state_dict().items():
+        assert torch.equal(tensor, one[name])
+
+
+def test_bare_descends_the_mean_logprob_and_ours_the_objective() -> None:
+    groups = make_groups(SHAPE)
+    bare, grpo = Bare(SHAPE, groups), Ours(SHAPE, groups, "grpo")
+    first = bare(), grpo()
+    assert all(norm > 0 for norm in first)
+    # The learning rate is so small that the second step sees what the first saw.
+    assert (bare(), grpo()) == pytest.approx(first, rel=1e-2)
+
+
+def test_grpo_and_trls_have_the_same_gradient() -> None:
+    learner_trl = pytest.importorskip("bench.learner_trl", reason="needs the bench extra")
+    groups = make_groups(SHAPE)
+    (ours,) = (step for step in own_steps(SHAPE, groups) if step.name == "ours, grpo")
+    trl, _ = learner_trl.trl_steps(SHAPE, groups)
+    assert trl() == pytest.approx(ours(), rel=1e-4)
+
+
+def test_the_report_has_every_line(tmp_path: Path) -> None:
+    lines = [{**line, "threads": 1} for line in (*compare(SHAPE), *logprob_memory(512))]
+    write_report(lines, tmp_path)
+    text = (tmp_path / "learner.md").read_text()
+    assert text == report(lines)
+    for line in lines:
+        assert f"| {line.get('step', line.get('logprobs'))} |" in text or "skipped" in line
+    kept = [json.loads(line) for line in (tmp_path / "learner.jsonl").read_text().splitlines()]
+    assert kept == lines
+    assert (tmp_path / "learner.png").stat().st_size > 0
