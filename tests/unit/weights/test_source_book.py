@@ -153,3 +153,17 @@ def test_a_keyframe_is_a_way_for_everyone() -> None:
     announced = merged([said(7, (7, NO_BASE, 100))])
     assert announced is not None
     assert announced.head.number == 7
+
+
+def test_what_nobody_has_yet_is_asked_of_who_announces_and_is_not_set_aside() -> None:
+    book = SourceBook(["silent", "heard", "faulty"], last_resort="hub")
+    assert book.standing(now=0.0) == ("silent", "heard", "faulty")
+    for name in ("heard", "faulty", "hub"):
+        book.heard(name, said(1, (1, 0, 10)))
+    book.fault("faulty", Fault.LOST, now=0.0)
+    assert book.standing(now=0.5) == ("heard",)
+    assert book.standing(now=1.0) == ("heard", "faulty")
+    book.fault("silent", Fault.LOST, now=1.0)
+    book.fault("heard", Fault.LOST, now=1.0)
+    book.fault("faulty", Fault.LOST, now=1.0)
+    assert book.standing(now=1.0) == ("heard", "faulty")
