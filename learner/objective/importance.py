@@ -218,22 +218,6 @@ def gamma_weight(log_ratio: Tensor, *, power: Tensor, rate: Tensor) -> Tensor:
     return torch.exp(power * log_w + rate * (1 - log_w.exp()))
 
 
-def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
-    """Give what a token drawn after top-p or top-k would have had under the whole softmax.
-
-    A truncated sampler's probabilities are divided by the mass it kept. The learner's are not: without this,
-    every ratio p/q is too small by the kept mass, on policy too. For ratios that are 1 on policy.
-
-    Args:
-        behaviour_logprob: [...], nats, normalised over the kept set.
-        kept_mass: [...], in (0, 1], share of the softmax at the sampling temperature that was kept.
-
-    Returns:
-        [...], nats.
-    """
-    return behaviour_logprob + kept_mass.to(behaviour_logprob.dtype).log()
-
-
 def _data(behaviour_logprob: Tensor) -> Tensor:
     data = behaviour_logprob.detach().double()
     if not data.isfinite().all():

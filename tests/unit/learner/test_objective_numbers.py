@@ -40,7 +40,6 @@ from learner.objective.importance import (
     log_group_expectation,
     log_group_mean,
     log_linear_proximal,
-    untruncated_logprob,
 )
 from learner.objective.registry import load_objective
 from learner.objective.slow_fast import reposition, slow_fast_step
@@ -297,12 +296,6 @@ def test_the_proximal_policy_lies_one_version_before_the_learner() -> None:
     p, q = column(-1, -1, -1, -1)[:, None], column(-3, -3, -3, -3)[:, None]
     proximal = log_linear_proximal(p, q, torch.tensor([0, 1, 2, 10]))
     assert_close(proximal[:, 0], -3, -3, -2, -1.2)
-
-
-def test_kept_mass_brings_truncated_logprobs_back_to_the_whole_softmax() -> None:
-    """Logits of .5, .3, .2 sampled at top-k 2: the kept mass is .8."""
-    truncated = log(0.5 / 0.8, 0.3 / 0.8)
-    assert_close(untruncated_logprob(truncated, column(0.8, 0.8)).exp(), 0.5, 0.3)
 
 
 P, Q, REFERENCE = log(0.5, 0.3, 0.2), log(0.2, 0.2, 0.6), log(0.1, 0.6, 0.3)
