@@ -11,6 +11,7 @@ from typing import Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from node.allocator import keep_freed_memory
 from node.clock import Clock, SystemClock
 from node.config import NodeConfig, NodeSection, Resolved
 from node.daemon import Phase, Stage, run_daemon
@@ -43,6 +44,7 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
     names = [role for role in ROLE_MODULES if role in set(roles)]
     configure_logging(log_format=config.telemetry.log_format, level=config.telemetry.log_level, roles=names)
     _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
+    keep_freed_memory()
     _log.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))

@@ -18,6 +18,14 @@ BULK_MESSAGE_BYTES: Final = 6 << 20
 CHUNK_BYTES: Final = 1 << 20
 """Piece of a frame on the wire: the knee of the throughput curve (shared facts, transport)."""
 
+BATCH_BYTES: Final = 128 << 10
+"""Payloads of small frames are put together up to about this much: few messages, and what has arrived of a
+delta is applied while the rest is on its way."""
+
+PUSH_BYTES: Final = 8 << 20
+"""Most payload bytes sent unasked. It covers what a line of 400 Mbit/s carries in a round trip of 150 ms, and
+is all that is wasted when the receiver had another plan."""
+
 FRAME_WORDS: Final = 1 << 20
 """Words of a full frame; smaller frames cost 7-17 % more bytes."""
 

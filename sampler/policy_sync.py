@@ -149,6 +149,7 @@ class PolicySync:
                     await self._backoff.wait(self._changed)
                     self._state = self._state.reconsidered()
                 else:
+                    self._fetcher.expect(self._held.number, tasks)
                     await self._changed.wait()
 
     async def _listen(self) -> None:

@@ -40,8 +40,9 @@ from sampler.tasks.grader import Grader
 from sampler.uploader import Uploader
 from sampler.workload import Stage, Workload
 
-BULK_CONNECTIONS: Final = 2
-"""For weights, to each source: a home line is full with two; 1 Gbit/s at 150 ms asks for more."""
+BULK_CONNECTIONS: Final = 8
+"""For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
+1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
 
 FLUSH_SHARE: Final = 0.8
 """Of the time the daemon has to drain; the rest is for saying so and leaving."""

@@ -37,11 +37,7 @@ class Measures:
         values = {
             "kl": _kl(completions, policy),
             "lag": rows.staleness.float().mean(1),
-            "reward": rows.reward.mean(1),
             "ess": sample_sizes(pull.weight),
-            "ess_importance": sample_sizes(importance.view_as(pull.weight)),
-            "clipped": pull.clipped,
-            "surprisal": -learner.view_as(rows.reward).mean(1),
         }
         for name, weight in (("own", pull.weight), ("gspo", importance), ("gepo", group)):
             values[f"variance_{name}"], values[f"cv2_{name}"] = _spread(weight.view_as(completions.reward))
@@ -71,4 +67,4 @@ def _spread(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean(values: list[float]) -> float | None:
     mean = sum(values) / len(values) if values else math.nan
-    return float(f"{mean:.4g}") if math.isfinite(mean) else None
+    return float(f"{mean:.3g}") if math.isfinite(mean) else None

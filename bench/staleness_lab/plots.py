@@ -18,8 +18,8 @@ from bench.staleness_lab.plan import Plan, last_scores
 from bench.staleness_lab.statistics import Estimate, Table, mean_measure
 
 _SHOWN: Final = {
-    "version_aware": "tab:red",
-    "version_aware_kl": "tab:pink",
+    "version_aware_kl": "tab:red",
+    "version_aware": "tab:pink",
     "gepo": "tab:orange",
     "grpo": "tab:blue",
     "gspo": "tab:cyan",
@@ -46,7 +46,11 @@ def draw(out: Path, plan: Plan, table: Table) -> list[tuple[str, str]]:
         for axis, task in zip(axes[0], plan.tasks, strict=True):
             panel(axis, plan, table, task)
             axis.set_title(task)
-        axes[0][-1].legend(fontsize=7)
+        drawn = [axis.get_legend_handles_labels() for axis in axes[0]]
+        by_label = {label: handle for each in drawn for handle, label in zip(*each, strict=True)}
+        figure.legend(
+            by_label.values(), by_label, loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        )
         figure.suptitle(title)
         _save(figure, out / name)
         pictures.append((name, title))
@@ -61,7 +65,7 @@ def _errors(axis: Axes, plan: Plan, table: Table, task: str) -> None:
             if (cell := table.get(task, method, s)) is not None
         ]
         ages, ends = [s for s, _ in points], [end for _, end in points]
-        axis.errorbar(ages, [1 - e.mean for e in ends], [e.error for e in ends], **_style(method))
+        axis.errorbar(ages, [1 - e.mean for e in ends], [e.error for e in ends], marker=".", **_style(method))
     _over_staleness(axis, plan)
     axis.set(yscale="log", ylabel="1 - score, mean of the seeds")
 
@@ -73,8 +77,9 @@ def _divergence(axis: Axes, plan: Plan, table: Table, task: str) -> None:
             for s in plan.staleness
             if s > 0 and (cell := table.get(task, method, s)) is not None
         ]
-        axis.plot([s for s, _ in points], [kl for _, kl in points], **_style(method))
+        axis.plot([s for s, _ in points], [kl for _, kl in points], marker=".", **_style(method))
     _over_staleness(axis, plan)
+    axis.set_xlim(left=0.9 * min((s for s in plan.staleness if s > 0), default=1))
     axis.set(yscale="log", ylabel="nats a token, mean over the run")
 
 

@@ -72,8 +72,6 @@ class Pull:
     """[seeds, n, t]: of each seed's own loss."""
     weight: Tensor
     """[seeds, n]: each completion's, its tokens' mean where they are tokens'."""
-    clipped: Tensor
-    """[seeds]: share of completions or tokens without gradient on purpose."""
 
     def rate_factors(self) -> Tensor:
         """Give VCPO's learning-rate factor of each seed; 0 where all weights are 0."""
@@ -88,7 +86,6 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
         weight=torch.cat([one.weight for one in each]),
-        clipped=torch.cat([one.clipped for one in each]),
     )
 
 
@@ -132,10 +129,8 @@ def _pull_together(method: Method, rows: Rows) -> Pull:
     outcome = method.outcome(batch)
     (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
     per_token = outcome.weight.ndim == 2
-    counted = batch.mask if per_token else torch.ones_like(outcome.is_clipped)
     seeds = (len(rows.reward), -1)
     return Pull(
         gradient=gradient.view_as(rows.learner) * seeds[0],  # the loss is a mean over all runs
         weight=(batch.token_mean(outcome.weight) if per_token else outcome.weight).view(seeds),
-        clipped=outcome.is_clipped.view(*seeds).sum(1) / counted.view(*seeds).sum(1),
     )

@@ -19,7 +19,7 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.rpc.gate import CountRefusal
 from node.until import run_until
 from node.weights.apply import DamagedFrameError
-from node.weights.chain import plan_upload
+from node.weights.chain import PUBLIC_VERSION, plan_upload
 from node.weights.fetch import Fetcher
 from node.weights.store import ArtifactStore
 
@@ -69,6 +69,8 @@ class Mirror:
                 self._changed.clear()
                 wanted = await self._wanted()
                 if wanted is None:
+                    head = PUBLIC_VERSION if self._upstream is None else self._upstream.head.number
+                    self._fetcher.expect(head, tasks)
                     await self._changed.wait()
                 else:
                     await self._copy_unless_late(wanted)

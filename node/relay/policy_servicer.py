@@ -5,7 +5,8 @@ as it has arrived and was verified.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +17,9 @@ from node.policy import ArtifactKey
 from node.rpc.auth import Context
 from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.chain import plan_catch_up
 from node.weights.manifest import Manifest
+from node.weights.pieces import first_batch, pushed_frames
 from node.weights.store import ArtifactStore
 from node.wire import announcement_to_wire, artifact_key_from_wire
 
@@ -32,15 +35,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         store: ArtifactStore,
         *,
         metrics: TransferMetrics,
+        batch_bytes: int = limits.BATCH_BYTES,
         damage: Callable[[bytes], bytes] | None = None,
     ) -> None:
         """Serve ``store``.
 
         Args:
+            batch_bytes: small payloads are put together up to this much.
             damage: fault injection: changes every piece of a frame before it is sent.
         """
         self._store = store
         self._metrics = metrics
+        self._batch_bytes = batch_bytes
         self._damage = damage
 
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
@@ -72,17 +78,64 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         with self._store.lease(key):
             manifest, _ = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
-            first_offset = request.first_offset_bytes
-            for frame in request.frames:
-                await self._wait_for(key, frame)
-                payload = await asyncio.to_thread(self._store.read_payload, key, frame)
-                for offset in range(first_offset, len(payload), limits.CHUNK_BYTES):
-                    data = payload[offset : offset + limits.CHUNK_BYTES]
-                    if self._damage is not None:
-                        data = self._damage(data)
-                    yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset, data=data)
-                    self._metrics.count_sent(key, len(data))
-                first_offset = 0
+            offset = request.first_offset_bytes
+            async for piece in self._pieces(manifest, request.frames, first_offset_bytes=offset):
+                yield policy_pb2.FetchFramesResponse(
+                    frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                )
+
+    async def AwaitArtifact(  # noqa: N802
+        self, request: policy_pb2.AwaitArtifactRequest, context: Context
+    ) -> AsyncIterator[policy_pb2.AwaitArtifactResponse]:
+        key = await self._next_after(request.held_version)
+        with self._store.lease(key):
+            manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed)
+            frames = pushed_frames(manifest, most_bytes=min(request.most_bytes, limits.PUSH_BYTES))
+            async for piece in self._pieces(manifest, frames, first_offset_bytes=0):
+                yield policy_pb2.AwaitArtifactResponse(
+                    frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                )
+
+    async def _next_after(self, held: int) -> ArtifactKey:
+        """Wait for a head newer than a version; give the first artifact on the cheapest way to it."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+            while True:
+                changed.clear()
+                announcement = self._store.announcement()
+                if announcement is not None:
+                    path = plan_catch_up(held, announcement.head.number, announcement.artifacts)
+                    if path:
+                        return path[0].key
+                await changed.wait()
+
+    async def _pieces(
+        self, manifest: Manifest, frames: Sequence[int], *, first_offset_bytes: int
+    ) -> AsyncIterator["_Piece"]:
+        key = manifest.key
+        start = 0
+        while start < len(frames):
+            await self._wait_for(key, frames[start])
+            batch = first_batch(
+                manifest,
+                itertools.islice(frames, start, None),
+                most_bytes=self._batch_bytes,
+                is_here=lambda frame: not self._store.is_awaited(key, frame),
+            )
+            start += len(batch)
+            data = await asyncio.to_thread(self._read, key, batch)
+            for offset in range(first_offset_bytes, len(data), limits.CHUNK_BYTES):
+                piece = data[offset : offset + limits.CHUNK_BYTES]
+                yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
+                self._metrics.count_sent(key, len(piece))
+            first_offset_bytes = 0
+
+    def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
+        if len(batch) == 1:
+            return self._store.read_payload(key, batch[0])
+        return b"".join(self._store.read_payload(key, frame) for frame in batch)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
         if not self._store.is_awaited(key, frame):
@@ -133,6 +186,13 @@ def damage_first(count: int) -> Callable[[bytes], bytes]:
         return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
     return damage
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    frame: int
+    offset_bytes: int
+    data: bytes
 
 
 @dataclass(slots=True)

@@ -43,7 +43,8 @@ from node.weights.store import ArtifactStore
 log = logging.getLogger(__name__)
 
 BULK_CONNECTIONS: Final = 4
-"""To each source: a relay serves many and is worth a full line."""
+"""For weights, to each source. A relay passes a frame on when all of it is there, and the more frames share a
+line, the later the first is: on 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
 
 VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"

@@ -60,6 +60,14 @@ _MESSAGE_BYTES: Final = {
 }
 
 
+_BULK_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    # What a sender may have under way unread, per stream. By default it begins at 64 KiB and is guessed
+    # anew from the line's speed, which costs a small delta several round trips.
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.bdp_probe", 0),
+)
+
+
 class ConnectionLost(HeteroRLError):  # noqa: N818 - an event of every long run, not a fault
     """A call ended without the hub's answer: it may have happened or not. Retry with backoff."""
 
@@ -111,6 +119,8 @@ def dial(target: str, caller: Identity | Peer, *, purpose: Purpose, now: float) 
         StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
     options = _options(_MESSAGE_BYTES[purpose])
+    if purpose is Purpose.BULK:
+        options += _BULK_OPTIONS
     if isinstance(caller, Peer):
         _require_loopback(target)
         options.append(("grpc.primary_user_agent", USER_AGENT_PREFIX + caller.spiffe_id))

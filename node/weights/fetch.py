@@ -3,6 +3,7 @@
     frames wanted -> ranges of at most 8 MiB -> lanes, each reading one range from one source at a time
 
     line cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, or elsewhere
+    asked for in advance (expected.py)                  the first range is on its way already
     a frame that fails its digest                       ask for this frame alone, from its first byte
     an answer nobody asked for, a lying offset          set that source aside, go on elsewhere
     a lane without a range                              take over what a slower source would finish late
@@ -15,12 +16,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import grpc
-import grpc.aio
 
 from heterorl.v1 import policy_pb2
 from node import limits
@@ -30,10 +28,12 @@ from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
+from node.weights.expected import Expected, Piece, PieceStream
 from node.weights.manifest import Manifest, verify_signed
+from node.weights.pieces import largest_first, pushed_frames
 from node.weights.source_book import Fault
 from node.weights.sources import Sources
-from node.weights.transfer import Arrived, PutFrame, Range, Transfer
+from node.weights.transfer import Arrived, LyingSourceError, PutFrame, Range, Transfer
 from node.wire import artifact_key_to_wire
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ _PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.D
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
-_RANGES_PER_LANE: Final = 4
-"""So that fast sources take more of them; each costs a request, not a connection."""
+_RANGES_PER_LANE: Final = 2
+"""Of what is left: so that fast sources take more; each costs a request, not a connection."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
@@ -53,19 +53,18 @@ _MOST_TAKEOVERS: Final = 2
 """Of one range: where every source waits for the same upstream, moving it on wins nothing."""
 
 
-class LyingSourceError(ConnectionLost):
-    """A source sent what it was not asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """How hard to try."""
 
-    streams: int = 4
-    """Ranges in flight per source; two per connection fill it."""
-    most_streams: int = 16
-    """Over all sources."""
-    range_bytes: int = 8 << 20
+    streams: int = 2
+    """Ranges in flight per connection; two fill it."""
+    most_streams: int = 32
+    """Over all sources; half of what a hub allows one peer."""
+    range_bytes: int = 2 << 20
+    """Small: lanes then stay near each other, and a relay has what those behind it ask for."""
+    least_range_bytes: int = 256 << 10
+    """Less is not worth a lane of its own."""
     stall_s: float = 20.0
     attempts: int = 8
     """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
@@ -91,6 +90,21 @@ class Fetcher:
         self._metrics = metrics
         self._random = random
         self._limits = limits or FetchLimits()
+        self._expected: Expected | None = None
+
+    def expect(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
+        """Ask in advance for what comes after a version, in a task of ``tasks``.
+
+        ``signed_manifest`` and ``fetch`` then find it here, or on its way. What was expected before is not
+        expected any more.
+        """
+        if self._expected is not None:
+            if self._expected.held_version == held_version and self._expected.is_waiting:
+                return
+            self._expected.forget()
+        self._expected = Expected(
+            held_version, sources=self._sources, verify=self._verify, random=self._random, tasks=tasks
+        )
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Give the manifest of an artifact; see ``signed_manifest``."""
@@ -104,6 +118,10 @@ class Fetcher:
                 MALFORMED, if it is the manifest of another artifact.
             ConnectionLost: after ``attempts``.
         """
+        pushed = None if self._expected is None else await self._expected.answer(key)
+        if pushed is not None:
+            self._sources.signed(pushed.manifest)
+            return pushed.manifest, pushed.signed
         attempts = self._attempts()
         while True:
             name = self._sources.choose(self._names(key))
@@ -123,9 +141,13 @@ class Fetcher:
             RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
             ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        sources = len(self._names(manifest.key))
-        lanes = min(self._limits.streams * sources, self._limits.most_streams)
-        transfer = Transfer(manifest, put, deque(self._ranges(manifest, frames, lanes=lanes)))
+        connections = self._sources.connections(self._names(manifest.key))
+        lanes = min(self._limits.streams * connections, self._limits.most_streams)
+        waiting = self._pushed(manifest, frames := list(frames))
+        pushed = {frame for span in waiting for frame in span.frames}
+        rest = [frame for frame in frames if frame not in pushed]
+        waiting.extend(self._ranges(manifest, rest, lanes=lanes))
+        transfer = Transfer(manifest, put, waiting)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(lanes, len(transfer.waiting))):
@@ -134,6 +156,17 @@ class Fetcher:
             # The first to fail cancelled the others.
             first = failures.exceptions[0]
             raise first.refusal if isinstance(first, _NotTakenError) else first from None
+
+    def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
+        """Give the frames that are on their way, if all of them are wanted."""
+        pushed = None if self._expected is None else self._expected.take(manifest)
+        if pushed is None:
+            return deque()
+        coming = pushed_frames(manifest, most_bytes=limits.PUSH_BYTES)
+        if not coming or not set(coming).issubset(frames):
+            pushed.stream.cancel()
+            return deque()
+        return deque([Range(deque(coming), source=pushed.source, stream=pushed.stream)])
 
     def _attempts(self) -> "_Attempts":
         return _Attempts(self._limits.attempts * len(self._sources), Backoff(self._random))
@@ -152,26 +185,36 @@ class Fetcher:
         request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
         with self._sources.lane(name) as stub:
             answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
-        manifest = await asyncio.to_thread(
-            verify_signed, answer.signed_manifest, public_key=self._public_key, run_id=self._run_id
-        )
+        manifest = await self._verify(answer.signed_manifest)
         if manifest.key != key:
             raise RefusedError(Reason.MALFORMED, f"{name} gave the manifest of {manifest.key} for {key}")
         return manifest, answer.signed_manifest
 
-    def _ranges(self, manifest: Manifest, frames: Iterable[int], *, lanes: int) -> Iterator[Range]:
-        """Cut ``frames`` so that every lane has something to do and no range is over its limits."""
-        wanted = list(frames)
-        total_bytes = sum(manifest.frames[frame].payload_bytes for frame in wanted)
-        pieces = lanes * (_RANGES_PER_LANE if lanes > self._limits.streams else 1)
-        most_bytes = min(self._limits.range_bytes, total_bytes // pieces)
+    async def _verify(self, signed: bytes) -> Manifest:
+        return await asyncio.to_thread(
+            verify_signed, signed, public_key=self._public_key, run_id=self._run_id
+        )
+
+    def _ranges(self, manifest: Manifest, frames: Sequence[int], *, lanes: int) -> Iterator[Range]:
+        """Cut ``frames`` into ranges that become smaller, so that all lanes end at about the same time.
+
+        The largest frames come first. A connection left alone at the end does not become faster for
+        seconds: it has learned its share.
+        """
+        if lanes > 1:
+            frames = largest_first(manifest, frames)
+        left_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
         pending: deque[int] = deque()
-        pending_bytes = 0
-        for frame in wanted:
+        pending_bytes = enough_bytes = 0
+        for frame in frames:
+            if not pending:
+                share_bytes = left_bytes // (_RANGES_PER_LANE * lanes if lanes > 1 else 1)
+                enough_bytes = min(self._limits.range_bytes, max(share_bytes, self._limits.least_range_bytes))
             pending.append(frame)
             pending_bytes += manifest.frames[frame].payload_bytes
-            if pending_bytes >= most_bytes or len(pending) == limits.FRAMES_PER_FETCH:
+            if pending_bytes >= enough_bytes or len(pending) == limits.FRAMES_PER_FETCH:
                 yield Range(pending)
+                left_bytes -= pending_bytes
                 pending, pending_bytes = deque(), 0
         if pending:
             yield Range(pending)
@@ -185,8 +228,9 @@ class Fetcher:
             if span is None:
                 await wait_at_most(transfer.changed, _WORTH_TAKING_S)
                 continue
-            others = [name for name in names if name not in span.avoid]
-            span.source = self._sources.choose(others or names)
+            if span.stream is None:
+                others = [name for name in names if name not in span.avoid]
+                span.source = self._sources.choose(others or names)
             source = span.source
             try:
                 await self._read(transfer, span, attempts)
@@ -243,32 +287,26 @@ class Fetcher:
             key=artifact_key_to_wire(transfer.key), frames=span.frames, first_offset_bytes=len(span.partial)
         )
         span.started_s, span.read_bytes = time.monotonic(), 0
+        pushed, span.stream = span.stream, None
         with self._sources.lane(span.source) as stub:
-            stream = stub.FetchFrames(request)
+            stream: PieceStream = pushed or stub.FetchFrames(request)
             try:
                 while span.frames:
-                    message = await self._next(stream, span)
-                    frame = span.frames[0]
-                    size_bytes = transfer.manifest.frames[frame].payload_bytes
-                    _check_chunk(message, frame=frame, offset_bytes=len(span.partial), size_bytes=size_bytes)
+                    piece = await self._next(stream, span)
+                    data = piece.data  # each look at the field is a copy
+                    self._metrics.count_received(transfer.key, len(data))
+                    arrived = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
                     attempts.reset()
-                    self._metrics.count_received(transfer.key, len(message.data))
-                    span.read_bytes += len(message.data)
-                    span.partial += message.data
-                    span.senders.add(span.source)
-                    if len(span.partial) == size_bytes:
-                        await self._deliver(transfer, span.pop_frame())
+                    span.read_bytes += len(data)
+                    if arrived:
+                        await self._deliver(transfer, arrived)
             finally:
                 stream.cancel()
-                if span.read_bytes:
+                if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
                     took_s = time.monotonic() - span.started_s
                     self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
 
-    async def _next(
-        self,
-        stream: "grpc.aio.UnaryStreamCall[policy_pb2.FetchFramesRequest, policy_pb2.FetchFramesResponse]",
-        span: Range,
-    ) -> policy_pb2.FetchFramesResponse:
+    async def _next(self, stream: PieceStream, span: Range) -> Piece:
         try:
             with classified():
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:
@@ -279,29 +317,40 @@ class Fetcher:
             span.deadline = None
         if not span.frames:
             raise ConnectionLost("the range was taken over")
-        if not isinstance(message, policy_pb2.FetchFramesResponse):
+        if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
 
-    async def _deliver(self, transfer: Transfer, arrived: Arrived) -> None:
-        frame = arrived.frame
+    async def _deliver(self, transfer: Transfer, arrived: list[Arrived]) -> None:
         try:
-            await asyncio.to_thread(transfer.put, frame, arrived.payload)
-        except DamagedFrameError as error:
+            damaged = await asyncio.to_thread(_put_all, transfer.put, arrived)
+        except RefusedError as error:
+            raise _NotTakenError(error) from error
+        for each, fault in damaged:
+            frame = each.frame
             self._metrics.count_damaged_frame()
             transfer.damaged[frame] += 1
             log.warning(
                 "a frame arrived damaged",
-                extra={"version": transfer.manifest.version, "frame": frame, "error": str(error)},
+                extra={"version": transfer.manifest.version, "frame": frame, "error": str(fault)},
             )
-            if len(arrived.senders) == 1:
-                (sender,) = arrived.senders
-                self._sources.fault(sender, Fault.DAMAGED, str(error))
+            if len(each.senders) == 1:
+                (sender,) = each.senders
+                self._sources.fault(sender, Fault.DAMAGED, str(fault))
             if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
-                raise
-            transfer.give_back(Range(deque([frame]), avoid=arrived.senders))
-        except RefusedError as error:
-            raise _NotTakenError(error) from error
+                raise fault
+            transfer.give_back(Range(deque([frame]), avoid=each.senders))
+
+
+def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
+    """Hand frames on; give those that are damaged."""
+    damaged = []
+    for each in arrived:
+        try:
+            put(each.frame, each.payload)
+        except DamagedFrameError as error:
+            damaged.append((each, error))
+    return damaged
 
 
 class _NotTakenError(Exception):
@@ -332,14 +381,3 @@ class _Attempts:
         log.debug("trying again", extra={"error": str(error), "failed": self._failed})
         if not at_once:
             await self._backoff.wait()
-
-
-def _check_chunk(
-    message: policy_pb2.FetchFramesResponse, *, frame: int, offset_bytes: int, size_bytes: int
-) -> None:
-    size_ok = 1 <= len(message.data) <= min(limits.CHUNK_BYTES, size_bytes - offset_bytes)
-    if message.frame != frame or message.offset_bytes != offset_bytes or not size_ok:
-        raise LyingSourceError(
-            f"the source sent {len(message.data)} bytes of frame {message.frame} at {message.offset_bytes}, "
-            f"where frame {frame} at {offset_bytes} of {size_bytes} was due"
-        )

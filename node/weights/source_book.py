@@ -141,6 +141,12 @@ class SourceBook:
         knowing = [name for name in names if _has(self._standing[name].announcement, key)] or names
         return tuple(filter(lambda name: self.is_standing(name, now=now), knowing)) or tuple(knowing)
 
+    def standing(self, *, now: float) -> tuple[str, ...]:
+        """Give who counts and is not set aside, or else who counts; of these those that announce, if any."""
+        names = self._names(now)
+        standing = tuple(name for name in names if self.is_standing(name, now=now)) or names
+        return tuple(name for name in standing if self._standing[name].announcement is not None) or standing
+
     def is_standing(self, name: str, *, now: float) -> bool:
         """Say whether a source is not set aside now."""
         return now >= self._standing[name].back_at_s

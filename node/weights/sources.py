@@ -6,7 +6,7 @@ SourceBook, which also says whom to ask for the next range and who is set aside.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +40,13 @@ class Source:
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
-    """At least one; more connections carry more over a long way."""
+    """At least one; more connections carry more over a long way. Those that are not needed are not made."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    stub: "policy_pb2_grpc.PolicyServiceAsyncStub"
+    lanes: int = 0
 
 
 def dial_source(
@@ -85,11 +91,12 @@ class Sources:
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
-        self._stubs = {
-            source.address: [policy_pb2_grpc.PolicyServiceStub(channel) for channel in source.bulk]
+        self._connections = {
+            source.address: [
+                _Connection(policy_pb2_grpc.PolicyServiceStub(channel)) for channel in source.bulk
+            ]
             for source in everyone
         }
-        self._turn = 0
         self._clock = clock
         self._random = random
         self._metrics = metrics
@@ -135,15 +142,31 @@ class Sources:
         """Give the one of ``names`` whose next lane will do best."""
         return self._book.choose(names)
 
+    def preferred(self) -> str:
+        """Give whom to ask for what nobody has yet."""
+        return self._book.choose(self._book.standing(now=self._clock.monotonic()))
+
+    def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
+        """Give a stub of a source that is always on the same connection: TCP knows its line by now."""
+        return self._connections[name][0].stub
+
+    def connections(self, names: Iterable[str]) -> int:
+        """Give how many connections there are to some sources together; each is made at its first lane."""
+        return sum(len(self._connections[name]) for name in names)
+
     @contextmanager
     def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
-        """Give a stub of a source, its connections taking turns; a lane of it is taken meanwhile."""
-        stubs = self._stubs[name]
-        self._turn += 1
+        """Give a stub of a source on its least busy connection; a lane of it is taken meanwhile.
+
+        Of connections that do as well, the first: what is small stays on few, which are warm.
+        """
+        connection = min(self._connections[name], key=lambda connection: connection.lanes)
+        connection.lanes += 1
         self._book.take_lane(name)
         try:
-            yield stubs[self._turn % len(stubs)]
+            yield connection.stub
         finally:
+            connection.lanes -= 1
             self._book.leave_lane(name)
 
     def bytes_per_s(self, name: str) -> float | None:

@@ -10,11 +10,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from node import limits
 from node.policy import ArtifactKey
+from node.rpc.channel import ConnectionLost
+from node.weights.expected import PieceStream
 from node.weights.manifest import Manifest
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
+
+
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,43 @@ class Range:
     read_bytes: int = 0
     """Since then, from the source it is read from now."""
     times_taken: int = 0
+    stream: PieceStream | None = None
+    """Open already: ``source`` sends these frames unasked."""
 
-    def pop_frame(self) -> Arrived:
-        """Give the first frame, all of which has arrived, and go on to the next."""
-        arrived = Arrived(self.frames.popleft(), bytes(self.partial), frozenset(self.senders))
-        self.partial.clear()
-        self.senders.clear()
+    def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
+        """Add a piece of some payloads, and give the frames that it completes.
+
+        Raises:
+            LyingSourceError: it is not what comes next.
+        """
+        due, at = (self.frames[0], len(self.partial)), 0
+        if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
+            raise LyingSourceError(
+                f"{self.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {due[0]} at {due[1]} was due"
+            )
+        room_bytes = -len(self.partial)
+        for wanted in self.frames:
+            room_bytes += manifest.frames[wanted].payload_bytes
+            if room_bytes >= len(data):
+                break
+        else:
+            raise LyingSourceError(f"{self.source} sent {len(data)} bytes where {room_bytes} were due")
+        arrived: list[Arrived] = []
+        while at < len(data):
+            frame, held = self.frames[0], len(self.partial)
+            end = at + manifest.frames[frame].payload_bytes - held
+            taken = data if (at, end) == (0, len(data)) else data[at:end]
+            at += len(taken)
+            self.senders.add(self.source)
+            if at < end:
+                self.partial += taken
+                break
+            payload = b"".join((self.partial, taken)) if held else taken
+            arrived.append(Arrived(frame, payload, frozenset(self.senders)))
+            self.frames.popleft()
+            self.partial.clear()
+            self.senders.clear()
         return arrived
 
 

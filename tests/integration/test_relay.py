@@ -104,11 +104,15 @@ async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_who
     made: MadeRun, tmp_path: Path
 ) -> None:
     go_on = asyncio.Event()
+    frames_sent = 0
 
     async def half(number: int, answers: Answers) -> Answers:
+        nonlocal frames_sent
         async for answer in answers:
-            if answer.frame >= 20:
+            if frames_sent == 20:
                 await go_on.wait()
+            else:
+                frames_sent += 1
             yield answer
 
     async with AsyncExitStack() as stack:
@@ -130,7 +134,7 @@ async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_who
         sources = make_sources(registry, relays[-1].source())
         await asyncio.to_thread(hub.learner.put, hub.store, (1, None))
         await announced(sources, 1)
-        fetcher = make_fetcher(made, sources, registry)
+        fetcher = make_fetcher(made, sources, registry, streams=8)
         stage = Stage(await fetcher.manifest(KEYFRAME), layout=WIDE, base=None)
         fetching = asyncio.create_task(
             fetcher.fetch(await fetcher.manifest(KEYFRAME), stage.missing(), stage.put)

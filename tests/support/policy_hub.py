@@ -1,5 +1,6 @@
 """A real hub of policy versions over mutual TLS, and the peers that talk to it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from support.rpc import Serving, serving
 from support.weights import LAYOUT, Learner
 
 Answers = AsyncIterator[policy_pb2.FetchFramesResponse]
+Pushes = AsyncIterator[policy_pb2.AwaitArtifactResponse]
 
 
 class Registry:
@@ -42,10 +44,17 @@ class Registry:
 
 
 class WatchedServicer(PolicyServicer):
-    """Remembers what was asked and sent, and lets a test spoil the answers."""
+    """Remembers what was asked and sent, and lets a test spoil the answers.
+
+    Each frame travels alone, and nothing is sent unasked unless ``pushes``.
+    """
 
     def __init__(self, store: ArtifactStore, **options: Any) -> None:
-        super().__init__(store, **options)
+        super().__init__(store, batch_bytes=0, **options)
+        self.pushes = False
+        self.awaited: list[int] = []
+        """Version held by whoever asked for the next artifact, at each request."""
+        self.spoil_push: Callable[[Pushes], Pushes] = lambda answers: answers
         self.fetches: list[policy_pb2.FetchFramesRequest] = []
         self.uploaded: list[int] = []
         """Frame of every piece that came in."""
@@ -64,6 +73,15 @@ class WatchedServicer(PolicyServicer):
     async def FetchFrames(self, request: policy_pb2.FetchFramesRequest, context: Any) -> Answers:  # noqa: N802
         self.fetches.append(request)
         async for answer in self.spoil(len(self.fetches), super().FetchFrames(request, context)):
+            yield answer
+
+    async def AwaitArtifact(  # noqa: N802
+        self, request: policy_pb2.AwaitArtifactRequest, context: Any
+    ) -> Pushes:
+        self.awaited.append(request.held_version)
+        if not self.pushes:
+            await asyncio.Event().wait()
+        async for answer in self.spoil_push(super().AwaitArtifact(request, context)):
             yield answer
 
     async def UploadFrames(  # noqa: N802
@@ -125,7 +143,7 @@ def make_fetcher(made: MadeRun, sources: Sources, registry: Registry, **limits: 
         run_id=made.run_id,
         metrics=registry.metrics,
         random=lambda: 0.0,
-        limits=FetchLimits(**limits),
+        limits=FetchLimits(**({"least_range_bytes": 1} | limits)),
     )
 
 

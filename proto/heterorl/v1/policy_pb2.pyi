@@ -210,7 +210,7 @@ Global___FetchFramesRequest: _TypeAlias = FetchFramesRequest  # noqa: Y015
 
 @_typing.final
 class FetchFramesResponse(_message.Message):
-    """A piece of one frame's payload."""
+    """A piece of the payloads asked for, put together in the order asked for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -218,11 +218,11 @@ class FetchFramesResponse(_message.Message):
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     frame: _builtins.int
-    """Which frame."""
+    """The frame it starts in."""
     offset_bytes: _builtins.int
-    """Where in its payload this piece starts, bytes."""
+    """Where in the payload of that frame it starts, bytes."""
     data: _builtins.bytes
-    """The piece, 1 byte to 1 MiB."""
+    """The piece, 1 byte to 1 MiB. It goes on with the payloads of the frames that follow."""
     def __init__(
         self,
         *,
@@ -237,6 +237,68 @@ class FetchFramesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchFramesResponse: _TypeAlias = FetchFramesResponse  # noqa: Y015
+
+@_typing.final
+class AwaitArtifactRequest(_message.Message):
+    """A request for what comes after the version held."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_VERSION_FIELD_NUMBER: _builtins.int
+    MOST_BYTES_FIELD_NUMBER: _builtins.int
+    held_version: _builtins.int
+    """The version the caller holds. 0: the public base model."""
+    most_bytes: _builtins.int
+    """Payload bytes to send unasked, at most 8 MiB: whole payloads, the largest first and of
+    equal ones the frame with the lower number, up to the first that does not fit.
+    """
+    def __init__(
+        self,
+        *,
+        held_version: _builtins.int = ...,
+        most_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_version", b"held_version", "most_bytes", b"most_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitArtifactRequest: _TypeAlias = AwaitArtifactRequest  # noqa: Y015
+
+@_typing.final
+class AwaitArtifactResponse(_message.Message):
+    """The manifest, alone in the first message; then a piece of the payloads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNED_MANIFEST_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    signed_manifest: _builtins.bytes
+    """As in GetManifestResponse; in the first message only."""
+    frame: _builtins.int
+    """As in FetchFramesResponse."""
+    offset_bytes: _builtins.int
+    """As in FetchFramesResponse."""
+    data: _builtins.bytes
+    """As in FetchFramesResponse."""
+    def __init__(
+        self,
+        *,
+        signed_manifest: _builtins.bytes = ...,
+        frame: _builtins.int = ...,
+        offset_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "offset_bytes", b"offset_bytes", "signed_manifest", b"signed_manifest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitArtifactResponse: _TypeAlias = AwaitArtifactResponse  # noqa: Y015
 
 @_typing.final
 class OfferArtifactRequest(_message.Message):

@@ -52,7 +52,7 @@ class PolicyServiceStub:
       from a new announcement.
     """
     FetchFrames: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]
-    """Payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
+    """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -61,6 +61,18 @@ class PolicyServiceStub:
     * `INVALID_ARGUMENT` (malformed): no such frame or offset.
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
+    """
+    AwaitArtifact: _grpc.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]
+    """The first artifact of the cheapest way from the version the caller holds to the head,
+    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+    for in advance, so that a small delta takes half a round trip instead of the two and a
+    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+    last piece; what it did not bring is fetched with FetchFrames.
+
+    Errors:
+
+    * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+    * `DATA_LOSS` (damaged): as FetchFrames.
     """
     OfferArtifact: _grpc.UnaryUnaryMultiCallable[_policy_pb2.OfferArtifactRequest, _policy_pb2.OfferArtifactResponse]
     """Learner only. Offers an artifact; the answer names the frames still missing, so that
@@ -106,7 +118,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
       from a new announcement.
     """
     FetchFrames: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]  # type: ignore[assignment]
-    """Payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
+    """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -115,6 +127,18 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     * `INVALID_ARGUMENT` (malformed): no such frame or offset.
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
+    """
+    AwaitArtifact: _aio.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]  # type: ignore[assignment]
+    """The first artifact of the cheapest way from the version the caller holds to the head,
+    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+    for in advance, so that a small delta takes half a round trip instead of the two and a
+    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+    last piece; what it did not bring is fetched with FetchFrames.
+
+    Errors:
+
+    * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+    * `DATA_LOSS` (damaged): as FetchFrames.
     """
     OfferArtifact: _aio.UnaryUnaryMultiCallable[_policy_pb2.OfferArtifactRequest, _policy_pb2.OfferArtifactResponse]  # type: ignore[assignment]
     """Learner only. Offers an artifact; the answer names the frames still missing, so that
@@ -175,7 +199,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchFramesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.FetchFramesResponse], _abc.AsyncIterator[_policy_pb2.FetchFramesResponse]]:
-        """Payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
+        """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
         count payload bytes as they are on the wire.
 
         Errors:
@@ -184,6 +208,24 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         * `INVALID_ARGUMENT` (malformed): no such frame or offset.
         * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
           replaced. Ask for this frame again later or elsewhere.
+        """
+
+    @_abc_1.abstractmethod
+    def AwaitArtifact(
+        self,
+        request: _policy_pb2.AwaitArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_policy_pb2.AwaitArtifactResponse], _abc.AsyncIterator[_policy_pb2.AwaitArtifactResponse]]:
+        """The first artifact of the cheapest way from the version the caller holds to the head,
+        as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
+        for in advance, so that a small delta takes half a round trip instead of the two and a
+        half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
+        last piece; what it did not bring is fetched with FetchFrames.
+
+        Errors:
+
+        * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+        * `DATA_LOSS` (damaged): as FetchFrames.
         """
 
     @_abc_1.abstractmethod

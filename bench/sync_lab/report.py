@@ -1,0 +1,157 @@
+"""What was measured, as a table of bars held or missed, and as plots."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: there may be no display
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from bench.sync_lab.lab import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What one figure of some measurements must be."""
+
+    claim: str
+    scenario: str
+    where: Facts
+    """Which measurements: those with these facts."""
+    figure: str
+    limit: float = 0.0
+    is_floor: bool = False
+    """The figure must not be below the limit; otherwise not above."""
+
+    def at_least(self, limit: float) -> "Bar":
+        return replace(self, limit=limit, is_floor=True)
+
+    def at_most(self, limit: float) -> "Bar":
+        return replace(self, limit=limit)
+
+
+STEP: Final = {"what": "step"}
+WARM: Final = {"what": "keyframe, warm connections"}
+LOSSY: Final = {"connections": 8, "congestion_control": "cubic"}
+BEHIND_RELAY: Final = {"receivers": 32, "has_relay": True}
+
+BARS: Final = (
+    Bar("a 1 % step against the file over HTTP, times", "step", STEP, "times_faster_than_http").at_least(100),
+    Bar("a keyframe over bytes / bandwidth", "keyframe", {}, "over_bytes_by_bandwidth").at_most(1.15),
+    Bar("0.5 % loss: 8 connections over one", "loss", LOSSY, "times_one_connection").at_least(4),
+    Bar("cut at 90 %: sent again, headers included", "cut", {}, "sent_again_share").at_most(0.12),
+    Bar("32 behind a relay: copies from the hub", "fanout", BEHIND_RELAY, "hub_egress_copies").at_most(1.1),
+    Bar("1 Gbit/s: steady, of plain TCP", "gigabit", WARM, "steady_share_of_tcp").at_least(0.85),
+    Bar("1 Gbit/s: 512 MB, of the line", "gigabit", WARM, "share_of_line").at_least(0.80),
+    Bar("1 Gbit/s: payload received twice", "gigabit", WARM, "repeated_share").at_most(0.03),
+    Bar("1 Gbit/s: control calls' p99, seconds", "gigabit", WARM, "control_p99_s").at_most(0.33),
+    Bar("three relays deep over one hop", "chain", {"relays": 3}, "times_one_hop").at_most(1.15),
+)  # fmt: skip
+
+
+def read(out: Path) -> list[Facts]:
+    """Give what was measured before; nothing, if there is nothing."""
+    path = out / "sync.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write(out: Path, measured: Sequence[Facts]) -> None:
+    """Write sync.jsonl, sync.md and the plots there are figures for."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "sync.jsonl").write_text("".join(json.dumps(facts) + "\n" for facts in measured))
+    plots = [plot for draw in (_draw_sync, _draw_fanout) if (plot := draw(out, measured))]
+    (out / "sync.md").write_text("\n".join(_lines(measured, plots)) + "\n")
+
+
+def verdicts(measured: Sequence[Facts]) -> list[tuple[Bar, float, bool]]:
+    """Give each bar that was measured, its worst figure, and whether that holds."""
+    judged = []
+    for bar in BARS:
+        where = {"scenario": bar.scenario, **bar.where}
+        those = [facts for facts in measured if where.items() <= facts.items() and bar.figure in facts]
+        figures = [facts[bar.figure] for facts in those]
+        if bar.scenario == "step":
+            figures = figures[:1]  # the others are what-ifs of the sender's TCP
+        if figures:
+            worst = min(figures) if bar.is_floor else max(figures)
+            judged.append((bar, worst, worst >= bar.limit if bar.is_floor else worst <= bar.limit))
+    return judged
+
+
+def _lines(measured: Sequence[Facts], plots: Sequence[str]) -> list[str]:
+    lines = [
+        "# Syncing policy versions over emulated lines",
+        "",
+        "Made by `python -m bench.sync`; every figure is in sync.jsonl. Time runs from the",
+        "announcement by the hub to the last verified word.",
+        "",
+        "| what | bar | measured | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for bar, figure, holds in verdicts(measured):
+        limit = f"{'>=' if bar.is_floor else '<='} {bar.limit:g}"
+        lines.append(f"| {bar.claim} | {limit} | {figure:.3g} | {'held' if holds else 'MISSED'} |")
+    lines += ["", *(f"![]({plot})" for plot in plots), ""]
+    for scenario in dict.fromkeys(facts["scenario"] for facts in measured):
+        lines += [f"## {scenario}", ""]
+        for facts in measured:
+            if facts["scenario"] == scenario:
+                figures = (
+                    f"{key} {_short(value)}"
+                    for key, value in facts.items()
+                    if key not in ("scenario", "what")
+                )
+                lines.append(f"- **{facts['what']}**: " + ", ".join(figures))
+        lines.append("")
+    return lines[:-1]
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _draw_sync(out: Path, measured: Sequence[Facts]) -> str | None:
+    """Draw seconds per version: the whole file, and a step."""
+    rows = [facts for facts in measured if facts["scenario"] == "step" and "seconds" in facts][:3]
+    if not rows:
+        return None
+    figure, axis = plt.subplots(figsize=(7, 2.5), layout="constrained")
+    axis.barh([facts["what"] for facts in rows], [facts["seconds"] for facts in rows], color="tab:blue")
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds until the receiver has the new version (135 M parameters, 100 Mbit/s, 150 ms)")
+    for number, facts in enumerate(rows):
+        axis.text(facts["seconds"], number, f" {facts['seconds']:.2f} s", va="center")
+    return _saved(figure, out, "sync_step.png")
+
+
+def _draw_fanout(out: Path, measured: Sequence[Facts]) -> str | None:
+    """Draw hub egress and time over the number of receivers."""
+    rows = [facts for facts in measured if facts["scenario"] == "fanout" and facts["what"] == "keyframe"]
+    if not rows:
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    panels = (("hub_egress_copies", "copies that leave the hub"), ("seconds", "seconds until all have it"))
+    for axis, (key, label) in zip(axes, panels, strict=True):
+        for has_relay, name in ((True, "behind one relay"), (False, "each from the hub")):
+            points = sorted((f["receivers"], f[key]) for f in rows if f["has_relay"] == has_relay)
+            axis.plot(*zip(*points, strict=True), marker="o", label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("receivers")
+        axis.set_ylabel(label)
+    axes[0].legend()
+    return _saved(figure, out, "sync_fanout.png")
+
+
+def _saved(figure: Figure, out: Path, name: str) -> str:
+    figure.savefig(out / name, dpi=110)
+    plt.close(figure)
+    return name

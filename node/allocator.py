@@ -1,0 +1,30 @@
+"""How this process asks the system for memory."""
+
+import ctypes
+import sys
+from typing import Final
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+REUSED_BYTES: Final = 32 << 20
+"""Blocks up to this come from the heap. Every message is smaller; the words of a model are larger."""
+
+KEPT_BYTES: Final = 256 << 20
+"""Free memory at the heap's end that is kept for the next message."""
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library use freed blocks again; False where it is not glibc, or will not.
+
+    By default each message of 1 MiB is mapped, faulted in page by page, and unmapped: 1.3-3.6 ms
+    instead of 0.08.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    return bool(mallopt(_M_MMAP_THRESHOLD, REUSED_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))

@@ -1,0 +1,257 @@
+"""Versions asked for before they exist: they come by themselves, and nothing is believed for it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heterorl.v1 import policy_pb2
+from node import limits
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey
+from node.weights.advance import Remedy, fetch_version
+from node.weights.fetch import Fetcher
+from node.weights.held import HeldPolicy
+from node.weights.layout import Layout, TensorSpec
+from node.weights.pieces import pushed_frames
+from support.identity import MadeRun, make_run
+from support.policy_hub import PolicyHub, Pushes, Registry, make_fetcher, make_sources, policy_hub
+from support.relay import running_relay
+from support.waiting import until
+from support.weights import Learner
+
+STEP = ArtifactKey(1, 0)
+STEP_OF_LEARNER = (1, 0)
+WIDE = Layout.of([TensorSpec("a", (40 * 4096,)), TensorSpec("b", (10,))], frame_words=4096)
+"""41 frames."""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@dataclass(slots=True)
+class Expecting:
+    """A sampler that asked for what comes after version 0."""
+
+    hub: PolicyHub
+    fetcher: Fetcher
+    registry: Registry
+
+    async def fetch(self, key: ArtifactKey = STEP, *, held: HeldPolicy | None = None) -> HeldPolicy:
+        return await fetch_version(
+            self.fetcher,
+            await self.fetcher.manifest(key),
+            layout=WIDE,
+            held=held or self.hub.learner.versions[0],
+            spare=None,
+            remedy=Remedy(),
+            metrics=self.registry.metrics,
+        )
+
+
+@asynccontextmanager
+async def expecting(hub: PolicyHub) -> AsyncIterator[Expecting]:
+    registry = Registry()
+    fetcher = await hub.fetcher(registry)
+    async with expected(fetcher):
+        await until(lambda: hub.servicer.awaited == [0])
+        yield Expecting(hub, fetcher, registry)
+
+
+@asynccontextmanager
+async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
+    """Expect what comes after version 0 until the body ends."""
+
+    async def expect() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            fetcher.expect(0, tasks)
+            await asyncio.Event().wait()
+
+    expecting = asyncio.create_task(expect())
+    try:
+        yield
+    finally:
+        expecting.cancel()
+        await asyncio.wait({expecting})
+
+
+@asynccontextmanager
+async def pushing_hub(made: MadeRun, tmp_path: Path) -> AsyncIterator[PolicyHub]:
+    async with policy_hub(made, tmp_path / "hub", layout=WIDE) as hub:
+        hub.servicer.pushes = True
+        yield hub
+
+
+async def test_a_step_asked_for_in_advance_comes_without_another_request(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+        hub.learner.put(hub.store, STEP_OF_LEARNER)
+        held = await sampler.fetch()
+        np.testing.assert_array_equal(held.words, hub.learner.words(1))
+        assert hub.servicer.fetches == []
+        size_bytes = hub.learner.encode(1, 0).manifest.size_bytes
+        assert sampler.registry.transferred("delta", "in") == size_bytes
+
+
+async def test_who_is_behind_gets_the_first_artifact_of_the_cheapest_way(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with pushing_hub(made, tmp_path) as hub:
+        hub.learner.put(hub.store, (1, None), (2, 1), (2, 0))
+        async with expecting(hub) as sampler:
+            held = await sampler.fetch(ArtifactKey(2, 0))
+        assert held.version == hub.learner.versions[2].version
+        assert hub.servicer.fetches == []
+
+
+async def test_only_so_much_is_pushed_and_the_rest_is_fetched(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PUSH_BYTES", 2_000)
+    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+        hub.learner.put(hub.store, STEP_OF_LEARNER)
+        held = await sampler.fetch()
+        assert held.version == hub.learner.versions[1].version
+        manifest = hub.learner.encode(1, 0).manifest
+        fetched = {frame for fetch in hub.servicer.fetches for frame in fetch.frames}
+        assert fetched == {*range(40)} - {*pushed_frames(manifest, most_bytes=2_000)}
+        assert 0 < len(fetched) < 40
+        assert sampler.registry.transferred("delta", "in") == manifest.size_bytes
+
+
+async def test_a_push_that_is_cut_is_gone_on_with_where_it_stopped(made: MadeRun, tmp_path: Path) -> None:
+    async def cut(answers: Pushes) -> Pushes:
+        number = 0
+        async for answer in answers:
+            if number == 11:  # the manifest and ten frames
+                return
+            number += 1
+            yield answer
+
+    async with pushing_hub(made, tmp_path) as hub:
+        hub.servicer.spoil_push = cut
+        async with expecting(hub) as sampler:
+            hub.learner.put(hub.store, STEP_OF_LEARNER)
+            held = await sampler.fetch()
+        assert held.version == hub.learner.versions[1].version
+        fetched = [frame for fetch in hub.servicer.fetches for frame in fetch.frames]
+        pushed = pushed_frames(hub.learner.encode(1, 0).manifest, most_bytes=limits.PUSH_BYTES)
+        assert sorted(fetched) == sorted(pushed[10:])
+
+
+async def test_a_pushed_frame_that_is_damaged_is_fetched_again_alone(made: MadeRun, tmp_path: Path) -> None:
+    async def damage(answers: Pushes) -> Pushes:
+        async for answer in answers:
+            if answer.frame == 7 and answer.data:
+                answer.data = bytes([answer.data[0] ^ 1]) + answer.data[1:]
+            yield answer
+
+    async with pushing_hub(made, tmp_path) as hub:
+        hub.servicer.spoil_push = damage
+        async with expecting(hub) as sampler:
+            hub.learner.put(hub.store, STEP_OF_LEARNER)
+            held = await sampler.fetch()
+        assert held.version == hub.learner.versions[1].version
+        assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[7]]
+
+
+async def _forged(answers: Pushes) -> Pushes:
+    async for answer in answers:
+        if answer.signed_manifest:
+            answer.signed_manifest = answer.signed_manifest[:-1] + b"x"
+        yield answer
+
+
+async def _of_another_learner(answers: Pushes) -> Pushes:
+    signed, _ = Learner(layout=WIDE, key=SigningKey.generate()).signed(1, 0)
+    async for answer in answers:
+        if answer.signed_manifest:
+            answer.signed_manifest = signed
+        yield answer
+
+
+async def _empty(answers: Pushes) -> Pushes:
+    async for _ in answers:
+        yield policy_pb2.AwaitArtifactResponse()
+
+
+@pytest.mark.parametrize("spoil", [_forged, _of_another_learner, _empty])
+async def test_a_push_that_is_not_signed_by_the_learner_is_refused_and_the_version_fetched(
+    made: MadeRun, tmp_path: Path, spoil: object
+) -> None:
+    async with pushing_hub(made, tmp_path) as hub:
+        hub.servicer.spoil_push = spoil  # type: ignore[assignment]
+        async with expecting(hub) as sampler:
+            hub.learner.put(hub.store, STEP_OF_LEARNER)
+            held = await sampler.fetch()
+        assert held.version == hub.learner.versions[1].version
+        assert sampler.registry.value("heterorl_node_source_faults_total", fault="lied") == 1
+
+
+async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, tmp_path: Path) -> None:
+    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+        hub.learner.put(hub.store, (1, 0), (2, 1), (2, None))
+        held = await sampler.fetch(ArtifactKey(2))
+        assert held.version == hub.learner.versions[2].version
+        frames = [frame for fetch in hub.servicer.fetches for frame in fetch.frames]
+        assert sorted(frames) == list(range(40))
+
+
+async def test_a_frame_wanted_alone_is_not_taken_from_a_push(made: MadeRun, tmp_path: Path) -> None:
+    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+        hub.learner.put(hub.store, STEP_OF_LEARNER)
+        manifest, _ = await sampler.fetcher.signed_manifest(STEP)
+        got: list[int] = []
+        await sampler.fetcher.fetch(manifest, [3], lambda frame, payload: got.append(frame))
+        assert got == [3]
+
+
+async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path) -> None:
+    async with pushing_hub(made, tmp_path) as first:
+        address = first.serving.address
+        registry = Registry()
+        source = await first.source()
+        fetcher = make_fetcher(made, make_sources(registry, source), registry)
+        async with expected(fetcher):
+            await until(lambda: first.servicer.awaited == [0])
+            first.serving.stopping.set()
+            await first.serving.running
+            async with policy_hub(made, tmp_path / "again", layout=WIDE, listen=address) as second:
+                second.servicer.pushes = True
+                await until(lambda: second.servicer.awaited != [])
+                second.learner.put(second.store, STEP_OF_LEARNER)
+                manifest, _ = await fetcher.signed_manifest(STEP)
+                assert manifest.version == 1
+
+
+async def test_a_step_passes_a_relay_without_anybody_asking_for_a_frame(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        pushing_hub(made, tmp_path) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay,
+    ):
+        registry = Registry()
+        fetcher = make_fetcher(made, make_sources(registry, relay.source()), registry)
+        async with expected(fetcher):
+            await until(lambda: hub.servicer.awaited == [0])
+            hub.learner.put(hub.store, STEP_OF_LEARNER)
+            held = await Expecting(hub, fetcher, registry).fetch()
+        np.testing.assert_array_equal(held.words, hub.learner.words(1))
+        assert hub.servicer.fetches == []
+        await until(lambda: hub.servicer.awaited[-1] == 1)
+
+
+async def test_who_expects_nothing_any_more_is_forgotten(made: MadeRun, tmp_path: Path) -> None:
+    async with pushing_hub(made, tmp_path) as hub:
+        async with expecting(hub):
+            await until(lambda: hub.serving.server.live_rpcs == 1)
+        await until(lambda: hub.serving.server.live_rpcs == 0)

@@ -1,0 +1,75 @@
+"""Payloads on the wire: put together, cut anywhere, and the same again."""
+
+import itertools
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node import limits
+from node.policy import NO_BASE
+from node.weights.codec import Codec
+from node.weights.manifest import FrameRecord, Manifest
+from node.weights.pieces import first_batch, largest_first, pushed_frames
+from node.weights.transfer import LyingSourceError, Range
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
+
+
+def manifest(sizes: list[int]) -> Manifest:
+    """Give a manifest of which only the sizes matter."""
+    frames = tuple(FrameRecord(Codec.KEYFRAME, size, 0, 0, bytes(16)) for size in sizes)
+    return Manifest("example", 1, bytes(16), 1, bytes(16), NO_BASE, bytes(16), 0.0, frames)
+
+
+@given(sizes=SIZES, most_bytes=st.integers(0, 100), here=st.sets(st.integers(0, 29)))
+def test_a_batch_is_all_that_is_here_and_fits_and_never_nothing(
+    sizes: list[int], most_bytes: int, here: set[int]
+) -> None:
+    frames = range(len(sizes))
+    batch = first_batch(manifest(sizes), frames, most_bytes=most_bytes, is_here=here.__contains__)
+    assert batch == tuple(range(len(batch)))
+    assert len(batch) == 1 or (sum(sizes[f] for f in batch) <= most_bytes and set(batch[1:]) <= here)
+    if len(batch) < len(sizes):
+        assert len(batch) not in here or sum(sizes[: len(batch) + 1]) > most_bytes
+
+
+@given(sizes=SIZES, most_bytes=st.integers(0, 200))
+def test_what_is_pushed_is_the_longest_start_that_fits_of_the_frames_largest_first(
+    sizes: list[int], most_bytes: int
+) -> None:
+    pushed = pushed_frames(manifest(sizes), most_bytes=most_bytes)
+    in_order = largest_first(manifest(sizes), range(len(sizes)))
+    assert [sizes[frame] for frame in in_order] == sorted(sizes, reverse=True)
+    assert list(pushed) == in_order[: len(pushed)]
+    assert sum(sizes[frame] for frame in pushed) <= most_bytes
+    rest = in_order[len(pushed) :]
+    assert not rest or sizes[rest[0]] == 0 or sum(sizes[f] for f in pushed) + sizes[rest[0]] > most_bytes
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
+def test_payloads_cut_into_any_pieces_are_put_together_again(sizes: list[int], data: st.DataObject) -> None:
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    whole = b"".join(payloads)
+    cuts = sorted({0, len(whole), *data.draw(st.lists(st.integers(0, len(whole)), max_size=10))})
+    span = Range(deque(range(len(sizes))), source="hub")
+    arrived = []
+    for start, end in itertools.pairwise(cuts):
+        frame = next(f for f in range(len(sizes)) if sum(sizes[: f + 1]) > start)
+        offset = start - sum(sizes[:frame])
+        arrived += span.take(frame, offset, whole[start:end], manifest(sizes))
+    assert [(each.frame, each.payload) for each in arrived] == list(enumerate(payloads))
+    assert all(each.senders == {"hub"} for each in arrived)
+    assert not span.frames
+    assert not span.partial
+
+
+@pytest.mark.parametrize(
+    ("frame", "offset_bytes", "data"),
+    [(1, 0, b"x"), (0, 1, b"x"), (0, 0, b""), (0, 0, b"x" * 8), (0, 0, b"x" * (limits.CHUNK_BYTES + 1))],
+    ids=["another frame", "another offset", "nothing", "more than was asked for", "too large"],
+)
+def test_a_piece_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: bytes) -> None:
+    with pytest.raises(LyingSourceError):
+        Range(deque([0, 1]), source="hub").take(frame, offset_bytes, data, manifest([3, 4]))
