@@ -278,7 +278,9 @@ async def test_a_stream_that_is_not_what_was_asked_for_is_left_and_what_came_bef
         # Not even the half of a frame is asked for again.
         half = len(hub.learner.encode(1, 0).payloads[3]) // 2
         assert second.first_offset_bytes == (half if spoil is _truncated else 0)
-        assert registry.transferred("delta", "in") == hub.learner.encode(1, 0).manifest.size_bytes
+        # At most the piece that was wrong came for nothing.
+        payloads = hub.learner.encode(1, 0).payloads
+        assert registry.transferred("delta", "in") <= sum(map(len, payloads)) + max(map(len, payloads))
 
 
 async def test_the_cleaner_leaves_what_is_being_read_until_it_was_read(made: MadeRun, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ mutual TLS; each sampler starts on the disk that it would have.
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,11 +56,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @asynccontextmanager
-async def supplied_hub(
-    published: Published, directory: Path
-) -> AsyncIterator[tuple[PolicyHub, Announcement]]:
+async def supplied_hub(published: Published) -> AsyncIterator[tuple[PolicyHub, Announcement]]:
     """Run a hub that was given everything as it was made: it retains what the learner does."""
-    await asyncio.to_thread(shutil.copytree, published.store_directory, directory)
+    directory = published.store_directory
     async with policy_hub(published.made, directory, layout=TINY, learner=published.learner) as hub:
         announcement = hub.store.announcement()
         assert announcement is not None
@@ -109,7 +106,7 @@ def quoted_bytes(path: tuple[Artifact, ...] | None) -> int:
 async def test_whoever_slept_or_is_new_arrives_bit_exact_by_the_cheapest_way(
     published: Published, tmp_path: Path
 ) -> None:
-    async with supplied_hub(published, tmp_path / "hub") as (hub, announcement):
+    async with supplied_hub(published) as (hub, announcement):
         quotes: dict[int, int] = {}
         for slept in (1, 7, 33, 1000, HEAD):
             held = HEAD - slept
@@ -130,9 +127,9 @@ def newest(count: int) -> range:
 
 
 async def test_whoever_has_nothing_at_all_arrives_bit_exact_by_the_cheapest_keyframe(
-    published: Published, tmp_path: Path
+    published: Published,
 ) -> None:
-    async with supplied_hub(published, tmp_path / "hub") as (hub, announcement):
+    async with supplied_hub(published) as (hub, announcement):
         path = plan(NO_BASE, HEAD, announcement.artifacts)
         assert path is not None
         assert path[0].key.is_keyframe
