@@ -16,6 +16,7 @@ what       training_thread: how long a step is held up by publishing the version
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -213,16 +214,22 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--parameters", type=float, action="append", help="of the model; several times")
     parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args(arguments)
+    sizes = options.parameters or [32e6, 128e6]
+    if len(sizes) > 1:
+        # Each in a process of its own: memory that one size has taken would hide what the next needs.
+        for size in sizes:
+            repeated = ["--parameters", str(size), "--repetitions", str(options.repetitions)]
+            subprocess.run([sys.executable, "-m", "bench.publish", *repeated], check=True)
+        return
     torch.set_num_threads(CORES)
-    for parameters in options.parameters or (32e6, 128e6):
-        model = Model(int(parameters))
+    model = Model(int(sizes[0]))
+    with tempfile.TemporaryDirectory() as scratch:
+        for line in compare(model, repetitions=options.repetitions, scratch=Path(scratch)):
+            print(json.dumps(line), flush=True)
+    for step_s in _STEPS_S:
         with tempfile.TemporaryDirectory() as scratch:
-            for line in compare(model, repetitions=options.repetitions, scratch=Path(scratch)):
-                print(json.dumps(line), flush=True)
-        for step_s in _STEPS_S:
-            with tempfile.TemporaryDirectory() as scratch:
-                line = asyncio.run(hold_up(model, step_s=step_s, scratch=Path(scratch)))
-                print(json.dumps(line), flush=True)
+            line = asyncio.run(hold_up(model, step_s=step_s, scratch=Path(scratch)))
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
