@@ -22,7 +22,7 @@ TCP_PORT: Final = 8082
 SHARDCAST: Final = "shardcast==0.3.2"
 
 _NGINX: Final = """
-daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/error.log;
+user root; daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/error.log;
 events {{}}
 http {{
   access_log off; sendfile on; tcp_nopush on; client_body_temp_path {directory}/body;
