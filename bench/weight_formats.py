@@ -4,7 +4,7 @@ What each is was read from public sources (mid-2026); each is given its best cas
 four words at a time, nothing is serialised through tensors or files.
 
     pulse      per tensor, row deltas u8 and column deltas u16 of 2-D places, new values; JSON header; all of
-               it in one zstd-1 frame (PULSE v3.1)
+               it in one zstd-1 frame (PULSE v3.1). A flat tensor is taken in rows of 1024
     gap_xor    u16 gaps and u16 XORs over the flat array, in one zstd-1 frame (NeMo-RL)
     leb128     LEB128 gaps and new values (SparrowRL)
     dense_xor  the XOR of all words in one zstd-1 frame, xxh3 per tensor (slime)
@@ -29,6 +29,7 @@ Places = NDArray[np.int64]
 Array = NDArray[Any]
 
 _GAP_MOST: Final = 0xFFFF
+_FLAT_COLUMNS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ def changed_places(words: Words, base: Words) -> Places:
     return places
 
 
+def _columns(shape: Sequence[int]) -> int:
+    return math.prod(shape[1:]) if len(shape) > 1 else _FLAT_COLUMNS
+
+
 def _compress(*parts: Array | bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(
         b"".join(part if isinstance(part, bytes) else part.tobytes() for part in parts)
@@ -90,7 +95,7 @@ class Pulse:
             places = changed_places(new, base[tensor.slice])
             if places.size == 0:
                 continue
-            row, column = np.divmod(places, max(1, math.prod(tensor.shape[1:])))
+            row, column = np.divmod(places, _columns(tensor.shape))
             row_step = np.diff(row, prepend=0)
             column_step = np.where(row_step != 0, column, np.diff(column, prepend=0))
             column_step[0] = column[0]
@@ -136,8 +141,7 @@ class Pulse:
             firsts = np.flatnonzero(is_first)
             before = column[firsts] - column_step[firsts]
             column -= np.repeat(before, np.diff(firsts, append=count))
-            columns = max(1, math.prod(entry["shape"][1:]))
-            places = np.cumsum(row_step, dtype=np.int64) * columns + column
+            places = np.cumsum(row_step, dtype=np.int64) * _columns(entry["shape"]) + column
             out[starts[entry["name"]] + places] = values
 
 

@@ -1,33 +1,43 @@
-"""Two consecutive versions of a model's weights for bench/weights.py: read from a file, or trained here.
+"""Two consecutive versions of a model's weights for bench/weights.py: read from a file, trained or drawn.
 
-A file is an .npz with `base` (uint16 words), `changed` (uint32 places), `new_values` (uint16), and optionally
-`names` and `sizes` of the tensors in order, and their `shapes` as text, such as "(640, 512)".
+A file is an .npz with `base` (uint16 words), `changed` (places, any integers, in any order), `new_values`
+(uint16), and optionally `names` and `sizes` of the tensors in order, and their `shapes` as text, such as
+"(640, 512)". Without `sizes` it is one flat tensor. A place whose new value is the old one has not changed.
 
 Trained: a small Qwen3 is pre-trained on the sources of the standard library, so that its weights have the
 shape of trained ones, then takes steps of policy gradient with fp32 masters and AdamW; the last step is the
 pair. The density follows the learning rate.
+
+Drawn: one flat tensor of normal weights and a normal step, of any size in no time: for how memory grows.
 """
 
 import ast
+import copy
 import re
 import sysconfig
+import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.weight_formats import Tensor, changed_places
 from node.weights.digests import Words
 
-_COLUMNS: Final = 1024
-"""Taken for the columns of a tensor whose shape is not told and whose size allows it."""
-
 _VOCABULARY: Final = 8192
 _SEQUENCES, _TOKENS = 8, 64
 _CORPUS_FILES: Final = 200
+_DRAWN_AT_ONCE: Final = 1 << 22
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class PairError(ValueError):
+    """A file is no pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +91,92 @@ def load_pair(path: Path) -> Pair:
     """Read a pair.
 
     Raises:
-        ValueError: the arrays contradict each other.
+        PairError: it is none, and why.
     """
-    with np.load(path, allow_pickle=False) as file:
-        base = np.ascontiguousarray(file["base"], np.uint16).ravel()
-        words = base.copy()
-        words[file["changed"]] = file["new_values"]
-        sizes = [int(size) for size in file["sizes"]] if "sizes" in file else [base.size]
-        names = [str(name) for name in file["names"]] if "names" in file else []
-        shapes = [ast.literal_eval(str(shape)) for shape in file["shapes"]] if "shapes" in file else []
-    if (
-        sum(sizes) != base.size
-        or (names and len(names) != len(sizes))
-        or (shapes and len(shapes) != len(sizes))
-    ):
-        raise ValueError(f"{path}: {len(names)} names and {len(sizes)} sizes for {base.size} words")
-    return Pair.of(
-        path.stem,
-        base,
-        words,
-        names=names or [f"tensor.{number:05}" for number in range(len(sizes))],
-        shapes=shapes or [_guessed_shape(size) for size in sizes],
-    )
+    arrays = _read(path)
+    base, changed, new_values = (arrays[name] for name in ("base", "changed", "new_values"))
+    for name, dtype in (("base", np.uint16), ("changed", np.integer), ("new_values", np.uint16)):
+        if not np.issubdtype(arrays[name].dtype, dtype):
+            raise PairError(f"{path}: {name} is {arrays[name].dtype}, not {dtype.__name__}")
+    if base.size == 0 or changed.ndim != 1 or changed.shape != new_values.shape:
+        raise PairError(f"{path}: {changed.shape} changed, {new_values.shape} new_values, {base.shape} base")
+    if changed.size and not 0 <= int(changed.min()) <= int(changed.max()) < base.size:
+        raise PairError(f"{path}: changed has {changed.min()} to {changed.max()}, base has {base.size} words")
+    if np.unique(changed).size != changed.size:
+        raise PairError(f"{path}: changed has a place twice")
+    base = np.ascontiguousarray(base).ravel()
+    words = base.copy()
+    words[changed] = new_values
+    names, shapes = _tensors(path, arrays, words=base.size)
+    return Pair.of(path.stem, base, words, names=names, shapes=shapes)
 
 
-def trained_pair(*, learning_rate: float, pretrain_steps: int, steps: int) -> Pair:
-    """Train a pair; some minutes on one core."""
+def _read(path: Path) -> Arrays:
+    try:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise PairError(f"{path}: one array, not an .npz")
+            arrays = {name: file[name] for name in file.files}
+    except PairError:
+        raise
+    except (EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise PairError(f"{path}: no .npz of plain arrays, or a damaged one") from error
+    except OSError as error:
+        raise PairError(f"{path}: {error.strerror or error}") from error
+    missing = {"base", "changed", "new_values"} - arrays.keys()
+    if missing:
+        raise PairError(f"{path}: there is no {', '.join(sorted(missing))}")
+    return arrays
+
+
+def _tensors(path: Path, arrays: Arrays, *, words: int) -> tuple[list[str], list[tuple[int, ...]]]:
+    sizes = arrays.get("sizes", np.array([words])).ravel()
+    if not np.issubdtype(sizes.dtype, np.integer) or (sizes.size and int(sizes.min()) < 1):
+        raise PairError(f"{path}: sizes are {sizes.dtype}, not integers above 0")
+    if int(sizes.sum()) != words:
+        raise PairError(f"{path}: sizes add up to {sizes.sum()}, base has {words} words")
+    names = [str(name) for name in arrays.get("names", np.arange(sizes.size)).ravel()]
+    if "names" not in arrays:
+        names = [f"tensor.{number:06}" for number in range(sizes.size)]
+    shapes: list[tuple[int, ...]] = [(int(size),) for size in sizes]
+    if "shapes" in arrays:
+        shapes = [_shape(path, str(text)) for text in arrays["shapes"].ravel()]
+    if not len(set(names)) == len(names) == sizes.size:
+        raise PairError(f"{path}: {len(set(names))} different names for {sizes.size} sizes")
+    if [int(np.prod(shape)) for shape in shapes] != sizes.tolist():
+        raise PairError(f"{path}: shapes do not have the sizes told")
+    return names, shapes
+
+
+def _shape(path: Path, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(length) for length in ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError):
+        raise PairError(f"{path}: {text!r} is no shape") from None
+
+
+def drawn_pair(words: int, *, step: float) -> Pair:
+    """Draw a pair; density is about 1 % at a step of 3e-7."""
+    random = np.random.default_rng(0)
+    base, new = np.empty(words, np.uint16), np.empty(words, np.uint16)
+    for start in range(0, words, _DRAWN_AT_ONCE):
+        some = slice(start, min(words, start + _DRAWN_AT_ONCE))
+        values = np.float32(0.02) * random.standard_normal(some.stop - start, np.float32)
+        base[some] = _bfloat16(values)
+        new[some] = _bfloat16(values + np.float32(step) * random.standard_normal(values.size, np.float32))
+    return Pair(f"drawn-{words}", base, new, (Tensor("flat", 0, (words,)),))
+
+
+def _bfloat16(values: NDArray[np.float32]) -> Words:
+    """Round to nearest, to even."""
+    bits = values.view(np.uint32)
+    rounded: Words = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+    return rounded
+
+
+def trained_pairs(learning_rates: Sequence[float], *, pretrain_steps: int, steps: int) -> Iterator[Pair]:
+    """Train a model, some minutes on one core, and give a pair of it for each learning rate."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -146,24 +216,24 @@ def trained_pair(*, learning_rate: float, pretrain_steps: int, steps: int) -> Pa
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     for _ in range(pretrain_steps):
         take_step(optimizer, -token_logprob().mean())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
-    base = snapshot()
-    for _ in range(steps):
-        base = snapshot()
-        advantage = torch.randn(_SEQUENCES, generator=generator)
-        take_step(optimizer, -(token_logprob() * (advantage - advantage.mean())[:, None]).mean())
+    trained, drawn = copy.deepcopy(model.state_dict()), generator.get_state()
     named = [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
-    return Pair.of(
-        f"qwen3-lr{learning_rate:g}",
-        base,
-        snapshot(),
-        names=[name for name, _ in named],
-        shapes=[shape for _, shape in named],
-    )
-
-
-def _guessed_shape(size: int) -> tuple[int, ...]:
-    return (size // _COLUMNS, _COLUMNS) if size % _COLUMNS == 0 and size > _COLUMNS else (size,)
+    for learning_rate in learning_rates:
+        model.load_state_dict(trained)
+        generator.set_state(drawn)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+        base = snapshot()
+        for _ in range(steps):
+            base = snapshot()
+            advantage = torch.randn(_SEQUENCES, generator=generator)
+            take_step(optimizer, -(token_logprob() * (advantage - advantage.mean())[:, None]).mean())
+        yield Pair.of(
+            f"qwen3-lr{learning_rate:g}",
+            base,
+            snapshot(),
+            names=[name for name, _ in named],
+            shapes=[shape for _, shape in named],
+        )
 
 
 def _corpus() -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -4,23 +4,31 @@
     python -m bench.weights                        trains a small model first: some minutes
 
     codec      ours, pulse, gap_xor, leb128, dense_xor, raw, bound
-    bytes      the whole delta; ours with its signed manifest
+    bytes      the whole delta; ours with its signed manifest, whose share is container_share
     ratio      bytes of the full bf16 model / bytes
-    encode_gb_s_per_core, decode_gb_s_per_core      bytes of the full model per second of one thread's time:
-               find the changes, code and hash them; decode, apply to a copy of the base, verify by hash
+    encode_gb_s_per_core, decode_gb_s_per_core      bytes of the full model per second of one thread's time
     encode_gb_s_all_cores, decode_gb_s_all_cores    the same by the clock with a thread per core, which
                share frames (ours) or tensors (others)
-    encode_peak_extra_bytes, decode_peak_extra_bytes    resident memory above that of the versions; Linux only
+    encode_peak_extra_bytes, decode_peak_extra_bytes    resident memory above that of the versions, with the
+               delta and all scratch memory; Linux only
 
-Whole models are timed, never one frame again and again, which a branch predictor learns by heart. Each
-figure is the best of the repetitions.
+What is timed, of whole models, never of one frame again and again, which a branch predictor learns by heart;
+each figure is the best of the repetitions:
+
+    ours, encode   find the changes, code them, xxh3 of the new words, NaN and infinity refused, BLAKE3 of
+                   the payloads, the manifest and its root; the base's digests are known from its own time
+    ours, decode   BLAKE3 of the payloads checked, decode from the base to a second copy, xxh3 of it checked
+    others         find the changes, code them, xxh3 of the new words; copy the base, decode into it, xxh3
+
+Not timed: reading files, laying the tensors out (once a run), the signature (once a version, 0.1 ms).
 """
 
 import argparse
+import ctypes
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +38,10 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from bench.measure import CORES, best, peak
+from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weight_pairs import Pair, load_pair, trained_pair
+from bench.weight_pairs import Pair, PairError, load_pair, trained_pairs
+from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.weights import native
 from node.weights.apply import Stage
@@ -153,12 +162,15 @@ def _shards(tensors: Sequence[Tensor], count: int) -> list[Shard]:
     return shards
 
 
-def compare(pair: Pair, *, only: Sequence[str] | None, repetitions: int) -> Iterator[dict[str, Any]]:
-    """Give a line for every codec, or for ``only`` some."""
+def compare(
+    pair: Pair, *, only: Sequence[str] | None, repetitions: int, implementations: Sequence[str] = ("best",)
+) -> Iterator[dict[str, Any]]:
+    """Give a line for every codec, or for ``only`` some; for ours one for each of ``implementations``."""
     bound = bound_bytes(pair.words, base=pair.base, tensors=pair.tensors)
-    if not only or "ours" in only:
-        line = measure(pair, Ours(pair), repetitions=repetitions, bound=bound)
-        yield {**line, "implementation": choice.implementation().name}
+    for implementation in map(_implementation, implementations if not only or "ours" in only else ()):
+        with mock.patch.object(choice, "implementation", return_value=implementation):
+            line = measure(pair, Ours(pair), repetitions=repetitions, bound=bound)
+        yield {**line, "implementation": implementation.name}
     for rival in RIVALS:
         if not only or rival.name in only:
             yield measure(pair, Theirs(pair, rival), repetitions=repetitions, bound=bound)
@@ -172,8 +184,9 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
     Raises:
         AssertionError: the words that came out are not those that went in.
     """
-    encode_peak, delta = peak(lambda: candidate.encode(None))
-    decode_peak, made = peak(lambda: candidate.decode(delta, None))
+    _give_back_freed_memory()
+    encode_peak, delta = peak(lambda: _in_a_new_thread(lambda: candidate.encode(None)))
+    decode_peak, made = peak(lambda: _in_a_new_thread(lambda: candidate.decode(delta, None)))
     assert np.array_equal(made, pair.words), candidate.name
     size, container = candidate.sizes(delta)
     full = 2 * pair.words.size / 1e9
@@ -200,33 +213,54 @@ def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[st
     return {
         "codec": name,
         "bytes": round(size),
-        "ratio": round(2 * pair.words.size / size, 2),
+        "ratio": round(2 * pair.words.size / size, 2) if size else None,
         "bits_per_change": round(8 * size / pair.changes, 3),
-        "over_bound": round(size / bound, 4),
+        "over_bound": round(size / bound, 4) if bound else None,
         "pair": pair.name,
         "words": pair.words.size,
         "density": round(pair.changes / pair.words.size, 6),
     }
 
 
+def _in_a_new_thread(run: Callable[[], T]) -> T:
+    """Run where no scratch memory is kept from another run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+def _give_back_freed_memory() -> None:
+    """Return freed memory to the system: scratch memory that is taken from it would not be seen."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def _implementation(name: str) -> Implementation:
     if name == "numba":
         from node.weights.exponent_conditioned import jit
 
+        # Compiles; else the first thing measured would be the compiler.
+        some = np.arange(64, dtype=np.uint16)
+        payload = jit.encode(some + np.uint16(1), base=some, limit_bytes=some.nbytes).payload
+        jit.decode(payload or b"", base=some, out=np.empty_like(some))
         return jit
     if name == "numpy":
         return reference
     if name == "portable":
         kernel = native.load(native.PATHS.index("portable"))
         if kernel is None:
-            raise SystemExit("the C kernel is not installed")
+            raise PairError("the C kernel is not installed")
         return NativeCodec(kernel)
     return choice.implementation()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the lines."""
-    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.weights",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
     parser.add_argument("--save", type=Path, help="keep the trained pair in this file")
     parser.add_argument("--learning-rate", type=float, default=1e-6, help="of the trained pair's last steps")
@@ -234,24 +268,42 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--steps", type=int, default=24, help="of policy gradient, the last of which is coded"
     )
-    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, default="best", help="of ours")
+    parser.add_argument(
+        "--implementation",
+        choices=(*IMPLEMENTATIONS, "all"),
+        default="best",
+        help="of ours; all: a line for each",
+    )
     parser.add_argument("--only", action="append", help="a codec; may be given several times")
     parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args(arguments)
+    implementations = IMPLEMENTATIONS if options.implementation == "all" else (options.implementation,)
+    try:
+        lines = compare(
+            _pair(options),
+            only=options.only,
+            repetitions=options.repetitions,
+            implementations=implementations,
+        )
+        for line in lines:
+            print(json.dumps(line), flush=True)
+    except (PairError, RefusedError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _pair(options: argparse.Namespace) -> Pair:
     if options.pair is not None:
         pair = load_pair(options.pair)
     else:
-        pair = trained_pair(
-            learning_rate=options.learning_rate, pretrain_steps=options.pretrain_steps, steps=options.steps
+        (pair,) = trained_pairs(
+            [options.learning_rate], pretrain_steps=options.pretrain_steps, steps=options.steps
         )
         if options.save is not None:
             pair.save(options.save)
     if pair.changes == 0:
-        raise SystemExit(f"{pair.name}: nothing changed, so there is nothing to compare")
-    implementation = _implementation(options.implementation)
-    with mock.patch.object(choice, "implementation", return_value=implementation):
-        for line in compare(pair, only=options.only, repetitions=options.repetitions):
-            print(json.dumps(line), flush=True)
+        raise PairError(f"{pair.name}: nothing changed, so there is nothing to compare")
+    return pair
 
 
 if __name__ == "__main__":

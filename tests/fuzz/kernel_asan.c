@@ -28,12 +28,21 @@ static void check(int is_true, const char *what)
 static void draw_frame(uint16_t *base, uint16_t *words, uint32_t count)
 {
     uint32_t spread = 1 + draw(40), sparsity = 1 + draw(1u << draw(12)), largest = 1u << draw(16);
+    uint32_t lowest = draw(8) ? 90 : 220; /* Some with infinities in the base. */
     for (uint32_t i = 0; i < count; i++) {
-        base[i] = (uint16_t)(draw(2) << 15 | (90 + draw(spread)) << 7 | draw(128));
+        base[i] = (uint16_t)(draw(2) << 15 | ((lowest + draw(spread)) & 0xFF) << 7 | draw(128));
         words[i] = base[i];
         if (draw(sparsity) == 0)
             words[i] = (uint16_t)(base[i] + (draw(2) ? 1 + draw(largest) : 0u - 1 - draw(largest)));
     }
+}
+
+static int is_any_infinite(const uint16_t *words, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if ((words[i] & 0x7FFF) >= 0x7F80)
+            return 1;
+    return 0;
 }
 
 static size_t encode_on(int path, const uint16_t *base, const uint16_t *words, uint32_t count, uint8_t **payload)
@@ -44,6 +53,7 @@ static size_t encode_on(int path, const uint16_t *base, const uint16_t *words, u
     uint8_t *room = malloc(limit);
     size_t size = heterorl_encode(path, base, words, count, memory, room, limit, &facts);
     check(size == 0 || facts.changes > 0, "a payload has changes");
+    check((facts.largest >= 0x7F80) == is_any_infinite(words, count), "the largest tells what is infinite");
     *payload = malloc(size <= limit && size > 0 ? size : 1);
     if (size <= limit)
         memcpy(*payload, room, size);

@@ -11,6 +11,9 @@ EXPONENT_SHIFT: Final = 7
 EXPONENT_MASK: Final = 0xFF
 """Where the exponent is in a bfloat16. Words of another meaning are coded as faithfully, only longer."""
 
+INFINITY_BITS: Final = 0x7F80
+"""The smallest bfloat16, signs aside, that is not finite."""
+
 CLASSES: Final = 16
 """Exponents told apart in one frame: how many byte counters fit a 128-bit register."""
 

@@ -1,13 +1,8 @@
 """The exponent-conditioned codec by the C kernel."""
 
-from typing import Final
-
 from node.weights.digests import Words, words_digest
-from node.weights.exponent_conditioned.format import BrokenPayloadError, Delta, Fault
+from node.weights.exponent_conditioned.format import INFINITY_BITS, BrokenPayloadError, Delta, Fault
 from node.weights.native import Kernel
-
-_INFINITY: Final = 0x7F80
-"""The smallest bfloat16, signs aside, that is not finite."""
 
 
 class NativeCodec:
@@ -27,7 +22,7 @@ class NativeCodec:
             payload,
             changes=facts.changes,
             digest=facts.digest or words_digest(words),
-            is_finite=facts.largest < _INFINITY,
+            is_finite=facts.largest < INFINITY_BITS,
         )
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:

@@ -23,7 +23,7 @@ static int has_avx512(void)
            __builtin_cpu_supports("gfni") && __builtin_cpu_supports("bmi2");
 }
 
-enum { BLOCK = 64, LEAF_BLOCKS = LEAF_WORDS / BLOCK };
+enum { BLOCK = 64, LEAF_BLOCKS = LEAF_WORDS / BLOCK, HASH_BLOCKS = XXH3_BLOCK / (BLOCK * sizeof(uint16_t)) };
 
 /* What is known of a leaf before its changes are looked at one by one. */
 struct leaf {
@@ -32,28 +32,50 @@ struct leaf {
     uint16_t total[CLASSES] __attribute__((aligned(64)));
 };
 
-struct half_words {
+/* 64 words. */
+struct block {
     __m512i low, high;
 };
 
-AVX512 static inline struct half_words load_block(const uint16_t *words, uint64_t valid)
+AVX512 static inline struct block load_block(const uint16_t *words)
 {
-    struct half_words block = {_mm512_maskz_loadu_epi16((__mmask32)valid, words),
-                               _mm512_maskz_loadu_epi16((__mmask32)(valid >> 32), words + 32)};
+    struct block block = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)};
     return block;
 }
 
-/* Give the class of each word; 255, which is none, where `valid` has no bit. */
-AVX512 static inline __m512i classes_of_block(struct half_words block, unsigned first, uint64_t valid)
+/* Give the words that have a bit in `valid`, zeros for the others. */
+AVX512 static inline struct block load_words(const uint16_t *words, uint64_t valid)
 {
-    const __m512i even_bytes = _mm512_set_epi8(
-        126, 124, 122, 120, 118, 116, 114, 112, 110, 108, 106, 104, 102, 100, 98, 96, 94, 92, 90, 88, 86, 84, 82, 80,
-        78, 76, 74, 72, 70, 68, 66, 64, 62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24,
-        22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    __m512i exponents = _mm512_permutex2var_epi8(_mm512_srli_epi16(block.low, EXPONENT_SHIFT), even_bytes,
-                                                 _mm512_srli_epi16(block.high, EXPONENT_SHIFT));
+    struct block block = {_mm512_maskz_loadu_epi16((__mmask32)valid, words),
+                          _mm512_maskz_loadu_epi16((__mmask32)(valid >> 32), words + 32)};
+    return block;
+}
+
+AVX512 static inline void store_block(uint16_t *words, struct block block)
+{
+    _mm512_store_si512(words, block.low);
+    _mm512_store_si512(words + 32, block.high);
+}
+
+AVX512 static inline __m512i exponents_of(struct block block)
+{
+    /* Of each four words: bits 7, 23, 39 and 55 on, for the low words as the first four bytes of eight. */
+    const __m512i where = _mm512_set1_epi64(0x3727170737271707);
+    const __m512i in_order = _mm512_set_epi32(15, 13, 11, 9, 7, 5, 3, 1, 14, 12, 10, 8, 6, 4, 2, 0);
+    __m512i low = _mm512_multishift_epi64_epi8(where, block.low);
+    __m512i both = _mm512_mask_multishift_epi64_epi8(low, 0xF0F0F0F0F0F0F0F0, where, block.high);
+    return _mm512_permutexvar_epi32(in_order, both);
+}
+
+AVX512 static inline __m512i classes_of(__m512i exponents, unsigned first)
+{
     __m512i above = _mm512_subs_epu8(exponents, _mm512_set1_epi8((char)first));
-    __m512i classes = _mm512_min_epu8(above, _mm512_set1_epi8(CLASSES - 1));
+    return _mm512_min_epu8(above, _mm512_set1_epi8(CLASSES - 1));
+}
+
+/* Give 255, which is no class, where `valid` has no bit. */
+AVX512 static inline __m512i only_valid(__m512i classes, uint64_t valid)
+{
     return _mm512_mask_blend_epi8(valid, _mm512_set1_epi8((char)255), classes);
 }
 
@@ -73,14 +95,6 @@ AVX512 static inline __m128i population(__m512i classes)
     return _mm_add_epi8(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
 }
 
-/* Ask for a block of the next leaf, so that memory is read while this one's changes are looked at. Past the end
- * of the words this asks for nothing. */
-AVX512 static inline void prefetch_next_leaf(const uint16_t *words)
-{
-    _mm_prefetch((const char *)words + sizeof(uint16_t) * LEAF_WORDS, _MM_HINT_T1);
-    _mm_prefetch((const char *)words + sizeof(uint16_t) * LEAF_WORDS + 64, _MM_HINT_T1);
-}
-
 AVX512 static inline __m256i note_block(struct leaf *leaf, uint32_t block, __m512i classes, __m256i before)
 {
     _mm512_store_si512(leaf->class_[block], classes);
@@ -88,67 +102,132 @@ AVX512 static inline __m256i note_block(struct leaf *leaf, uint32_t block, __m51
     return _mm256_add_epi16(before, _mm256_cvtepu8_epi16(population(classes)));
 }
 
-/* Give the bits of the last block of `count` words that stand for words. */
-static inline uint64_t valid_words(uint32_t count, uint32_t block)
-{
-    uint32_t left = count - BLOCK * block;
-    return left >= BLOCK ? UINT64_MAX : ((uint64_t)1 << left) - 1;
-}
+/* Ask for what will be read next. Past the end of the words this asks for nothing.
+ *
+ * How far ahead was measured on whole models: in encoding, with two streams and little else to do, a few lines into
+ * the first-level cache; in decoding a leaf into the second, since the changes of this leaf come before it. */
+enum { ENCODE_AHEAD = 1 << 10, DECODE_AHEAD = sizeof(uint16_t) * LEAF_WORDS };
 
-AVX512 static inline uint64_t differing(struct half_words left, struct half_words right)
+#define PREFETCH_BLOCK(words, ahead, hint)                                            \
+    do {                                                                              \
+        _mm_prefetch((const char *)(words) + (ahead), hint);                          \
+        _mm_prefetch((const char *)(words) + (ahead) + sizeof(uint16_t) * BLOCK / 2, hint); \
+    } while (0)
+
+AVX512 static inline uint64_t differing(struct block left, struct block right)
 {
     return _mm512_cmpneq_epi16_mask(left.low, right.low) |
            (uint64_t)_mm512_cmpneq_epi16_mask(left.high, right.high) << 32;
 }
 
-/* Append the places of the set bits, counted from `start`. Up to 64 entries are overwritten. */
-AVX512 static inline uint16_t *append_places(uint16_t *places, uint64_t bits, uint32_t start, __m512i lane)
+/* Give the bits of the words that the last block of `count` has. */
+static inline uint64_t valid_words(uint32_t count)
 {
-    __m512i low = _mm512_add_epi16(lane, _mm512_set1_epi16((short)start));
-    __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(32));
-    _mm512_storeu_si512(places, _mm512_maskz_compress_epi16((__mmask32)bits, low));
-    places += __builtin_popcount((uint32_t)bits);
-    _mm512_storeu_si512(places, _mm512_maskz_compress_epi16((__mmask32)(bits >> 32), high));
-    return places + __builtin_popcount((uint32_t)(bits >> 32));
+    return count % BLOCK == 0 ? UINT64_MAX : ((uint64_t)1 << count % BLOCK) - 1;
+}
+
+enum { PLACES_AT_ONCE = 4 };
+
+/* Append the places of the set bits, counted from `start`. There must be room for PLACES_AT_ONCE more: so many are
+ * written without asking how many there are, which is a branch that cannot be predicted. */
+AVX512 static inline uint16_t *append_places(uint16_t *places, uint64_t bits, uint32_t start)
+{
+    uint16_t *end = places + _mm_popcnt_u64(bits);
+    do {
+        uint64_t some = start * 0x0001000100010001;
+        for (int i = 0; i < PLACES_AT_ONCE; i++, bits = _blsr_u64(bits))
+            some += _tzcnt_u64(bits) << 16 * i;
+        memcpy(places, &some, sizeof some);
+        places += PLACES_AT_ONCE;
+    } while (__builtin_expect(bits != 0, 0));
+    return end;
+}
+
+AVX512 static void count_changes_avx512(uint32_t by_exponent[EXPONENT_MASK + 1], const uint16_t *base,
+                                        const uint16_t *words, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += BLOCK) {
+        uint64_t valid = count - i < BLOCK ? valid_words(count) : UINT64_MAX;
+        uint64_t changed = differing(load_words(base + i, valid), load_words(words + i, valid));
+        for (; changed != 0; changed = _blsr_u64(changed))
+            by_exponent[exponent_of(base[i + _tzcnt_u64(changed)])]++;
+    }
+}
+
+AVX512 static void hash_avx512(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t blocks)
+{
+    const __m512i prime = _mm512_set1_epi64(XXH3_PRIME32);
+    __m512i sum = _mm512_loadu_si512(lanes);
+    for (; blocks > 0; blocks--, data += XXH3_BLOCK) {
+        for (int stripe = 0; stripe < XXH3_BLOCK_STRIPES; stripe++) {
+            __m512i value = _mm512_loadu_si512(data + XXH3_STRIPE * stripe);
+            __m512i key = _mm512_xor_si512(value, _mm512_loadu_si512(XXH3_SECRET + 8 * stripe));
+            __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+            __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
+            sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+        }
+        sum = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47));
+        sum = _mm512_xor_si512(sum, _mm512_loadu_si512(XXH3_SECRET + 128));
+        sum = _mm512_mullo_epi64(sum, prime);
+    }
+    _mm512_storeu_si512(lanes, sum);
+}
+
+/* What is known of a leaf of which `block` blocks were looked at. */
+struct progress {
+    uint32_t block;
+    __m256i before;
+    __m512i largest_exponents;
+    uint16_t *end_of_places;
+};
+
+AVX512 static inline void find_in_block(struct progress *at, struct leaf *leaf, struct block old, struct block new,
+                                        unsigned first, uint64_t valid)
+{
+    __m512i exponents = exponents_of(old);
+    at->largest_exponents = _mm512_max_epu8(at->largest_exponents, exponents);
+    at->before = note_block(leaf, at->block, only_valid(classes_of(exponents, first), valid), at->before);
+    at->end_of_places = append_places(at->end_of_places, differing(old, new), BLOCK * at->block);
+    at->block++;
 }
 
 AVX512 static void find_avx512(struct changes *changes, const struct class_map *map, const uint16_t *base,
-                               const uint16_t *words, uint32_t count)
+                               const uint16_t *words, uint32_t count, uint64_t lanes[XXH3_LANES], size_t hash_blocks)
 {
     struct leaf leaf;
-    uint16_t places[LEAF_WORDS + BLOCK], *end = places;
-    const __m512i lane = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13,
-                                          12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    __m256i before = _mm256_setzero_si256();
-    __m512i largest = _mm512_setzero_si512();
-    for (uint32_t block = 0; block * BLOCK < count; block++) {
-        uint64_t valid = valid_words(count, block);
-        struct half_words old = load_block(base + BLOCK * block, valid);
-        struct half_words new = load_block(words + BLOCK * block, valid);
-        prefetch_next_leaf(base + BLOCK * block);
-        prefetch_next_leaf(words + BLOCK * block);
-        before = note_block(&leaf, block, classes_of_block(old, map->first, valid), before);
-        end = append_places(end, differing(old, new), BLOCK * block, lane);
-        const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
-        largest = _mm512_max_epu16(largest, _mm512_and_si512(new.low, magnitude));
-        largest = _mm512_max_epu16(largest, _mm512_and_si512(new.high, magnitude));
+    uint16_t places[LEAF_WORDS + PLACES_AT_ONCE];
+    struct progress at = {0, _mm256_setzero_si256(), _mm512_setzero_si512(), places};
+    while (BLOCK * (at.block + 1) <= count) {
+        const uint16_t *old = base + BLOCK * at.block, *new = words + BLOCK * at.block;
+        PREFETCH_BLOCK(old, ENCODE_AHEAD, _MM_HINT_T0);
+        PREFETCH_BLOCK(new, ENCODE_AHEAD, _MM_HINT_T0);
+        find_in_block(&at, &leaf, load_block(old), load_block(new), map->first, UINT64_MAX);
+        if (at.block % HASH_BLOCKS == 0 && at.block / HASH_BLOCKS <= hash_blocks)
+            hash_avx512(lanes, (const uint8_t *)(new + BLOCK) - XXH3_BLOCK, 1);
     }
-    for (const uint16_t *place = places; place < end; place++) {
-        const uint8_t *classes = leaf.class_[*place / BLOCK];
-        unsigned class_ = classes[*place % BLOCK];
-        uint64_t same = _mm512_cmpeq_epi8_mask(_mm512_load_si512(classes), _mm512_set1_epi8((char)class_));
+    if (BLOCK * at.block < count) {
+        uint64_t valid = valid_words(count);
+        struct block old = load_words(base + BLOCK * at.block, valid);
+        find_in_block(&at, &leaf, old, load_words(words + BLOCK * at.block, valid), map->first, valid);
+    }
+    uint16_t largest = changes->largest;
+    for (const uint16_t *place = places; place < at.end_of_places; place++) {
+        uint16_t old = base[*place], new = words[*place];
+        unsigned class_ = map->class_[exponent_of(old)];
+        __m512i classes = _mm512_load_si512(leaf.class_[*place / BLOCK]);
+        uint64_t same = _mm512_cmpeq_epi8_mask(classes, _mm512_set1_epi8((char)class_));
         uint32_t rank = changes->seen[class_] + leaf.before[*place / BLOCK][class_] +
-                        (uint32_t)__builtin_popcountll(_bzhi_u64(same, *place % BLOCK));
-        add_change(changes, class_, rank, (uint16_t)(words[*place] - base[*place]));
+                        (uint32_t)_mm_popcnt_u64(_bzhi_u64(same, *place % BLOCK));
+        largest = (new & 0x7FFF) > largest ? new & 0x7FFF : largest;
+        add_change(changes, class_, rank, (uint16_t)(new - old));
     }
-    _mm256_store_si256((__m256i *)leaf.total, before);
+    /* What did not change is as finite as the base. */
+    if (_mm512_cmpeq_epi8_mask(at.largest_exponents, _mm512_set1_epi8((char)EXPONENT_MASK)) != 0)
+        largest = INFINITY_BITS;
+    changes->largest = largest;
+    _mm256_store_si256((__m256i *)leaf.total, at.before);
     for (int class_ = 0; class_ < CLASSES; class_++)
         changes->seen[class_] += leaf.total[class_];
-    __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
-    __m128i quarter = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    /* The smallest of the complements is the complement of the largest. */
-    uint16_t top = (uint16_t)~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(quarter, _mm_set1_epi16(-1))), 0);
-    changes->largest = top > changes->largest ? top : changes->largest;
 }
 
 /* Give the block that the word of this rank within the leaf is in. */
@@ -166,13 +245,18 @@ AVX512 static void apply_avx512(struct cursors *cursors, const struct class_map 
     struct leaf leaf;
     __m256i before = _mm256_setzero_si256();
     uint32_t block = 0;
-    for (; block * BLOCK < count; block++) {
-        uint64_t valid = valid_words(count, block);
-        struct half_words old = load_block(base + BLOCK * block, valid);
-        prefetch_next_leaf(base + BLOCK * block);
-        before = note_block(&leaf, block, classes_of_block(old, map->first, valid), before);
-        _mm512_mask_storeu_epi16(words + BLOCK * block, (__mmask32)valid, old.low);
-        _mm512_mask_storeu_epi16(words + BLOCK * block + 32, (__mmask32)(valid >> 32), old.high);
+    for (; BLOCK * (block + 1) <= count; block++) {
+        struct block old = load_block(base + BLOCK * block);
+        PREFETCH_BLOCK(base + BLOCK * block, DECODE_AHEAD, _MM_HINT_T1);
+        before = note_block(&leaf, block, classes_of(exponents_of(old), map->first), before);
+        store_block(words + BLOCK * block, old);
+    }
+    if (BLOCK * block < count) {
+        uint64_t valid = valid_words(count);
+        struct block old = load_words(base + BLOCK * block, valid);
+        before = note_block(&leaf, block, only_valid(classes_of(exponents_of(old), map->first), valid), before);
+        store_block(words + BLOCK * block, old);
+        block++;
     }
     _mm256_store_si256((__m256i *)leaf.total, before);
     for (; block < LEAF_BLOCKS; block++)
@@ -197,33 +281,49 @@ AVX512 static void apply_avx512(struct cursors *cursors, const struct class_map 
 }
 
 /* Past the caches: a line that is only written need not be read first. */
-AVX512 static void store_avx512(uint16_t *to, const uint16_t *from, uint32_t count)
+AVX512 static void store_avx512(uint16_t *to, const uint16_t *from, uint32_t count, uint64_t lanes[XXH3_LANES],
+                                size_t hash_blocks)
 {
     uint32_t i = (uint32_t)(-(uintptr_t)to % 64 / sizeof *to);
     i = i < count ? i : count;
     memcpy(to, from, i * sizeof *to);
-    for (; i + 32 <= count; i += 32)
-        _mm512_stream_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
+    for (uint32_t piece = 0; piece < count; piece += XXH3_BLOCK / sizeof *to) {
+        if (piece / (XXH3_BLOCK / sizeof *to) < hash_blocks)
+            hash_avx512(lanes, (const uint8_t *)(from + piece), 1);
+        for (; i + 32 <= count && i < piece + XXH3_BLOCK / sizeof *to; i += 32)
+            _mm512_stream_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
+    }
     memcpy(to + i, from + i, (count - i) * sizeof *to);
 }
 
-AVX512 static void hash_avx512(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t blocks)
+/* Append the chosen of 16 numbers; give how many. */
+AVX512 static inline uint32_t append_chosen(uint32_t *to, __m512i numbers, __mmask16 chosen)
 {
-    const __m512i prime = _mm512_set1_epi64(XXH3_PRIME32);
-    __m512i sum = _mm512_loadu_si512(lanes);
-    for (; blocks > 0; blocks--, data += XXH3_BLOCK) {
-        for (int stripe = 0; stripe < XXH3_BLOCK_STRIPES; stripe++) {
-            __m512i value = _mm512_loadu_si512(data + XXH3_STRIPE * stripe);
-            __m512i key = _mm512_xor_si512(value, _mm512_loadu_si512(XXH3_SECRET + 8 * stripe));
-            __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
-            __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
-            sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(chosen);
+    _mm512_mask_storeu_epi32(to, (__mmask16)_bzhi_u32(0xFFFF, count), _mm512_maskz_compress_epi32(chosen, numbers));
+    return count;
+}
+
+AVX512 static void sort_steps_avx512(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count)
+{
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    uint32_t *place = sorted->large_gap, *size = sorted->large_size;
+    for (uint32_t i = 0; i < count; i += 32) {
+        __mmask32 valid = _bzhi_u32(UINT32_MAX, count - i < 32 ? count - i : 32);
+        __m512i some = _mm512_maskz_loadu_epi16(valid, steps + i), sizes = _mm512_abs_epi16(some);
+        sorted->is_down[i / 32] = _mm512_movepi16_mask(some);
+        __mmask32 is_large = _mm512_cmpgt_epu16_mask(sizes, _mm512_set1_epi16(1));
+        __m512i less_two = _mm512_sub_epi16(sizes, _mm512_set1_epi16(2));
+        for (int half = 0; half < 2; half++, is_large >>= 16) {
+            __m256i half_sizes = half ? _mm512_extracti64x4_epi64(less_two, 1) : _mm512_castsi512_si256(less_two);
+            size += append_chosen(size, _mm512_cvtepu16_epi32(half_sizes), (__mmask16)is_large);
+            __m512i places = _mm512_add_epi32(lane, _mm512_set1_epi32((int)i + 16 * half));
+            place += append_chosen(place, places, (__mmask16)is_large);
         }
-        sum = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47));
-        sum = _mm512_xor_si512(sum, _mm512_loadu_si512(XXH3_SECRET + 128));
-        sum = _mm512_mullo_epi64(sum, prime);
     }
-    _mm512_storeu_si512(lanes, sum);
+    sorted->large = (uint32_t)(size - sorted->large_size);
+    for (uint32_t i = sorted->large; i > 1; i--)
+        sorted->large_gap[i - 1] -= sorted->large_gap[i - 2] + 1;
 }
 
 AVX512 static uint64_t count_ones_avx512(const uint32_t *numbers, uint32_t count, unsigned low_bits)
@@ -239,6 +339,7 @@ AVX512 static uint64_t count_ones_avx512(const uint32_t *numbers, uint32_t count
     return (uint32_t)_mm512_reduce_add_epi32(sum);
 }
 
-static const struct path AVX512_PATH = {find_avx512, apply_avx512, store_avx512, hash_avx512, count_ones_avx512};
+static const struct path AVX512_PATH = {count_changes_avx512, find_avx512,       apply_avx512,
+                                        store_avx512,         sort_steps_avx512, count_ones_avx512};
 
 #endif

@@ -8,48 +8,43 @@
 
 struct bit_writer {
     uint8_t *bytes;
-    size_t limit, size; /* Once size > limit nothing more is stored. */
-    uint64_t pending;   /* Fewer than 32 bits between calls. */
-    unsigned pending_bits;
+    size_t limit, size; /* Whole bytes. Those at `limit` and after it are not stored. */
+    uint64_t pending;
+    unsigned pending_bits; /* Fewer than 8 between calls. */
 };
 
-/* Write `width` bits, at most 32; the bits of `value` above them are zero. */
+/* Write `width` bits, at most 56; the bits of `value` above them are zero. */
 static inline void put_bits(struct bit_writer *writer, uint64_t value, unsigned width)
 {
     writer->pending |= value << writer->pending_bits;
     writer->pending_bits += width;
-    if (writer->pending_bits >= 32) {
-        if (writer->size + 4 <= writer->limit) {
-            uint32_t low = (uint32_t)writer->pending;
-            memcpy(writer->bytes + writer->size, &low, 4);
-        }
-        writer->size += 4;
-        writer->pending >>= 32;
-        writer->pending_bits -= 32;
-    }
+    /* All that is pending is stored, though the last bits of it will be once more: no branch on how much. */
+    if (__builtin_expect(writer->size + 8 <= writer->limit, 1))
+        memcpy(writer->bytes + writer->size, &writer->pending, 8);
+    else if (writer->size < writer->limit)
+        memcpy(writer->bytes + writer->size, &writer->pending, writer->limit - writer->size);
+    writer->size += writer->pending_bits / 8;
+    writer->pending >>= writer->pending_bits & ~7u;
+    writer->pending_bits %= 8;
 }
 
 static inline void put_number(struct bit_writer *writer, uint32_t number, unsigned low_bits)
 {
-    uint32_t ones = number >> low_bits;
-    if (ones < GROWS_AT) {
-        uint64_t low = number & ((1u << low_bits) - 1);
-        put_bits(writer, low << (ones + 1) | ((1u << ones) - 1), ones + 1 + low_bits);
-        return;
+    uint32_t ones = number >> low_bits, low = number & ((1u << low_bits) - 1);
+    unsigned width = low_bits;
+    if (__builtin_expect(ones >= GROWS_AT, 0)) {
+        unsigned growth = 31 - (unsigned)__builtin_clz(ones - (GROWS_AT - 1));
+        low = number - ((GROWS_AT - 1 + (1u << growth)) << low_bits);
+        ones = GROWS_AT + growth;
+        width += growth;
     }
-    unsigned growth = 31 - (unsigned)__builtin_clz(ones - (GROWS_AT - 1));
-    put_bits(writer, (1u << (GROWS_AT + growth)) - 1, GROWS_AT + growth + 1);
-    put_bits(writer, number - ((GROWS_AT - 1 + (1u << growth)) << low_bits), low_bits + growth);
+    put_bits(writer, (uint64_t)low << (ones + 1) | ((1u << ones) - 1), ones + 1 + width);
 }
 
-static inline void flush_bits(struct bit_writer *writer)
+/* Give how many bytes all that was written takes. */
+static inline size_t bytes_written(const struct bit_writer *writer)
 {
-    for (; writer->pending_bits > 0; writer->pending >>= 8) {
-        if (writer->size < writer->limit)
-            writer->bytes[writer->size] = (uint8_t)writer->pending;
-        writer->size++;
-        writer->pending_bits -= writer->pending_bits < 8 ? writer->pending_bits : 8;
-    }
+    return writer->size + (writer->pending_bits > 0);
 }
 
 struct bit_reader {

@@ -27,29 +27,20 @@ static struct encode_room encode_room_in(void *memory, uint32_t words)
     return room;
 }
 
-static inline void count_change(const uint16_t *base, const uint16_t *words, uint32_t *by_exponent)
-{
-    by_exponent[*base >> EXPONENT_SHIFT & EXPONENT_MASK] += *base != *words;
-}
-
 /* Count the changes in the first of every `stride` blocks, by exponent; give how many there are. */
-static uint32_t sample_changes(const uint16_t *base, const uint16_t *words, size_t count, size_t stride,
-                               uint32_t by_exponent[EXPONENT_MASK + 1])
+static uint32_t sample_changes(const struct path *path, const uint16_t *base, const uint16_t *words, uint32_t count,
+                               uint32_t stride, uint32_t by_exponent[EXPONENT_MASK + 1])
 {
     memset(by_exponent, 0, (EXPONENT_MASK + 1) * sizeof *by_exponent);
-    for (size_t start = 0; start < count; start += SAMPLE_BLOCK * stride) {
-        size_t i = start, end = count - start < SAMPLE_BLOCK ? count : start + SAMPLE_BLOCK;
-        const size_t next = SAMPLE_BLOCK * stride;
-        for (size_t line = 0; line < SAMPLE_BLOCK && next < count - start; line += 32) {
-            __builtin_prefetch(base + start + next + line);
-            __builtin_prefetch(words + start + next + line);
-        }
-        for (; i + 4 <= end; i += 4)
-            if (memcmp(base + i, words + i, 8) != 0)
-                for (size_t j = i; j < i + 4; j++)
-                    count_change(base + j, words + j, by_exponent);
-        for (; i < end; i++)
-            count_change(base + i, words + i, by_exponent);
+    const size_t step = (size_t)SAMPLE_BLOCK * stride;
+    for (size_t start = 0; start < count; start += step) {
+        if (start + step + SAMPLE_BLOCK <= count)
+            for (size_t line = 0; line < SAMPLE_BLOCK; line += 32) {
+                __builtin_prefetch(base + start + step + line);
+                __builtin_prefetch(words + start + step + line);
+            }
+        path->count_changes(by_exponent, base + start, words + start,
+                            count - start < SAMPLE_BLOCK ? (uint32_t)(count - start) : SAMPLE_BLOCK);
     }
     uint32_t changes = 0;
     for (int exponent = 0; exponent <= EXPONENT_MASK; exponent++)
@@ -58,12 +49,12 @@ static uint32_t sample_changes(const uint16_t *base, const uint16_t *words, size
 }
 
 /* Give the exponent of class 0: the highest from which CLASSES exponents have the most changes. */
-static unsigned first_exponent(const uint16_t *base, const uint16_t *words, uint32_t count)
+static unsigned first_exponent(const struct path *path, const uint16_t *base, const uint16_t *words, uint32_t count)
 {
     uint32_t by_exponent[EXPONENT_MASK + 1];
     uint32_t stride = count < SAMPLE_WORDS ? 1 : count / SAMPLE_WORDS;
-    if (sample_changes(base, words, count, stride, by_exponent) < SAMPLE_CHANGES)
-        sample_changes(base, words, count, 1, by_exponent);
+    if (sample_changes(path, base, words, count, stride, by_exponent) < SAMPLE_CHANGES)
+        sample_changes(path, base, words, count, 1, by_exponent);
     uint32_t window = 0, most = 0;
     unsigned first = 0;
     for (unsigned end = 0; end <= EXPONENT_MASK; end++) {
@@ -147,56 +138,34 @@ static void put_subset(struct bit_writer *writer, const struct path *path, struc
     put_numbers(writer, numbers, number_count, low_bits);
 }
 
-static inline uint32_t size_of_step(uint16_t step)
-{
-    return step & 0x8000 ? 0x10000u - step : step;
-}
-
-static void put_signs(struct bit_writer *writer, const uint16_t *steps, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i += 16) {
-        uint32_t width = count - i < 16 ? count - i : 16, signs = 0;
-        for (uint32_t j = 0; j < width; j++)
-            signs |= (uint32_t)(steps[i + j] >> 15) << j;
-        put_bits(writer, signs, width);
-    }
-}
-
 /* Write the changes of one class. `gaps` are overwritten. */
-static void put_class(struct bit_writer *writer, const struct path *path, struct predictions *next,
-                      uint32_t *gaps, const uint16_t *steps, uint32_t count, uint32_t *room)
+static void put_class(struct bit_writer *writer, const struct path *path, struct predictions *next, uint32_t *gaps,
+                      const uint16_t *steps, uint32_t count, struct encode_room *room)
 {
-    put_subset(writer, path, &next->positions, gaps, count, room);
-    put_signs(writer, steps, count);
-    uint32_t large = 0, ones = 0;
-    for (uint32_t i = 0; i < count; i++, ones++)
-        if (size_of_step(steps[i]) > 1) {
-            gaps[large++] = ones;
-            ones = (uint32_t)-1; /* 0 after the increment. */
-        }
-    put_subset(writer, path, &next->large, gaps, large, room);
-    if (large == 0)
+    put_subset(writer, path, &next->positions, gaps, count, room->number);
+    struct sorted_steps sorted = {.is_down = room->number, .large_gap = gaps, .large_size = room->found_gap};
+    path->sort_steps(&sorted, steps, count);
+    for (uint32_t i = 0; i < count; i += 32)
+        put_bits(writer, sorted.is_down[i / 32], count - i < 32 ? count - i : 32);
+    put_subset(writer, path, &next->large, sorted.large_gap, sorted.large, room->number);
+    if (sorted.large == 0)
         return;
-    for (uint32_t i = 0, made = 0; made < large; i++)
-        if (size_of_step(steps[i]) > 1)
-            room[made++] = size_of_step(steps[i]) - 2;
-    unsigned size_bits = best_low_bits(path, room, large);
+    unsigned size_bits = best_low_bits(path, sorted.large_size, sorted.large);
     put_surprise(writer, (int)size_bits - (next->size_bits - 1));
     next->size_bits = (int)size_bits;
-    put_numbers(writer, room, large, size_bits);
+    put_numbers(writer, sorted.large_size, sorted.large, size_bits);
 }
 
-/* Give the size of the payload; of one over the limit, some size over the limit. */
+/* Give the size of the payload; of one over the limit, some size over the limit. What was found is sorted by class,
+ * and its room used for something else. */
 static size_t write_payload(const struct path *path, const struct changes *found, unsigned first,
                             struct encode_room *room, uint8_t *payload, size_t limit)
 {
     uint32_t start[CLASSES + 1] = {0}, next[CLASSES], present = 0;
-    for (uint32_t i = 0; i < found->count; i++)
-        start[found->class_[i] + 1]++;
     for (int class_ = 0; class_ < CLASSES; class_++) {
-        present |= (uint32_t)(start[class_ + 1] > 0) << class_;
-        start[class_ + 1] += start[class_];
+        present |= (uint32_t)(found->of_class[class_] > 0) << class_;
         next[class_] = start[class_];
+        start[class_ + 1] = start[class_] + found->of_class[class_];
     }
     for (uint32_t i = 0; i < found->count; i++) {
         uint32_t place = next[found->class_[i]]++;
@@ -210,9 +179,8 @@ static size_t write_payload(const struct path *path, const struct changes *found
     for (int class_ = 0; class_ < CLASSES; class_++)
         if (present >> class_ & 1)
             put_class(&writer, path, &predictions, room->gap + start[class_], room->step + start[class_],
-                      start[class_ + 1] - start[class_], room->number);
-    flush_bits(&writer);
-    return writer.size;
+                      start[class_ + 1] - start[class_], room);
+    return bytes_written(&writer);
 }
 
 #endif

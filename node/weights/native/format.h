@@ -8,6 +8,7 @@
 enum {
     EXPONENT_SHIFT = 7,
     EXPONENT_MASK = 0xFF,
+    INFINITY_BITS = 0x7F80,
     CLASSES = 16,
     NUMBER_BITS = 20,
     GROWS_AT = 8,
@@ -31,6 +32,11 @@ enum fault { NONE, TRUNCATED, TRAILING, NUMBER, PARAMETER, COUNT, POSITION, SIZE
 static inline unsigned nibble_shift(unsigned class_)
 {
     return 8 * (class_ % (CLASSES / 2)) + (class_ < CLASSES / 2 ? 0 : 4);
+}
+
+static inline unsigned exponent_of(uint16_t word)
+{
+    return word >> EXPONENT_SHIFT & EXPONENT_MASK;
 }
 
 /* The class of each exponent, and the same as a 1 in the nibble of the class. */

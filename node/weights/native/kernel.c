@@ -19,7 +19,7 @@
 struct frame_facts {
     uint64_t digest;  /* Of the new words; only if they are more than XXH3_LONG bytes. */
     uint32_t changes;
-    uint32_t largest; /* The largest of the new words, signs aside: a NaN or an infinity is 0x7F80 or more. */
+    uint32_t largest; /* The largest of the new words, signs aside: a NaN or an infinity is INFINITY_BITS or more. */
 };
 
 enum { PATH_PORTABLE, PATH_AVX512 };
@@ -52,13 +52,12 @@ EXPORTED size_t heterorl_room(uint32_t words)
     return encode > decode ? encode : decode;
 }
 
-/* Hash the blocks of a leaf while it is in the cache. The frame's last block is left to xxh3_finish. */
-static void hash_leaf(const struct path *path, uint64_t lanes[XXH3_LANES], const uint16_t *leaf, uint32_t start,
-                      uint32_t leaf_words, uint32_t count)
+/* Give how many blocks of a leaf are hashed with it. The frame's last block is left to xxh3_finish. */
+static size_t hash_blocks_of(uint32_t start, uint32_t leaf_words, uint32_t count)
 {
     size_t left = xxh3_block_count(2 * (size_t)count) - 2 * (size_t)start / XXH3_BLOCK;
     size_t here = 2 * (size_t)leaf_words / XXH3_BLOCK;
-    path->hash(lanes, (const uint8_t *)leaf, here < left ? here : left);
+    return here < left ? here : left;
 }
 
 /* Give the digest of a frame whose leaves were hashed; 0 if it is too short for this hash. */
@@ -83,12 +82,14 @@ EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uin
     struct changes changes = {.class_ = room.found_class, .gap = room.found_gap, .step = room.found_step};
     uint64_t lanes[XXH3_LANES];
     memcpy(lanes, XXH3_FIRST, sizeof lanes);
-    const struct class_map map = class_map_from(first_exponent(base, words, count));
+    const struct class_map map = class_map_from(first_exponent(path, base, words, count));
     for (uint32_t start = 0, leaf; start < count; start += leaf) {
         leaf = leaf_words_at(start, count);
-        path->find(&changes, &map, base + start, words + start, leaf);
-        hash_leaf(path, lanes, words + start, start, leaf, count);
+        path->find(&changes, &map, base + start, words + start, leaf, lanes, hash_blocks_of(start, leaf, count));
     }
+    /* Only now it matters whether it is the base that is not finite. */
+    if (changes.largest >= INFINITY_BITS)
+        changes.largest = largest_magnitude(words, count, 0);
     facts->digest = finish_hash(lanes, words, count);
     facts->changes = changes.count;
     facts->largest = changes.largest;
@@ -112,8 +113,7 @@ EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t siz
     for (uint32_t start = 0, leaf; start < count; start += leaf) {
         leaf = leaf_words_at(start, count);
         path->apply(&cursors, &map, base + start, made, leaf);
-        hash_leaf(path, lanes, made, start, leaf, count);
-        path->store(words + start, made, leaf);
+        path->store(words + start, made, leaf, lanes, hash_blocks_of(start, leaf, count));
     }
     for (int class_ = 0; class_ < CLASSES; class_++)
         if (*cursors.rank[class_] != NO_RANK)

@@ -1,5 +1,5 @@
-/* The four loops over words or numbers that take the time. There is a portable set and one in AVX-512;
- * everything else in the kernel is shared, so that the two cannot differ in the format. */
+/* The loops over words or numbers that take the time. There is a portable set and one in AVX-512; everything
+ * else in the kernel is shared, so that the two cannot differ in the format. */
 #ifndef HETERORL_PATH_H
 #define HETERORL_PATH_H
 
@@ -18,7 +18,9 @@ struct changes {
     uint16_t *step; /* New - old, modulo 2^16. */
     uint32_t seen[CLASSES];       /* Words of each class so far. */
     uint32_t after_last[CLASSES]; /* Words of each class up to its last change, with it. */
-    uint16_t largest;             /* The largest of the new words, signs aside. */
+    uint32_t of_class[CLASSES];   /* Changes of each class. */
+    uint16_t largest; /* No less than the largest of the new words, signs aside; INFINITY_BITS or more only if the
+                       * base or the new words have a NaN or an infinity. */
 };
 
 static inline void add_change(struct changes *changes, unsigned class_, uint32_t rank, uint16_t step)
@@ -27,6 +29,7 @@ static inline void add_change(struct changes *changes, unsigned class_, uint32_t
     changes->gap[changes->count] = rank - changes->after_last[class_];
     changes->step[changes->count] = step;
     changes->after_last[class_] = rank + 1;
+    changes->of_class[class_]++;
     changes->count++;
 }
 
@@ -39,17 +42,30 @@ struct cursors {
 
 static const uint32_t NO_RANK = UINT32_MAX;
 
+/* What is written of the steps of a class. */
+struct sorted_steps {
+    uint32_t *is_down;    /* A bit for each step, 32 together. */
+    uint32_t *large_gap;  /* Steps of size 1 before each larger one. */
+    uint32_t *large_size; /* Less 2. */
+    uint32_t large;
+};
+
+/* Memory is what both directions wait for. So words are hashed piece by piece in the loop that reads or writes
+ * them anyway, instead of in a loop of its own while memory idles. */
 struct path {
-    /* Add the changes of the next `count` <= LEAF_WORDS words of the frame. */
+    /* Count the changes of `count` words by the exponent of their base. */
+    void (*count_changes)(uint32_t by_exponent[EXPONENT_MASK + 1], const uint16_t *base, const uint16_t *words,
+                          uint32_t count);
+    /* Add the changes of the next `count` <= LEAF_WORDS words of the frame, and hash so many blocks of them. */
     void (*find)(struct changes *changes, const struct class_map *map, const uint16_t *base, const uint16_t *words,
-                 uint32_t count);
+                 uint32_t count, uint64_t lanes[XXH3_LANES], size_t hash_blocks);
     /* Make the next `count` <= LEAF_WORDS words of the frame. `words` is aligned to 64 bytes. */
     void (*apply)(struct cursors *cursors, const struct class_map *map, const uint16_t *base, uint16_t *words,
                   uint32_t count);
-    /* Copy words to memory that nobody will read soon. */
-    void (*store)(uint16_t *to, const uint16_t *from, uint32_t count);
-    /* As xxh3_blocks. */
-    void (*hash)(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t blocks);
+    /* Copy words to memory that nobody will read soon, and hash so many blocks of them. */
+    void (*store)(uint16_t *to, const uint16_t *from, uint32_t count, uint64_t lanes[XXH3_LANES],
+                  size_t hash_blocks);
+    void (*sort_steps)(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count);
     /* The sum of numbers >> low_bits, each taken as COST_ONES at most. */
     uint64_t (*count_ones)(const uint32_t *numbers, uint32_t count, unsigned low_bits);
 };

@@ -39,11 +39,6 @@ static inline void empty_into(uint32_t seen[CLASSES], struct class_bytes *bytes)
     bytes->half[0] = bytes->half[1] = 0;
 }
 
-static inline unsigned exponent_of(uint16_t word)
-{
-    return word >> EXPONENT_SHIFT & EXPONENT_MASK;
-}
-
 static inline uint64_t nibbles_of_four(const struct class_map *map, uint64_t four)
 {
     return map->nibble[four >> EXPONENT_SHIFT & EXPONENT_MASK] +
@@ -68,8 +63,18 @@ static inline uint16_t largest_magnitude(const uint16_t *words, uint32_t count, 
     return largest;
 }
 
+static void count_changes_portable(uint32_t by_exponent[EXPONENT_MASK + 1], const uint16_t *base,
+                                   const uint16_t *words, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (i % 4 == 0 && i + 4 <= count && four_words(base + i) == four_words(words + i))
+            i += 3;
+        else
+            by_exponent[exponent_of(base[i])] += base[i] != words[i];
+}
+
 static void find_portable(struct changes *changes, const struct class_map *map, const uint16_t *base,
-                          const uint16_t *words, uint32_t count)
+                          const uint16_t *words, uint32_t count, uint64_t lanes[XXH3_LANES], size_t hash_blocks)
 {
     struct class_bytes counted = {{0, 0}};
     uint32_t i = 0;
@@ -100,6 +105,7 @@ static void find_portable(struct changes *changes, const struct class_map *map, 
         changes->seen[class_]++;
     }
     changes->largest = largest_magnitude(words, count, changes->largest);
+    xxh3_blocks(lanes, (const uint8_t *)words, hash_blocks);
 }
 
 /* How many words of each class, up to 127, may be counted before its next change is passed. */
@@ -164,9 +170,30 @@ static void apply_portable(struct cursors *cursors, const struct class_map *map,
         apply_one(cursors, next, map, base[i], words + i);
 }
 
-static void store_portable(uint16_t *to, const uint16_t *from, uint32_t count)
+static void store_portable(uint16_t *to, const uint16_t *from, uint32_t count, uint64_t lanes[XXH3_LANES],
+                           size_t hash_blocks)
 {
     memcpy(to, from, count * sizeof *to);
+    xxh3_blocks(lanes, (const uint8_t *)from, hash_blocks);
+}
+
+static void sort_steps_portable(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count)
+{
+    uint32_t large = 0, gap = 0;
+    for (uint32_t i = 0; i < count; i += 32) {
+        uint32_t width = count - i < 32 ? count - i : 32, signs = 0;
+        for (uint32_t j = 0; j < width; j++) {
+            uint32_t is_down = steps[i + j] >> 15, size = is_down ? 0x10000u - steps[i + j] : steps[i + j];
+            signs |= is_down << j;
+            /* Written over by the next one unless it is large: no branch that nobody could predict. */
+            sorted->large_gap[large] = gap;
+            sorted->large_size[large] = size - 2;
+            large += size > 1;
+            gap = size > 1 ? 0 : gap + 1;
+        }
+        sorted->is_down[i / 32] = signs;
+    }
+    sorted->large = large;
 }
 
 static uint64_t count_ones_portable(const uint32_t *numbers, uint32_t count, unsigned low_bits)
@@ -179,7 +206,7 @@ static uint64_t count_ones_portable(const uint32_t *numbers, uint32_t count, uns
     return sum;
 }
 
-static const struct path PORTABLE = {find_portable, apply_portable, store_portable, xxh3_blocks,
-                                     count_ones_portable};
+static const struct path PORTABLE = {count_changes_portable, find_portable,       apply_portable,
+                                     store_portable,         sort_steps_portable, count_ones_portable};
 
 #endif

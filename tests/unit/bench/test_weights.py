@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weight_pairs import Pair, load_pair
+from bench.weight_pairs import Pair, PairError, drawn_pair, load_pair
+from bench.weight_results import plot, table
 from bench.weights import compare, main
 from support.exponent_conditioned import trained_step, trained_words
 
@@ -82,13 +85,96 @@ def test_a_file_is_read_whatever_it_tells_of_the_tensors(
     assert json.loads(capsys.readouterr().out)["codec"] == "ours"
 
 
-def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "pair.npz",
-        base=np.zeros(10, np.uint16),
-        changed=np.array([1], np.uint32),
-        new_values=np.array([1], np.uint16),
-        sizes=np.array([4, 5]),
-    )
-    with pytest.raises(ValueError, match="10 words"):
+GOOD: dict[str, NDArray[Any]] = {
+    "base": np.arange(5000, dtype=np.uint16),
+    "changed": np.array([7, 3, 4999], np.uint32),
+    "new_values": np.array([8, 3, 1], np.uint16),
+}
+
+
+def written(path: Path, **changes: NDArray[Any]) -> Path:
+    arrays: dict[str, Any] = GOOD | changes
+    np.savez(path, **arrays)
+    return path
+
+
+def test_places_may_come_in_any_order_and_need_not_change(tmp_path: Path) -> None:
+    read = load_pair(written(tmp_path / "pair.npz"))
+    assert read.changes == 2
+    assert (read.words[7], read.words[3], read.words[4999]) == (8, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"base": np.zeros(9, np.float32)}, "base is float32"),
+        ({"new_values": np.zeros(3, np.uint32)}, "new_values is uint32"),
+        ({"changed": np.zeros(3)}, "changed is float64"),
+        ({"changed": np.array([1, 2, 5000])}, "base has 5000 words"),
+        ({"changed": np.array([-1, 2, 3])}, "changed has -1 to 3"),
+        ({"changed": np.array([1, 2, 1])}, "a place twice"),
+        ({"changed": np.array([1, 2])}, r"\(2,\) changed, \(3,\) new_values"),
+        ({"base": np.zeros(0, np.uint16)}, r"\(0,\) base"),
+        ({"sizes": np.array([4, 5])}, "sizes add up to 9"),
+        ({"sizes": np.array([0, 5000])}, "not integers above 0"),
+        ({"sizes": np.array([1, 4999]), "names": np.array(["a", "a"])}, "1 different names for 2 sizes"),
+        ({"shapes": np.array(["(50, 99)"])}, "shapes do not have the sizes"),
+        ({"shapes": np.array(["(50"])}, "is no shape"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(
+    changes: dict[str, NDArray[Any]], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PairError, match=told):
+        load_pair(written(tmp_path / "pair.npz", **changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04"])
+def test_a_file_of_anything_else_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pair.npz").write_bytes(content)
+    with pytest.raises(PairError, match=r"no .npz"):
         load_pair(tmp_path / "pair.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"new_values": np.array([8, 3, 0x7F80], np.uint16)}, "a NaN or an infinity at element 4999"),
+        ({"new_values": GOOD["base"][GOOD["changed"]]}, "nothing changed"),
+        ({"changed": np.array([1, 2, 1])}, "a place twice"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_in_one_line(
+    changes: dict[str, NDArray[Any]], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--pair", str(written(tmp_path / "pair.npz", **changes))])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_every_implementation_of_ours_gives_a_delta_of_the_same_size() -> None:
+    lines = list(
+        compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numba", "numpy"])
+    )
+    assert [line["implementation"] for line in lines][1:] == ["C, portable", "numba", "numpy"]
+    assert len({line["bytes"] for line in lines}) == 1
+
+
+def test_a_drawn_pair_changes_as_a_trained_one() -> None:
+    drawn = drawn_pair(100_000, step=3e-7)
+    small = (drawn.base & 0x7FFF) < 0x3B00
+    changed = drawn.base != drawn.words
+    assert 0.001 < changed.mean() < 0.05
+    assert changed[small].mean() > 4 * changed[~small].mean()
+
+
+def test_the_record_is_made_into_a_table_and_a_plot(tmp_path: Path) -> None:
+    lines = list(compare(pair(), only=None, repetitions=1))
+    lines += compare(drawn_pair(5000, step=1e-4), only=["ours"], repetitions=1)
+    made = table(lines)
+    assert f"| pulse | {lines[1]['bytes']:,} |" in made
+    assert "| 5,000 |" in made
+    plot(tmp_path / "ratio.png", lines)
+    assert (tmp_path / "ratio.png").read_bytes().startswith(b"\x89PNG")
