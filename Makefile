@@ -14,14 +14,14 @@ $(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,dev]'
+	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,bench,dev]'
 	@touch $@
 
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
 test: install ## Every test; needs no GPU and no network
-	$(BIN)/pytest -q -n 2 -m "not gpu"
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
 
 kills: install ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
@@ -66,8 +66,8 @@ format: install ## ruff, changing what it can
 wheel-check: install ## Run the tests against the built wheel instead of the working tree
 	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv --system-site-packages .venv-wheel
-	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,dev]"
-	cd tests && ../.venv-wheel/bin/pytest -q -n 2 -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
+	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,bench,dev]"
+	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create
 	rm -rf .venv .venv-proto .venv-wheel dist runs .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ import torch
 from bench.learner import QUICK_SHAPES, compare, logprob_memory
 from bench.learner_report import report, write_report
 from bench.learner_steps import Bare, Ours, make_groups, make_model, own_steps, padded_ids
+from bench.learner_trl import trl_steps
 from node.rollout import check_group
 
 SHAPE = QUICK_SHAPES[0]
@@ -39,10 +40,9 @@ def test_bare_descends_the_mean_logprob_and_ours_the_objective() -> None:
 
 
 def test_grpo_and_trls_have_the_same_gradient() -> None:
-    learner_trl = pytest.importorskip("bench.learner_trl", reason="needs the bench extra")
     groups = make_groups(SHAPE)
     (ours,) = (step for step in own_steps(SHAPE, groups) if step.name == "ours, grpo")
-    trl, _ = learner_trl.trl_steps(SHAPE, groups)
+    trl, _ = trl_steps(SHAPE, groups)
     assert trl() == pytest.approx(ours(), rel=1e-4)
 
 
