@@ -222,8 +222,9 @@ class ArtifactStore:
         if payload is None:
             raise RefusedError(
                 Reason.DAMAGED,
-                f"frame {frame} of version {key.version} from {key.base_version} is damaged here",
-                fix="ask again later: the learner sends it again",
+                f"frame {frame} of version {key.version} from {key.base_version} is "
+                f"{'damaged' if is_here else 'missing'} here",
+                fix="ask again later: it is sent again",
             )
         return payload
 

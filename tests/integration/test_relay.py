@@ -249,8 +249,10 @@ async def test_a_relay_serves_what_it_has_while_its_hub_is_away(made: MadeRun, t
         hub.learner.put(hub.store, (1, 0))
         address = hub.serving.address
         async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
-            await announced(make_sources(Registry(), relay.source()), 1)
-            await until(lambda: relay.registry.transferred("delta", "in") == size_bytes(hub, 1, 0))
+            registry = Registry()
+            sources = make_sources(registry, relay.source())
+            await announced(sources, 1)
+            await fetch(hub, sources, registry, DELTA)
     async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
         registry = Registry()
         sources = make_sources(registry, relay.source())
