@@ -1,161 +1,130 @@
 """Our step against the least a step can be and against TRL's: time and memory. One JSON line per figure.
 
-    python -m bench.learner          some minutes -> bench/results/learner.{md,jsonl,png}
+    python -m bench.learner          5 minutes -> bench/results/learner.{md,jsonl,png}
+    python -m bench.learner --quick  seconds, prints only
 
 Every step of a shape is taken in turn, round after round, in one process on one thread, so that all meet
-the same disturbances; a ratio is the median over rounds of a step's time over bare's in the same round.
-Peaks are of resident memory during one step above what was resident before it (Linux only).
+the same disturbances. A ratio is that of a step's time to bare's in the same round; given is the median
+over rounds, and between which two values the middle half of them lay. Bare is there twice: what the
+second says of itself is the noise. The process keeps memory that was freed, as torch keeps a GPU's;
+otherwise a step's time is up to twice as long by page faults, most for those that need the most memory,
+which is not ours.
 
     step, kind      which of bench/learner_steps.py, on which shape
-    seconds         median by the clock; cpu_seconds: of the thread's own time, which others cannot lengthen
-    over_bare       ratio of times by the clock; cpu_over_bare: of the thread's own
-    peak_bytes      of one step
-    gradient_norm   of the first step: the same for `ours, grpo` and `trl`, which have the same loss
+    seconds         median by the clock; cpu_seconds: of the process, which others can hardly lengthen
+    over_bare       ratio of times by the clock; cpu_over_bare: of the process's own
+    cpu_over_ours   likewise over `ours, grpo`
+    peak_bytes      of one step, in a process of its own: bench/learner_memory.py
+    gradient_norm   of the first step
+    gradient_apart  length of `trl`'s gradient minus `ours, grpo`'s, over that of either: the same loss
 
 A second table is about token_logprob alone, forward and backward, as the vocabulary grows.
 """
 
 import argparse
-import ctypes
 import gc
 import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from bench.learner_memory import LOGPROBS, keep_freed_memory, logprob_peak, step_peak
 from bench.learner_report import write_report
-from bench.learner_steps import Shape, Step, make_groups, own_steps
-from bench.measure import peak
-from learner.token_logprob import CHUNK_LOGITS, token_logprob
+from bench.learner_steps import Shape, Step, gradient_of, make_groups, step_makers
 
 RESULTS: Final = Path(__file__).parent / "results"
 
 SHAPES: Final = (
-    Shape("64 tokens of vocabulary", 64, 64, 2, 8, 8, 8, 56, rounds=11),
-    Shape("the same, half as long", 64, 64, 2, 8, 8, 8, 24, rounds=15),
-    Shape("8192", 8192, 64, 2, 8, 8, 8, 56, rounds=4),
-    Shape("32 768", 32_768, 64, 2, 8, 4, 8, 56, rounds=3),
-    Shape("8192, wider", 8192, 256, 4, 4, 4, 8, 56, rounds=3),
-    Shape("8192, long", 8192, 64, 2, 1, 4, 8, 1016, rounds=3),
+    Shape("64 tokens of vocabulary", 64, 64, 2, 8, 8, 8, 56, rounds=31),
+    Shape("the same, half as long", 64, 64, 2, 8, 8, 8, 24, rounds=41),
+    Shape("8192, width 256, 4 layers", 8192, 256, 4, 4, 4, 8, 56, rounds=9),
+    Shape("32 768, width 256, 4 layers", 32_768, 256, 4, 4, 8, 8, 56, rounds=5),
 )
 QUICK_SHAPES: Final = (Shape("64", 64, 32, 1, 2, 4, 4, 8, rounds=3),)
 
 VOCABULARIES: Final = (8192, 32_768, 131_072)
-LOGPROB_TOKENS: Final = 4096
-LOGPROB_WIDTH: Final = 64
 
-_MMAP_THRESHOLD: Final = -3
-"""glibc's M_MMAP_THRESHOLD. Fixed at 1 MiB, large tensors go back to the system when they are freed."""
+GRADIENTS_APART: Final = 1e-4
+"""Steps whose gradients are further apart have not the same loss, and no ratio of theirs says anything."""
 
 
-def compare(shape: Shape) -> Iterator[dict[str, Any]]:
-    """Give a line for every step of a shape."""
+def compare(shape: Shape, *, threads: int) -> Iterator[dict[str, Any]]:
+    """Give a line for every step of a shape.
+
+    Raises:
+        ValueError: the gradients of `ours, grpo` and `trl` differ.
+    """
     groups = make_groups(shape)
-    steps = own_steps(shape, groups)
-    try:
-        from bench.learner_trl import trl_steps
-
-        steps += trl_steps(shape, groups)
-    except ImportError as error:
-        yield {"kind": shape.name, "step": "trl", "skipped": f"{error}: pip install heterorl-node[bench]"}
-    norms = [step() for step in steps]
+    steps = {name: make(shape, groups) for name, make in step_makers().items()}
+    if "trl" not in steps:
+        yield {"kind": shape.name, "step": "trl", "skipped": "pip install heterorl-node[bench]"}
+    apart = _gradients_apart(steps)
+    norms = {name: step() for name, step in steps.items()}
     wall, cpu = _times(steps, shape.rounds)
     tokens = shape.rows * shape.completion_tokens
-    for number, step in enumerate(steps):
-        seconds = statistics.median(wall[number])
+    for name in steps:
+        seconds = statistics.median(wall[name])
+        over_bare, over_bare_quartiles = _ratio(wall[name], wall["bare"])
+        cpu_over_bare, cpu_over_bare_quartiles = _ratio(cpu[name], cpu["bare"])
         yield {
             "kind": shape.name,
-            "step": step.name,
+            "step": name,
             "vocabulary": shape.vocabulary,
             "tokens": tokens,
+            "rounds": shape.rounds,
             "seconds": round(seconds, 5),
-            "cpu_seconds": round(statistics.median(cpu[number]), 5),
-            "over_bare": round(_ratio(wall[number], wall[0]), 4),
-            "cpu_over_bare": round(_ratio(cpu[number], cpu[0]), 4),
+            "cpu_seconds": round(statistics.median(cpu[name]), 5),
+            "over_bare": over_bare,
+            "over_bare_quartiles": over_bare_quartiles,
+            "cpu_over_bare": cpu_over_bare,
+            "cpu_over_bare_quartiles": cpu_over_bare_quartiles,
+            "cpu_over_ours": _ratio(cpu[name], cpu["ours, grpo"])[0],
             "tokens_per_second": round(tokens / seconds),
-            "peak_bytes": _peak_of(step),
-            "gradient_norm": round(norms[number], 6),
+            "peak_bytes": step_peak(shape, name, threads=threads),
+            "gradient_norm": round(norms[name], 6),
+            "gradient_apart": apart if name == "trl" else None,
         }
 
 
-def _times(steps: Sequence[Step], rounds: int) -> tuple[list[list[float]], list[list[float]]]:
-    wall: list[list[float]] = [[] for _ in steps]
-    cpu: list[list[float]] = [[] for _ in steps]
+def _gradients_apart(steps: Mapping[str, Step]) -> float | None:
+    if "trl" not in steps:
+        return None
+    ours, theirs = (gradient_of(steps[name]) for name in ("ours, grpo", "trl"))
+    apart = float((theirs - ours).norm() / ours.norm())
+    if not apart < GRADIENTS_APART:
+        raise ValueError(f"the gradients of ours and trl are {apart:.2g} of their length apart: not one loss")
+    return apart
+
+
+def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    wall: dict[str, list[float]] = {name: [] for name in steps}
+    cpu: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    gc.freeze()  # models and trainers: or each collection would go through them, in whoever's step it falls
     for round_number in range(rounds):
-        for offset in range(len(steps)):
-            number = (round_number + offset) % len(steps)  # nobody is always the first
+        first = round_number % len(names)  # nobody is always the first
+        for name in names[first:] + names[:first]:
             gc.collect()
-            started = time.perf_counter(), time.thread_time()
-            steps[number]()
-            wall[number].append(time.perf_counter() - started[0])
-            cpu[number].append(time.thread_time() - started[1])
+            started = time.perf_counter(), time.process_time()
+            steps[name]()
+            wall[name].append(time.perf_counter() - started[0])
+            cpu[name].append(time.process_time() - started[1])
+    gc.unfreeze()
     return wall, cpu
 
 
-def _ratio(ones: Sequence[float], others: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
-
-
-def _peak_of(step: Step) -> int | None:
-    _return_freed_memory()
-    return peak(step)[0]
-
-
-def _return_freed_memory() -> None:
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
-        libc.malloc_trim(0)
-
-
-def logprob_memory(vocabulary: int) -> Iterator[dict[str, Any]]:
-    """Give the peak of logprobs and their gradients, all logits at once and in chunks."""
-    hidden = torch.randn(LOGPROB_TOKENS, LOGPROB_WIDTH, requires_grad=True)
-    weight = torch.randn(vocabulary, LOGPROB_WIDTH, requires_grad=True)
-    target_ids = torch.randint(vocabulary, (LOGPROB_TOKENS,))
-    ones = torch.ones(LOGPROB_TOKENS)
-
-    def in_chunks() -> None:
-        token_logprob(hidden, weight, None, target_ids=target_ids, temperature=ones).sum().backward()  # type: ignore[no-untyped-call]
-
-    def at_once() -> None:
-        logprob = torch.log_softmax(hidden @ weight.T, dim=-1)
-        logprob.gather(-1, target_ids[:, None]).sum().backward()  # type: ignore[no-untyped-call]
-
-    for name, run in (("in chunks", in_chunks), ("all at once", at_once)):
-        line = {"logprobs": name, "vocabulary": vocabulary, "tokens": LOGPROB_TOKENS}
-        needed = 3 * LOGPROB_TOKENS * vocabulary * 4
-        if name == "all at once" and needed > _available_bytes() // 2:
-            yield {**line, "skipped": f"needs some {needed >> 30} GiB"}
-            continue
-        hidden.grad = weight.grad = None
-        _return_freed_memory()
-        started = time.thread_time()
-        peak_bytes, _ = peak(run)
-        gradient_bytes = 4 * (hidden.numel() + weight.numel())
-        yield {
-            **line,
-            "cpu_seconds": round(time.thread_time() - started, 3),
-            "peak_bytes": peak_bytes,
-            "gradient_bytes": gradient_bytes,
-            "logits_bytes": None if peak_bytes is None else peak_bytes - gradient_bytes,
-            "chunk_bytes": 4 * min(CHUNK_LOGITS, LOGPROB_TOKENS * vocabulary),
-        }
-
-
-def _available_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(line.split()[1])
+def _ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Give the median of the ratios of each round, and their quartiles."""
+    ratios = [one / other for one, other in zip(ones, others, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, method="inclusive")
+    return round(middle, 4), (round(low, 4), round(high, 4))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -166,12 +135,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the report")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     lines = []
-    vocabularies = (1024,) if options.quick else VOCABULARIES
-    shapes = QUICK_SHAPES if options.quick else SHAPES
+    shapes, vocabularies = (QUICK_SHAPES, (1024,)) if options.quick else (SHAPES, VOCABULARIES)
     for line in itertools.chain(
-        (line for vocabulary in vocabularies for line in logprob_memory(vocabulary)),
-        (line for shape in shapes for line in compare(shape)),
+        (logprob_peak(v, name, threads=options.threads) for v in vocabularies for name in LOGPROBS),
+        (line for shape in shapes for line in compare(shape, threads=options.threads)),
     ):
         lines.append({**line, "threads": options.threads})
         print(json.dumps(lines[-1]), flush=True)

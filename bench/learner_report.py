@@ -25,7 +25,8 @@ def report(lines: Sequence[Line]) -> str:
     parts = [
         "# The learner's step\n",
         f"Written by `python -m bench.learner`, on {lines[0]['threads']} thread(s). What each step does: "
-        "bench/learner_steps.py and bench/learner_trl.py.\n",
+        "bench/learner_steps.py and bench/learner_trl.py. Ratios are medians over rounds of the ratio within "
+        "a round, with the quartiles; what `bare, again` says of itself is noise.\n",
         "![times and peaks](learner.png)\n",
         *(_step_table(kind, steps) for kind in dict.fromkeys(line["kind"] for line in steps)),
         "## Memory of logprobs\n",
@@ -40,24 +41,44 @@ def report(lines: Sequence[Line]) -> str:
 
 def _step_table(kind: str, steps: Sequence[Line]) -> str:
     lines = [line for line in steps if line["kind"] == kind]
-    rows = [
-        f"| {line['step']} | {1e3 * line['seconds']:.1f} | {line['over_bare']:.3f} | "
-        f"{line['cpu_over_bare']:.3f} | {_mebibytes(line['peak_bytes'])} | {line['tokens_per_second']} | "
-        f"{line['gradient_norm']:.6f} |"
-        for line in lines
-        if "skipped" not in line
+    measured = [line for line in lines if "skipped" not in line]
+    remarks = [f"\n{line['step']}: {line['skipped']}" for line in lines if "skipped" in line]
+    remarks += [
+        f"\nThe gradients of `ours, grpo` and `{line['step']}` are {line['gradient_apart']:.1e} of their "
+        "length apart."
+        for line in measured
+        if line["gradient_apart"] is not None
     ]
-    skipped = [f"\n{line['step']}: {line['skipped']}" for line in lines if "skipped" in line]
     return "\n".join(
         [
             f"## {kind}\n",
-            "| step | ms | time over bare | CPU time over bare | peak, MiB | tokens/s | gradient norm |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-            *rows,
-            *skipped,
+            "| step | ms | time over bare | CPU time over bare | CPU time over `ours, grpo` | peak, MiB | "
+            "tokens/s | gradient norm |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *map(_step_row, measured),
+            *remarks,
             "",
         ]
     )
+
+
+def _step_row(line: Line) -> str:
+    cells = (
+        line["step"],
+        f"{1e3 * line['seconds']:.1f}",
+        _with_quartiles(line, "over_bare"),
+        _with_quartiles(line, "cpu_over_bare"),
+        f"{line['cpu_over_ours']:.2f}",
+        _mebibytes(line["peak_bytes"]),
+        line["tokens_per_second"],
+        f"{line['gradient_norm']:.6f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _with_quartiles(line: Line, field: str) -> str:
+    low, high = line[f"{field}_quartiles"]
+    return f"{line[field]:.3f} ({low:.3f}-{high:.3f})"
 
 
 def _logprob_row(line: Line) -> str:
@@ -84,17 +105,16 @@ def _plot(lines: Sequence[Line], path: Path) -> None:
         return
     kinds = list(dict.fromkeys(line["kind"] for line in steps))
     names = list(dict.fromkeys(line["step"] for line in steps))
+    bare = {line["kind"]: line for line in steps if line["step"] == "bare"}
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    for axis, field, title in (
-        (axes[0], "cpu_seconds", "CPU time over bare"),
-        (axes[1], "peak_bytes", "peak over bare"),
-    ):
-        for number, name in enumerate(names):
-            of_kind = {line["kind"]: line for line in steps if line["step"] == name}
-            bare = {line["kind"]: line for line in steps if line["step"] == "bare"}
-            heights = [_over(of_kind[kind], bare[kind], field) if kind in of_kind else 0.0 for kind in kinds]
-            places = [place + 0.8 * number / len(names) for place in range(len(kinds))]
+    for number, name in enumerate(names):
+        of_step = [line for line in steps if line["step"] == name]
+        places = [kinds.index(line["kind"]) + 0.8 * number / len(names) for line in of_step]
+        times = [line["cpu_over_bare"] for line in of_step]
+        peaks = [_over(line["peak_bytes"], bare[line["kind"]]["peak_bytes"]) for line in of_step]
+        for axis, heights in zip(axes, (times, peaks), strict=True):
             axis.bar(places, heights, width=0.8 / len(names), label=name)
+    for axis, title in zip(axes, ("CPU time over bare", "peak over bare"), strict=True):
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_xticks([place + 0.3 for place in range(len(kinds))], kinds, rotation=20, fontsize=8)
         axis.set_title(title)
@@ -103,5 +123,5 @@ def _plot(lines: Sequence[Line], path: Path) -> None:
     plt.close(figure)
 
 
-def _over(line: Line, bare: Line, field: str) -> float:
-    return line[field] / bare[field] if line[field] and bare[field] else 0.0
+def _over(size: int | None, other: int | None) -> float:
+    return size / other if size and other else 0.0

@@ -1,14 +1,17 @@
 """The steps that bench/learner.py compares: one model, one batch, three ways to go one step down.
 
-    bare    what any step does at least: forward, full logits, log softmax, gather, a mean for a loss,
-            backward, gradient clipping, AdamW. No objective, no metrics.
-    ours    learner.train_step.train_step, from groups to the step's outcome.
+    bare    what any step does at least, from tensors that lie ready: forward, full logits, log softmax,
+            gather, a mean for a loss, backward, gradient clipping, AdamW. No objective, no metrics.
+    ours    learner.train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss;
+            the other one is what the learner does where nothing is configured.
     trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: learner_trl.py.
 
 All start from the same float32 weights, with torch's fused AdamW, and take the same groups.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -51,11 +54,43 @@ class Shape:
 class Step(Protocol):
     """One optimizer step on the shape's batch, again and again."""
 
-    name: str
+    model: Qwen3ForCausalLM
+    optimizer: torch.optim.Optimizer
 
     def __call__(self) -> float:
         """Take the step; give the norm of its gradient before clipping."""
         ...
+
+
+def step_makers() -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
+    """Give the steps that can be compared here: TRL's where it is installed."""
+    default = _default("objective")
+    own: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
+        "bare": Bare,
+        "bare, again": Bare,
+        "ours, grpo": partial(Ours, objective="grpo", kl_coefficient=0.0),
+        f"ours, {default}": partial(Ours, objective=default, kl_coefficient=_default("kl_coefficient")),
+    }
+    try:
+        from bench.learner_trl import TRL_STEPS
+    except ImportError:
+        return own
+    return {**own, **TRL_STEPS}
+
+
+def gradient_of(step: Step) -> Tensor:
+    """Take the step; give the gradient its optimizer saw, all parameters one after the other."""
+    seen: list[Tensor] = []
+
+    def look(*_: object) -> None:
+        seen.extend(p.grad.flatten().clone() for p in step.model.parameters() if p.grad is not None)
+
+    handle = step.optimizer.register_step_pre_hook(look)
+    try:
+        step()
+    finally:
+        handle.remove()
+    return torch.cat(seen)
 
 
 def make_model(shape: Shape) -> Qwen3ForCausalLM:
@@ -139,54 +174,48 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
 class Bare:
     """See this module."""
 
-    name = "bare"
-
     def __init__(self, shape: Shape, groups: list[RolloutGroup]) -> None:
         self._ids = padded_ids(groups)
         self._prompt_tokens = shape.prompt_tokens
-        self._model = make_model(shape).train(False)
-        self._optimizer = make_optimizer(self._model)
+        self.model = make_model(shape).train(False)
+        self.optimizer = make_optimizer(self.model)
 
     def __call__(self) -> float:
-        logprob = gathered_logprob(self._model, self._ids)
+        logprob = gathered_logprob(self.model, self._ids)
         (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
 
 
 class Ours:
-    """The learner's step with an objective of the menu."""
+    """The learner's step."""
 
-    def __init__(self, shape: Shape, groups: list[RolloutGroup], objective: str) -> None:
-        self.name = f"ours, {objective}"
+    def __init__(
+        self, shape: Shape, groups: list[RolloutGroup], *, objective: str, kl_coefficient: float
+    ) -> None:
         self._groups = groups
-        self._policy = Policy(make_model(shape))
-        self._optimizer = torch.optim.AdamW(
-            self._policy.parameters.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True
-        )
-        default = LearnerConfig.model_fields
+        self.model = make_model(shape)
+        self._policy = Policy(self.model)
+        self.optimizer = make_optimizer(self.model)
         self._settings = StepSettings(
             objective=load_objective(objective),
-            # TRL's default as well: no penalty, so no forward pass of a reference model.
-            kl_coefficient=0.0,
+            kl_coefficient=kl_coefficient,
             gradient_clip_norm=CLIP_NORM,
-            staleness_discount="exponential",
-            staleness_half_life_versions=default["staleness_half_life_versions"].default,
-            staleness_power=default["staleness_power"].default,
-            scales_rate_by_sample_size=False,
-            fast_steps=0,
-            reposition_share=default["reposition_share"].default,
-            micro_batch_tokens=default["micro_batch_tokens"].default,
+            staleness_discount=_default("staleness_discount"),
+            staleness_half_life_versions=_default("staleness_half_life_versions"),
+            staleness_power=_default("staleness_power"),
+            scales_rate_by_sample_size=_default("scales_rate_by_sample_size"),
+            fast_steps=_default("fast_steps"),
+            reposition_share=_default("reposition_share"),
+            micro_batch_tokens=_default("micro_batch_tokens"),
         )
 
     def __call__(self) -> float:
-        outcome = train_step(self._policy, self._optimizer, self._groups, version=0, settings=self._settings)
+        outcome = train_step(self._policy, self.optimizer, self._groups, version=0, settings=self._settings)
         return outcome.gradient_norm
 
 
-def own_steps(shape: Shape, groups: list[RolloutGroup]) -> list[Step]:
-    """Give the steps that need nothing but this project; the default objective beside GRPO."""
-    default: Any = LearnerConfig.model_fields["objective"].default
-    return [Bare(shape, groups), *(Ours(shape, groups, name) for name in ("grpo", default))]
+def _default(field: str) -> Any:
+    return LearnerConfig.model_fields[field].default

@@ -3,16 +3,23 @@
 What is driven is the trainer itself: ``GRPOTrainer.training_step`` (per-token logprobs and entropies by its
 fused head, loss, backward, metrics), then ``clip_grad_norm_`` and the optimizer as ``Trainer`` calls them.
 Left out, because rollouts come from elsewhere here as they do for the learner: generation, scoring and the
-data loader. The batch goes in where ``_prepare_inputs`` would have given it. float32 and without
-activation checkpointing, as the others; TRL's defaults are bfloat16 and with.
+data loader. The batch goes in where ``_prepare_inputs`` would have given it. All in float32, as the others;
+TRL's default is bfloat16.
 
-    trl             the recorded logprobs serve as those of the old policy: one forward pass
-    trl, external   as TRL does where another engine samples: a forward pass of its own makes them again
+    trl                 the recorded logprobs serve as those of the old policy: one forward pass. The least
+                        that TRL can do, and nobody's setting: it never takes logprobs of an engine for these
+    trl, external       what TRL does where another engine samples (``use_vllm``): a forward pass of its own
+                        makes the old policy's logprobs again, whatever came with the rollouts
+    trl, as it comes    likewise with activation checkpointing, which is TRL's default: less memory, and
+                        layers run forward twice
+
+Entropies are made in all of them and cannot be switched off.
 """
 
 import tempfile
 import warnings
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 from datasets import Dataset
@@ -21,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.learner_steps import CLIP_NORM, LEARNING_RATE, Shape, Step, make_model, padded_ids
+from bench.learner_steps import CLIP_NORM, Shape, make_model, make_optimizer, padded_ids
 from learner.objective.advantage import standardised_advantage
 from node.rollout import RolloutGroup
 
@@ -36,25 +43,26 @@ class _Trainer(GRPOTrainer):
 class Trl:
     """See this module."""
 
-    def __init__(self, shape: Shape, groups: list[RolloutGroup], *, recomputes: bool) -> None:
-        self.name = "trl, external" if recomputes else "trl"
+    def __init__(
+        self, shape: Shape, groups: list[RolloutGroup], *, recomputes: bool, checkpoints: bool
+    ) -> None:
         self._recomputes = recomputes
-        self._model = make_model(shape)
-        self._trainer = _trainer(shape, self._model)
+        self.model = make_model(shape)
+        self._trainer = _trainer(shape, self.model)
+        if checkpoints:  # as ``Trainer.train`` does when it begins
+            self.model.activation_checkpointing_enable()
         # The trainer has changed the model's forward pass by now; the optimizer is made as the others' are.
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True
-        )
+        self.optimizer = make_optimizer(self.model)
         self._inputs = _inputs(shape, groups)
 
     def __call__(self) -> float:
         inputs = dict(self._inputs)
         if self._recomputes:
             inputs["old_per_token_logps"] = self._old_logprobs()
-        self._trainer.training_step(self._model, inputs, None)
-        norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
-        self._optimizer.step()
-        self._model.zero_grad()
+        self._trainer.training_step(self.model, inputs, None)
+        norm = self._trainer.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimizer.step()
+        self.model.zero_grad()
         return float(norm)
 
     def _old_logprobs(self) -> Tensor:
@@ -62,13 +70,16 @@ class Trl:
         ids = torch.cat([prompts, completions], dim=1)
         with torch.no_grad():
             logprobs: Tensor = self._trainer._get_per_token_logps_and_entropies(
-                self._model, ids, torch.ones_like(ids), completions.shape[1], batch_size=len(ids)
+                self.model, ids, torch.ones_like(ids), completions.shape[1], batch_size=len(ids)
             )[0]
         return logprobs
 
 
-def trl_steps(shape: Shape, groups: list[RolloutGroup]) -> list[Step]:
-    return [Trl(shape, groups, recomputes=False), Trl(shape, groups, recomputes=True)]
+TRL_STEPS: Final = {
+    "trl": partial(Trl, recomputes=False, checkpoints=False),
+    "trl, external": partial(Trl, recomputes=True, checkpoints=False),
+    "trl, as it comes": partial(Trl, recomputes=True, checkpoints=True),
+}
 
 
 def _inputs(shape: Shape, groups: list[RolloutGroup]) -> dict[str, Tensor]:

@@ -84,27 +84,25 @@ class Policy:
         return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
 
     def token_logprobs(
-        self, input_ids: Tensor, is_target: Tensor, target_ids: Tensor, temperature: Tensor
+        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
     ) -> Tensor:
         """Give log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
             input_ids: [rows, length], padded on the right: causal attention never looks there.
-            is_target: [rows, length], bool: positions whose next token is asked for.
-            target_ids: [targets], those tokens, row after row.
-            temperature: [rows], > 0, as the completions were sampled with.
+            positions: [targets], int64, of the flattened ``input_ids``: whose next token is asked for.
+            target_ids: [targets], those tokens.
+            temperature: [targets], > 0, as the completions were sampled with.
 
         Returns:
-            [targets], nats, row after row; carries the gradient.
+            [targets], nats; carries the gradient.
         """
-        at_target = temperature.repeat_interleave(is_target.sum(dim=1))
-        positions = is_target.flatten().nonzero().squeeze(1)
         is_narrow = self._compute_dtype is not None
         with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
             if not self._has_plain_head:
                 logits = self._model(input_ids=input_ids, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / at_target[:, None]
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
@@ -114,7 +112,7 @@ class Policy:
             head.weight,
             head.bias,
             target_ids=target_ids,
-            temperature=at_target,
+            temperature=temperature,
             compute_dtype=self._compute_dtype,
         )
 
@@ -126,7 +124,8 @@ class Policy:
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
         with torch.no_grad():
-            return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
+            # One answer for all: each one asked for would wait for the device.
+            return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
 
 
 def load_policy(

@@ -43,12 +43,12 @@ class MicroBatch:
     """[targets], int64: where the logprobs belong in the objective's [n, t], flattened."""
     input_ids: Tensor
     """[rows, length]"""
-    is_target: Tensor
-    """[rows, length], bool: positions that predict a token of the completion."""
+    positions: Tensor
+    """[targets], int64: where in the flattened ``input_ids`` a token of a completion is predicted."""
     target_ids: Tensor
     """[targets], those tokens, row after row."""
     temperature: Tensor
-    """[rows]"""
+    """[targets]"""
 
 
 def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
@@ -68,7 +68,7 @@ def objective_batch(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ObjectiveBatch:
-    """Give everything the objective takes, the behaviour's logprobs in place of the learner's.
+    """Give everything the objective takes; the learner's logprobs, a leaf, are the behaviour's as yet.
 
     Args:
         groups: whole, at least one; where logprobs are renormalised, with kept masses.
@@ -90,7 +90,7 @@ def objective_batch(
         return torch.from_numpy(np.repeat(of_group, sizes)).to(device)
 
     return ObjectiveBatch(
-        learner_logprob=behaviour_logprob,
+        learner_logprob=behaviour_logprob.clone().requires_grad_(),
         behaviour_logprob=behaviour_logprob,
         mask=torch.from_numpy(mask).to(device),
         group_index=per_completion(np.arange(len(groups))),
@@ -157,12 +157,13 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
     is_target = is_token & (position >= (lengths - generated)[:, None])
     starts = np.array([row.number for row in rows])[:, None] * width
     target_ids = np.concatenate([row.token_ids for row in rows]).astype(np.int64)
+    temperature = np.repeat([row.temperature for row in rows], generated)
     return MicroBatch(
         places=torch.from_numpy((starts + place)[place < generated[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),
-        is_target=torch.from_numpy(is_target).to(device),
+        positions=torch.from_numpy(np.flatnonzero(is_target)).to(device),
         target_ids=torch.from_numpy(target_ids).to(device),
-        temperature=torch.tensor([row.temperature for row in rows], dtype=dtype, device=device),
+        temperature=torch.from_numpy(temperature).to(device, dtype),
     )
 
 

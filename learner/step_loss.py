@@ -57,55 +57,56 @@ class StepLoss:
             )
         outcome = self.objective(batch)
         behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)
-        kl = batch.within(kl_behaviour_learner(batch.learner_logprob, behaviour))
-        loss = outcome.loss
         if self.kl_coefficient > 0:
-            loss = loss + self.kl_coefficient * mean_over_groups(batch.token_mean(kl), batch)
+            kl = batch.within(kl_behaviour_learner(batch.learner_logprob, behaviour))
+            loss = outcome.loss + self.kl_coefficient * mean_over_groups(batch.token_mean(kl), batch)
+        else:
+            kl = batch.within(kl_behaviour_learner(batch.learner_logprob.detach(), behaviour))
+            loss = outcome.loss
         return LossOutcome(loss, outcome, kl.detach())
 
 
 def add_gradient(
     policy: Policy, parts: Sequence[MicroBatch], batch: ObjectiveBatch, loss: StepLoss
-) -> tuple[ObjectiveBatch, LossOutcome]:
+) -> LossOutcome:
     """Add the gradient of the loss to the parameters'.
 
     Args:
         policy: Its gradients are added to.
         parts: All rows of ``batch``, each once.
-        batch: Its ``learner_logprob`` is not looked at.
+        batch: Its ``learner_logprob``, a leaf that asks for a gradient, is overwritten with the
+            learner's.
         loss: See StepLoss.
 
     Returns:
-        The batch with the learner's logprobs, and its loss; both without gradient.
+        The loss and what it was made of, without gradient.
     """
-    batch = replace(batch, learner_logprob=batch.learner_logprob.clone())
     if loss.is_separable or len(parts) == 1:
         for part in parts:
             logprob = _forward(policy, part, batch)
             gradient, outcome = _differentiate(batch, loss)
             _backward(logprob, part, gradient)
-        return batch, outcome  # the last part's: by then all logprobs are in the batch
+        return outcome  # the last part's: by then all logprobs are in the batch
     with torch.no_grad():
         for part in parts:
             _forward(policy, part, batch)
     gradient, outcome = _differentiate(batch, loss)
     for part in parts:
         _backward(_forward(policy, part, batch), part, gradient)
-    return batch, outcome
+    return outcome
 
 
 def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
     """Give the logprobs of ``part``, and write them into the batch's."""
-    logprob = policy.token_logprobs(part.input_ids, part.is_target, part.target_ids, part.temperature)
-    held = batch.learner_logprob.view(-1)
+    logprob = policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+    held = batch.learner_logprob.detach().view(-1)
     held[part.places] = logprob.detach().to(held.dtype)
     return logprob
 
 
 def _differentiate(batch: ObjectiveBatch, loss: StepLoss) -> tuple[Tensor, LossOutcome]:
-    leaf = batch.learner_logprob.detach().requires_grad_()
-    outcome = loss(replace(batch, learner_logprob=leaf))
-    (gradient,) = torch.autograd.grad(outcome.loss, leaf)
+    outcome = loss(batch)
+    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
     return gradient, outcome._replace(loss=outcome.loss.detach())
 
 

@@ -2,8 +2,8 @@
 
 Logits of a whole batch, [tokens, vocabulary] in float32, are most of a step's memory: 2.5 GB for 4096
 tokens of a vocabulary of 151 936. Here one buffer of bounded size holds them a chunk at a time, and
-everything happens in place in it. The backward pass makes the chunks again, but for the last, which
-it finds there; where one chunk is enough, nothing is computed twice.
+everything happens in place in it. The backward pass makes the chunks again, but for the last, a full
+one, which it finds there; where one chunk is enough, nothing is computed twice.
 """
 
 from typing import Any, Final
@@ -108,7 +108,8 @@ class _TokenLogprob(torch.autograd.Function):
 
 
 def _parts(tokens: int, rows: int) -> list[slice]:
-    return [slice(start, start + rows) for start in range(0, max(tokens, 1), rows)]
+    """Cut from the end: the last part, which the backward pass finds in the buffer, fills it."""
+    return [slice(max(0, end - rows), end) for end in range(max(tokens, 1), 0, -rows)][::-1]
 
 
 def _buffer(scaled: Tensor, head: Tensor, rows: int) -> Tensor:

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from learner.model import Policy
 from learner.objective.batch import ObjectiveBatch
@@ -106,7 +107,7 @@ def train_step(
         for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
     ]
     if settings.fast_steps == 0:
-        outcome, _ = _take_step(policy, optimizer, parts, batch, settings)
+        outcome = _take_step(policy, optimizer, parts, batch, settings)
     else:
         outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
     flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
@@ -127,12 +128,11 @@ def _take_slow_fast_step(
 
     def step() -> None:
         nonlocal batch
-        outcome, seen = _take_step(policy, optimizer, parts, batch, settings)
-        outcomes.append(outcome)
-        if not outcome.is_applied:
+        outcomes.append(_take_step(policy, optimizer, parts, batch, settings))
+        if not outcomes[-1].is_applied:
             raise _NotFiniteError
         if batch.proximal_logprob is None:
-            batch = replace(batch, proximal_logprob=seen.learner_logprob)
+            batch = replace(batch, proximal_logprob=batch.learner_logprob.detach().clone())
 
     try:
         slow_fast_step(
@@ -152,20 +152,21 @@ def _take_step(
     parts: Sequence[MicroBatch],
     batch: ObjectiveBatch,
     settings: StepSettings,
-) -> tuple[StepOutcome, ObjectiveBatch]:
-    """Take one step; give its outcome and the batch with the logprobs it saw."""
-    batch, measured = add_gradient(policy, parts, batch, settings.loss)
-    gradient_norm = float(
-        torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.gradient_clip_norm)
-    )
-    outcome = _outcome(batch, measured, gradient_norm=gradient_norm)
+) -> StepOutcome:
+    """Take one step; leave the logprobs it saw in the batch."""
+    measured = add_gradient(policy, parts, batch, settings.loss)
+    parameters = list(policy.parameters.values())
+    gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    tokens = sum(len(part.target_ids) for part in parts)
+    outcome, weight = _outcome(batch, measured, gradient_norm=gradient_norm, tokens=tokens)
     if outcome.is_applied:
+        if outcome.gradient_norm > settings.gradient_clip_norm:
+            clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
         is_scaled = settings.scales_rate_by_sample_size and not math.isnan(outcome.ess_ratio)
-        factor = learning_rate_factor(_completion_weight(batch, measured)) if is_scaled else 1.0
-        with _scaled_rate(optimizer, factor=factor):
+        with _scaled_rate(optimizer, factor=learning_rate_factor(weight) if is_scaled else 1.0):
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return outcome, batch
+    return outcome
 
 
 @contextmanager
@@ -180,29 +181,34 @@ def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator
             group["lr"] = rate
 
 
-def _outcome(batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: float) -> StepOutcome:
-    loss, is_clipped, groups = float(measured.loss), measured.objective.is_clipped, batch.groups
-    tokens = int(batch.mask.sum())
-    kl_of_groups = groups.sum(measured.kl_nats.sum(dim=1)) / groups.sum(batch.lengths)
-    return StepOutcome(
-        is_applied=math.isfinite(loss) and math.isfinite(gradient_norm),
+@torch.no_grad()
+def _outcome(
+    batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, tokens: int
+) -> tuple[StepOutcome, Tensor]:
+    """Give the outcome, and what each completion counted, [n] float64."""
+    groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
+    surprisal = -batch.within(batch.learner_logprob).sum()
+    sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, objective.is_clipped.sum()])
+    kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
+    weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
+    # One copy for all numbers: each asked for alone would wait for the device once more.
+    numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
+    loss, norm, kl_nats, surprisal_nats, clipped, *of_groups = numbers[: -len(weight)].tolist()
+    weight = numbers[-len(weight) :]
+    outcome = StepOutcome(
+        is_applied=math.isfinite(loss) and math.isfinite(norm),
         loss=loss,
-        gradient_norm=gradient_norm,
-        kl_nats=float(measured.kl_nats.sum()) / tokens,
-        kl_nats_of_groups=tuple(kl_of_groups.tolist()),
-        ess_ratio=_sample_size_ratio(_completion_weight(batch, measured)),
-        clip_fraction=float(is_clipped.sum()) / (tokens if is_clipped.ndim == 2 else len(is_clipped)),
-        surprisal_nats=-float(batch.within(batch.learner_logprob).sum()) / tokens,
+        gradient_norm=norm,
+        kl_nats=kl_nats / tokens,
+        kl_nats_of_groups=tuple(of_groups),
+        ess_ratio=_sample_size_ratio(weight),
+        clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
+        surprisal_nats=surprisal_nats / tokens,
         tokens=tokens,
         flops=math.nan,  # of the whole step, which the caller knows
     )
-
-
-def _completion_weight(batch: ObjectiveBatch, measured: LossOutcome) -> Tensor:
-    weight = measured.objective.weight
-    return weight if weight.ndim == 1 else batch.token_mean(weight)
+    return outcome, weight
 
 
 def _sample_size_ratio(weight: Tensor) -> float:
-    is_known = bool(weight.isfinite().all()) and bool((weight > 0).any())
-    return effective_sample_size_ratio(weight) if is_known else math.nan
+    return effective_sample_size_ratio(weight) if 0 < float(weight.sum()) < math.inf else math.nan

@@ -6,6 +6,7 @@ it through ``learner_logprob`` alone; everything else is data.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 from learner.objective.groups import Groups
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ObjectiveBatch:
     """All completions of a step: n rows of t tokens, groups whole, in any order, padded anywhere.
 
-    What is outside ``mask`` may hold anything, also NaN, and changes nothing.
+    What is outside ``mask`` may hold anything, also NaN, and changes nothing. What no logprob of the
+    learner's changes is worked out once: a step may evaluate its objective often.
     """
 
     learner_logprob: Tensor
@@ -64,7 +66,7 @@ class ObjectiveBatch:
         if not bool(self.mask.any(dim=1).all()):
             raise ValueError("a completion without tokens has no likelihood")
 
-    @property
+    @cached_property
     def groups(self) -> Groups:
         """The completions by prompt."""
         return Groups.of(self.group_index)
@@ -72,7 +74,7 @@ class ObjectiveBatch:
     @property
     def lengths(self) -> Tensor:
         """[n], tokens of each completion, in the type of ``learner_logprob``."""
-        return self.mask.sum(dim=1).to(self.learner_logprob.dtype)
+        return self._tokens.to(self.learner_logprob.dtype)
 
     @property
     def log_ratio(self) -> Tensor:
@@ -91,7 +93,7 @@ class ObjectiveBatch:
         """[n], mean token log-probability under the learner; carries the gradient."""
         return self.token_mean(self.learner_logprob)
 
-    @property
+    @cached_property
     def behaviour_mean(self) -> Tensor:
         """[n], likewise under the behaviour policy, float64: what group expectations are made of."""
         return self.token_mean(self.behaviour_logprob.detach().double())
@@ -102,7 +104,7 @@ class ObjectiveBatch:
 
     def token_mean(self, values: Tensor) -> Tensor:
         """Give each completion's mean over its tokens: [n] from [n, t]."""
-        return self.within(values).sum(dim=1) / self.mask.sum(dim=1)
+        return self.within(values).sum(dim=1) / self._tokens
 
     def counted(self, values: Tensor) -> Tensor:
         """Multiply [n] or [n, t] by the outer factor."""
@@ -110,6 +112,10 @@ class ObjectiveBatch:
             return values
         discount = self.discount.detach().to(values.dtype)
         return values * (discount if values.ndim == 1 else discount[:, None])
+
+    @cached_property
+    def _tokens(self) -> Tensor:
+        return self.mask.sum(dim=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

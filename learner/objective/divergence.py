@@ -86,9 +86,8 @@ def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, ma
     Returns:
         [n], nats, >= 0, without gradient.
     """
-    zero = torch.zeros_like(learner_logprob)
-    p, q = (torch.where(mask, x.detach().to(zero.dtype), zero) for x in (learner_logprob, behaviour_logprob))
-    return kl_behaviour_learner(p, q).sum(dim=1) / mask.sum(dim=1)
+    kl = torch.where(mask, kl_behaviour_learner(learner_logprob.detach(), behaviour_logprob), 0.0)
+    return kl.sum(dim=1) / mask.sum(dim=1)
 
 
 def effective_sample_size_ratio(weight: Tensor) -> float:

@@ -103,16 +103,21 @@ def _version_aware(
     advantage = standardised_advantage(batch.reward, groups)
     share = {"fading": lost, "always": torch.ones_like(lost), "none": torch.zeros_like(lost)}[options.gate]
     gate = fading_delight_gate(learner, advantage, share, temperature=options.temperature)
-    return _clipped(denominator, advantage.to(gate.dtype) * gate, batch, options)
+    return _clipped(learner, denominator, advantage.to(gate.dtype) * gate, batch, options)
 
 
 def _over(log_denominator: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
-    return _clipped(log_denominator, centred_advantage(batch.reward, batch.groups), batch, options)
+    advantage = centred_advantage(batch.reward, batch.groups)
+    return _clipped(batch.learner_mean, log_denominator, advantage, batch, options)
 
 
 def _clipped(
-    log_denominator: Tensor, advantage: Tensor, batch: ObjectiveBatch, options: ClipOptions
+    learner_mean: Tensor,
+    log_denominator: Tensor,
+    advantage: Tensor,
+    batch: ObjectiveBatch,
+    options: ClipOptions,
 ) -> ObjectiveOutcome:
-    weight = expectation_weight(batch.learner_mean, log_denominator)
+    weight = expectation_weight(learner_mean, log_denominator)
     surrogate = clipped_surrogate(weight, advantage, clip_low=options.clip_low, clip_high=options.clip_high)
     return ObjectiveOutcome(mean_over_groups(surrogate.loss, batch), weight.detach(), surrogate.is_clipped)

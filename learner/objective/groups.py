@@ -1,12 +1,13 @@
 """Sums and logsumexps over the completions of each prompt, where a batch holds several prompts."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Groups:
     """Which of ``count`` groups each completion belongs to."""
 
@@ -46,7 +47,7 @@ class Groups:
 
     def size(self, values: Tensor) -> Tensor:
         """Give the completions of each group, [count], in the type of ``values``."""
-        return self.sum(torch.ones_like(values))
+        return self._completions.to(values.dtype)
 
     def mean(self, values: Tensor) -> Tensor:
         """Give [count] from [n]."""
@@ -64,6 +65,10 @@ class Groups:
     def spread(self, per_group: Tensor) -> Tensor:
         """Give each completion its group's number: [n] from [count]."""
         return per_group[self.index]
+
+    @cached_property
+    def _completions(self) -> Tensor:
+        return self.sum(torch.ones_like(self.index))
 
     def _extreme(self, values: Tensor, reduce: str) -> Tensor:
         start = values.new_zeros(self.count)

@@ -69,12 +69,11 @@ def completion_logprob(
 ) -> Tensor:
     """Give the logprob of each token of one completion, alone in its batch."""
     tokens = torch.tensor(np.concatenate([prompt, token_ids])).long()
-    is_target = torch.arange(len(tokens) - 1) >= len(prompt) - 1
     return policy.token_logprobs(
         tokens[None, :-1],
-        is_target[None],
+        torch.arange(len(prompt) - 1, len(tokens) - 1),
         tokens[len(prompt) :],
-        torch.tensor([temperature], dtype=torch.float64),
+        torch.full((len(token_ids),), temperature, dtype=torch.float64),
     )
 
 

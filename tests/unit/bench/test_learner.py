@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.learner import QUICK_SHAPES, compare, logprob_memory
+from bench.learner import QUICK_SHAPES, compare
+from bench.learner_memory import LOGPROBS, logprob_peak
 from bench.learner_report import report, write_report
-from bench.learner_steps import Bare, Ours, make_groups, make_model, own_steps, padded_ids
-from bench.learner_trl import trl_steps
+from bench.learner_steps import gradient_of, make_groups, make_model, padded_ids, step_makers
 from node.rollout import check_group
 
 SHAPE = QUICK_SHAPES[0]
@@ -32,7 +32,7 @@ def test_every_step_starts_from_the_same_weights() -> None:
 
 def test_bare_descends_the_mean_logprob_and_ours_the_objective() -> None:
     groups = make_groups(SHAPE)
-    bare, grpo = Bare(SHAPE, groups), Ours(SHAPE, groups, "grpo")
+    bare, grpo = (step_makers()[name](SHAPE, groups) for name in ("bare", "ours, grpo"))
     first = bare(), grpo()
     assert all(norm > 0 for norm in first)
     # The learning rate is so small that the second step sees what the first saw.
@@ -41,18 +41,29 @@ def test_bare_descends_the_mean_logprob_and_ours_the_objective() -> None:
 
 def test_grpo_and_trls_have_the_same_gradient() -> None:
     groups = make_groups(SHAPE)
-    (ours,) = (step for step in own_steps(SHAPE, groups) if step.name == "ours, grpo")
-    trl, _ = trl_steps(SHAPE, groups)
-    assert trl() == pytest.approx(ours(), rel=1e-4)
+    ours, trl, bare = (
+        gradient_of(step_makers()[name](SHAPE, groups)) for name in ("ours, grpo", "trl", "bare")
+    )
+    torch.testing.assert_close(trl, ours, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(bare, ours, rtol=1e-2, atol=1e-3)
+
+
+def test_steps_of_different_losses_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.learner_trl.TRL_STEPS", {"trl": step_makers()["bare"]})
+    with pytest.raises(ValueError, match="not one loss"):
+        list(compare(SHAPE, threads=1))
 
 
 def test_the_report_has_every_line(tmp_path: Path) -> None:
-    lines = [{**line, "threads": 1} for line in (*compare(SHAPE), *logprob_memory(512))]
+    lines = [
+        {**line, "threads": 1}
+        for line in (*compare(SHAPE, threads=1), *(logprob_peak(512, name, threads=1) for name in LOGPROBS))
+    ]
     write_report(lines, tmp_path)
     text = (tmp_path / "learner.md").read_text()
     assert text == report(lines)
     for line in lines:
-        assert f"| {line.get('step', line.get('logprobs'))} |" in text or "skipped" in line
+        assert f"| {line.get('step', line.get('logprobs'))} |" in text
     kept = [json.loads(line) for line in (tmp_path / "learner.jsonl").read_text().splitlines()]
-    assert kept == lines
+    assert kept == json.loads(json.dumps(lines))
     assert (tmp_path / "learner.png").stat().st_size > 0

@@ -46,9 +46,8 @@ def test_torch_counts_the_same_but_for_norms_and_the_half_of_attention_that_is_m
     policy: Policy,
 ) -> None:
     tokens = torch.arange(2, 34)[None]
-    is_target = torch.ones_like(tokens, dtype=torch.bool)
     with FlopCounterMode(display=False) as counter:
-        logprob = policy.token_logprobs(tokens, is_target, tokens[0], torch.ones(1))
+        logprob = policy.token_logprobs(tokens, torch.arange(32), tokens[0], torch.ones(32))
         logprob.sum().backward()  # type: ignore[no-untyped-call]
     masked = 6 * 2 * 128 * 32**2
     said = policy.size.training_flops([32], targets=32) + masked

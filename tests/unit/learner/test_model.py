@@ -60,8 +60,9 @@ def test_logprobs_are_those_of_the_tempered_softmax_of_the_whole_vocabulary(
     with torch.no_grad():
         expected = torch.log_softmax(model(tokens).logits / temperature, dim=-1)
         expected = expected[0, 1:4].gather(1, tokens[0, 2:, None]).squeeze(1)
-        is_target = torch.tensor([[False, True, True, True]])
-        actual = policy.token_logprobs(tokens[:, :-1], is_target, tokens[0, 2:], torch.tensor([temperature]))
+        actual = policy.token_logprobs(
+            tokens[:, :-1], torch.tensor([1, 2, 3]), tokens[0, 2:], torch.full((3,), temperature)
+        )
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
@@ -84,9 +85,10 @@ def test_what_is_not_a_causal_language_model_is_refused_with_its_path(
 
 def gradients(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = torch.tensor([[5, 9, 3, 17, 1, 8], [2, 2, 7, 30, 4, 0]])
-    is_target = torch.tensor([[False, True, True, True, True], [True, True, True, False, False]])
+    positions = torch.tensor([1, 2, 3, 4, 5, 6, 7])
+    temperature = torch.tensor([1.0] * 4 + [0.7] * 3)
     logprob = policy.token_logprobs(
-        tokens[:, :-1], is_target, tokens[:, 1:][is_target], torch.tensor([1.0, 0.7])
+        tokens[:, :-1], positions, tokens[:, 1:].flatten()[positions], temperature
     )
     grads = torch.autograd.grad(logprob.sum(), list(policy.parameters.values()))
     return logprob.detach(), dict(zip(policy.parameters, grads, strict=True))
@@ -113,8 +115,7 @@ def saved_bytes(policy: Policy) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         tokens = torch.arange(40)[None] % 30
-        every = torch.ones(1, 39, dtype=torch.bool)
-        policy.token_logprobs(tokens[:, :-1], every, tokens[0, 1:], torch.ones(1))
+        policy.token_logprobs(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
     return sum(seen.values()) - sum(p.untyped_storage().nbytes() for p in policy.parameters.values())
 
 
@@ -144,9 +145,7 @@ def test_a_model_that_caps_its_logits_is_asked_for_them() -> None:
     policy = Policy(model)
     assert not has_plain_head(model)
     tokens = torch.tensor([[5, 9, 3, 17]])
-    actual = policy.token_logprobs(
-        tokens[:, :-1], torch.ones(1, 3, dtype=torch.bool), tokens[0, 1:], torch.tensor([2.0])
-    )
+    actual = policy.token_logprobs(tokens[:, :-1], torch.arange(3), tokens[0, 1:], torch.full((3,), 2.0))
     with torch.no_grad():
         expected = torch.log_softmax(model(tokens).logits[0, :-1] / 2, -1).gather(-1, tokens[0, 1:, None])[
             :, 0

@@ -73,10 +73,10 @@ def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
     forward = policy.token_logprobs
 
     def counted(
-        input_ids: torch.Tensor, is_target: torch.Tensor, target_ids: torch.Tensor, temperature: torch.Tensor
+        input_ids: torch.Tensor, positions: torch.Tensor, target_ids: torch.Tensor, temperature: torch.Tensor
     ) -> torch.Tensor:
         seen.append(len(input_ids))
-        return forward(input_ids, is_target, target_ids, temperature)
+        return forward(input_ids, positions, target_ids, temperature)
 
     monkeypatch.setattr(policy, "token_logprobs", counted)
     gradient_of(policy, made_up_groups(1), settings_of(name, micro_batch_tokens=17))

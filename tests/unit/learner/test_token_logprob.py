@@ -121,6 +121,38 @@ def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocab
     assert largest.elements == max(chunk, weight.numel())
 
 
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the rows of logits that matrix products made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.out:
+            self.rows += len(result)
+        return result
+
+
+@pytest.mark.parametrize(("chunk_rows", "again"), [(TOKENS, 0), (TOKENS - 1, 1), (7, TOKENS - 7), (1, 10)])
+def test_a_full_chunk_of_logits_is_never_made_twice(chunk_rows: int, again: int) -> None:
+    hidden, weight, _, target, temperature = made_up(torch.float64, has_bias=False)
+    with Products() as products:
+        logprob = token_logprob(
+            hidden,
+            weight,
+            None,
+            target_ids=target,
+            temperature=temperature,
+            chunk_logits=chunk_rows * VOCABULARY,
+        )
+        torch.autograd.grad(logprob.sum(), [hidden, weight])
+    assert products.rows == TOKENS + again
+
+
 def test_a_second_backward_pass_finds_the_same_gradient() -> None:
     """The first one has used up the chunk that was kept."""
     hidden, weight, _, target, temperature = made_up(torch.float64, has_bias=False)
