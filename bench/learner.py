@@ -54,8 +54,8 @@ GRADIENTS_APART: Final = 1e-4
 """Steps whose gradients are further apart have not the same loss, and no ratio of theirs says anything."""
 
 
-def compare(shape: Shape, *, threads: int) -> Iterator[dict[str, Any]]:
-    """Give a line for every step of a shape.
+def compare(shape: Shape) -> Iterator[dict[str, Any]]:
+    """Give a line for every step of a shape, but for its peak.
 
     Raises:
         ValueError: the gradients of `ours, grpo` and `trl` differ.
@@ -86,7 +86,6 @@ def compare(shape: Shape, *, threads: int) -> Iterator[dict[str, Any]]:
             "cpu_over_bare_quartiles": cpu_over_bare_quartiles,
             "cpu_over_ours": _ratio(cpu[name], cpu["ours, grpo"])[0],
             "tokens_per_second": round(tokens / seconds),
-            "peak_bytes": step_peak(shape, name, threads=threads),
             "gradient_norm": round(norms[name], 6),
             "gradient_apart": apart if name == "trl" else None,
         }
@@ -127,6 +126,12 @@ def _ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple
     return round(middle, 4), (round(low, 4), round(high, 4))
 
 
+def _with_peak(line: dict[str, Any], shape: Shape, threads: int) -> dict[str, Any]:
+    if "skipped" in line:
+        return line
+    return {**line, "peak_bytes": step_peak(shape, line["step"], threads=threads)}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the lines, and write the report unless in quick mode."""
     parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__.splitlines()[0])
@@ -140,7 +145,7 @@ def main(arguments: Sequence[str]) -> None:
     shapes, vocabularies = (QUICK_SHAPES, (1024,)) if options.quick else (SHAPES, VOCABULARIES)
     for line in itertools.chain(
         (logprob_peak(v, name, threads=options.threads) for v in vocabularies for name in LOGPROBS),
-        (line for shape in shapes for line in compare(shape, threads=options.threads)),
+        (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)),
     ):
         lines.append({**line, "threads": options.threads})
         print(json.dumps(lines[-1]), flush=True)

@@ -167,7 +167,7 @@ def gathered_logprob(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
-def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 

@@ -51,14 +51,12 @@ def test_grpo_and_trls_have_the_same_gradient() -> None:
 def test_steps_of_different_losses_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.learner_trl.TRL_STEPS", {"trl": step_makers()["bare"]})
     with pytest.raises(ValueError, match="not one loss"):
-        list(compare(SHAPE, threads=1))
+        list(compare(SHAPE))
 
 
 def test_the_report_has_every_line(tmp_path: Path) -> None:
-    lines = [
-        {**line, "threads": 1}
-        for line in (*compare(SHAPE, threads=1), *(logprob_peak(512, name, threads=1) for name in LOGPROBS))
-    ]
+    logprobs = [logprob_peak(512, name, threads=1) for name in LOGPROBS]
+    lines = [{"peak_bytes": 1 << 20, **line, "threads": 1} for line in (*compare(SHAPE), *logprobs)]
     write_report(lines, tmp_path)
     text = (tmp_path / "learner.md").read_text()
     assert text == report(lines)
