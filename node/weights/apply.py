@@ -5,7 +5,7 @@
     put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
                  decoded words have the new digest -> in the spare array
                  or else, base has the new digest -> nothing to decode
-                          base has another        -> WrongBaseError: mend this frame from a keyframe
+                          or else, a base is needed -> WrongBaseError: mend this frame from a keyframe
     finish()     every frame there, root verified -> the words
 
 The base is never written to. A chain of artifacts needs two arrays, base and spare, which swap
@@ -38,7 +38,7 @@ class WrongBaseError(RefusedError):
 
     def __init__(self, frame: int, version: int) -> None:
         super().__init__(
-            Reason.WRONG_BASE, f"frame {frame} of the base of version {version} has another digest"
+            Reason.WRONG_BASE, f"frame {frame}: what is held is not what version {version} starts from"
         )
         self.frame = frame
 
@@ -185,11 +185,11 @@ def _make_frame(
         fault = str(error)
     if not fault:
         return
-    # The base is hashed only now, to tell why: words that came out right need no more proof.
-    held_digest = None if base is None else words_digest(base)
-    if base is not None and held_digest == record.new_digest:
+    # The base is hashed only now: words that came out right need no more proof. What was signed made the
+    # right words of the right base; if it did not, whoever mends the frame finds out.
+    if base is not None and words_digest(base) == record.new_digest:
         np.copyto(out, base)
-    elif record.codec.needs_base and held_digest != record.base_digest:
+    elif record.codec.needs_base:
         raise WrongBaseError(frame, manifest.version)
     else:
         raise DamagedFrameError(frame, fault)
