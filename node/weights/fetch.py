@@ -28,12 +28,13 @@ from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
+from node.weights.deliveries import Deliveries, NotTakenError
 from node.weights.expected import Expected, Piece, PieceStream
 from node.weights.manifest import Manifest, verify_signed
 from node.weights.pieces import largest_first, pushed_frames
 from node.weights.source_book import Fault
 from node.weights.sources import Sources
-from node.weights.transfer import Arrived, LyingSourceError, PutFrame, Range, Transfer
+from node.weights.transfer import LyingSourceError, PutFrame, Range, Transfer
 from node.wire import artifact_key_to_wire
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class Fetcher:
         except ExceptionGroup as failures:
             # The first to fail cancelled the others.
             first = failures.exceptions[0]
-            raise first.refusal if isinstance(first, _NotTakenError) else first from None
+            raise first.refusal if isinstance(first, NotTakenError) else first from None
 
     def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
         """Give the frames that are on their way, if all of them are wanted."""
@@ -290,6 +291,12 @@ class Fetcher:
         pushed, span.stream = span.stream, None
         with self._sources.lane(span.source) as stub:
             stream: PieceStream = pushed or stub.FetchFrames(request)
+            deliveries = Deliveries(
+                transfer,
+                sources=self._sources,
+                metrics=self._metrics,
+                most_attempts=self._limits.attempts_per_damaged_frame,
+            )
             try:
                 while span.frames:
                     piece = await self._next(stream, span)
@@ -299,9 +306,10 @@ class Fetcher:
                     attempts.reset()
                     span.read_bytes += len(data)
                     if arrived:
-                        await self._deliver(transfer, arrived)
+                        await deliveries.begin(arrived)
             finally:
                 stream.cancel()
+                await deliveries.end()
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
                     took_s = time.monotonic() - span.started_s
                     self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
@@ -320,45 +328,6 @@ class Fetcher:
         if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
-
-    async def _deliver(self, transfer: Transfer, arrived: list[Arrived]) -> None:
-        try:
-            damaged = await asyncio.to_thread(_put_all, transfer.put, arrived)
-        except RefusedError as error:
-            raise _NotTakenError(error) from error
-        for each, fault in damaged:
-            frame = each.frame
-            self._metrics.count_damaged_frame()
-            transfer.damaged[frame] += 1
-            log.warning(
-                "a frame arrived damaged",
-                extra={"version": transfer.manifest.version, "frame": frame, "error": str(fault)},
-            )
-            if len(each.senders) == 1:
-                (sender,) = each.senders
-                self._sources.fault(sender, Fault.DAMAGED, str(fault))
-            if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
-                raise fault
-            transfer.give_back(Range(deque([frame]), avoid=each.senders))
-
-
-def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
-    """Hand frames on; give those that are damaged."""
-    damaged = []
-    for each in arrived:
-        try:
-            put(each.frame, each.payload)
-        except DamagedFrameError as error:
-            damaged.append((each, error))
-    return damaged
-
-
-class _NotTakenError(Exception):
-    """The receiver of a frame will not have it; no source is to blame."""
-
-    def __init__(self, refusal: RefusedError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
 
 
 class _Attempts:
