@@ -36,9 +36,9 @@ class DamagedFrameError(RefusedError):
 class WrongBaseError(RefusedError):
     """The words held are not those the payload starts from, in this frame."""
 
-    def __init__(self, frame: int, version: int) -> None:
+    def __init__(self, frame: int, version: int, fault: str) -> None:
         super().__init__(
-            Reason.WRONG_BASE, f"frame {frame}: what is held is not what version {version} starts from"
+            Reason.WRONG_BASE, f"frame {frame}: what is held does not make version {version}: {fault}"
         )
         self.frame = frame
 
@@ -206,6 +206,6 @@ def make_frame(
     if base is not None and words_digest(base) == record.new_digest:
         np.copyto(out, base)
     elif record.codec.needs_base:
-        raise WrongBaseError(frame, manifest.version)
+        raise WrongBaseError(frame, manifest.version, fault)
     else:
         raise DamagedFrameError(frame, fault)
