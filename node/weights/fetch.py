@@ -241,7 +241,7 @@ class Fetcher:
         if lanes == 1:
             return self._limits.range_bytes
         if not bytes_per_s:
-            return self._limits.part_bytes  # little: the first frames are whole, and passed on, all the sooner
+            return self._limits.part_bytes  # so little that the first frames are whole very soon
         share_bytes = transfer.unasked.left_bytes // (_RANGES_PER_LANE * lanes)
         wanted_bytes = min(int(_RANGE_S * bytes_per_s), share_bytes, self._limits.range_bytes)
         return max(wanted_bytes, self._limits.least_range_bytes)
