@@ -3,7 +3,7 @@
     encode   find (jit_words) -> write (jit_encode)
     decode   read (jit_decode) -> apply (jit_words)
 
-Compiled at the first frame, which takes some seconds.
+Compiled at the first frame, which takes about five seconds.
 """
 
 import threading

@@ -22,7 +22,7 @@ from node.weights.exponent_conditioned.format import (
 from node.weights.exponent_conditioned.jit_words import Array, Number, compiled, part
 
 # numba compiles a function anew for every number of Python it is called with, but not for those of numpy.
-_NONE, _BIT, _BYTE_BITS, _CLASSES = (np.int64(number) for number in (0, 1, 8, CLASSES))
+_NONE, _ALL, _BIT, _BYTE_BITS, _CLASSES = (np.int64(number) for number in (0, 1, 1, 8, CLASSES))
 _POSITIONS, _LARGE, _SIZE_BITS = (np.int64(number) for number in (0, 2, 4))
 """Where the predictions are; a subset has two, width and mode."""
 
@@ -35,14 +35,12 @@ _MOST_ONES = np.uint32(COST_ONES)
 @compiled
 def first_exponent(base: Array, words: Array, counts: Array) -> Number:
     """Give the exponent of class 0; ``counts`` is room for a number of each exponent."""
-    stride = max(1, base.size // SAMPLE_WORDS)
-    changes = _sample(base, words, stride, counts)
+    changes = _sample(base, words, max(1, base.size // SAMPLE_WORDS), counts)
     if changes < SAMPLE_CHANGES:
-        stride = 1
-        _sample(base, words, stride, counts)
-    first = most = window = 0
+        _sample(base, words, _ALL, counts)
+    first = most = 0
     for start in range(EXPONENT_MASK + 2 - CLASSES):
-        window = 0
+        window: Number = 0
         for exponent in range(start, start + CLASSES):
             window += counts[exponent]
         if window >= most:
@@ -66,17 +64,15 @@ def _sample(base: Array, words: Array, stride: Number, counts: Array) -> Number:
 def _put(
     out: Array, at: Number, pending: np.uint64, value: Number, width: Number
 ) -> tuple[Number, np.uint64]:
-    """Write up to 56 bits. What does not fit ``out`` is only counted."""
+    """Write up to 56 bits. What does not fit ``out`` spoils its last integer."""
+    # Without branches that touch an array: numba would count a reference to it at each number.
     shift = np.uint64(at & 63)
-    pending |= np.uint64(value) << shift
     word = at >> 6
+    pending |= np.uint64(value) << shift
+    out[min(word, out.size - 1)] = pending
     at += width
-    if at >> 6 != word:
-        if word < out.size:
-            out[word] = pending
-        # Not shifted by 64, which has no meaning: from the first bit on, 56 do not fill 64.
-        pending = np.uint64(value) >> (_WORD_BITS - shift)
-    return at, pending
+    # Nothing is shifted by 64, which has no meaning: 56 bits from the first on do not fill 64.
+    return at, pending if at >> 6 == word else np.uint64(value) >> (_WORD_BITS - shift)
 
 
 @part
@@ -97,9 +93,7 @@ def _put_number(
 
 
 @part
-def _put_surprise(
-    out: Array, at: Number, pending: np.uint64, surprise: Number
-) -> tuple[Number, np.uint64]:
+def _put_surprise(out: Array, at: Number, pending: np.uint64, surprise: Number) -> tuple[Number, np.uint64]:
     zigzag = 2 * surprise if surprise >= 0 else -2 * surprise - 1
     return _put_number(out, at, pending, zigzag, _NONE)
 
@@ -115,7 +109,7 @@ def _put_numbers(
 
 @part
 def _sum(numbers: Array) -> Number:
-    total = 0
+    total: Number = 0
     for number in numbers:
         total += np.int64(number)
     return total
@@ -146,16 +140,17 @@ def _best_low_bits(numbers: Array) -> Number:
 
 
 @part
-def _runs(gaps: Array, room: Array) -> Array:
+def _list_runs(gaps: Array, runs: Array) -> Number:
+    """Make the runs of the gaps; give how many."""
     run = made = 0
     for gap in gaps:
         for _ in range(gap):
-            room[made] = run
+            runs[made] = run
             made += 1
             run = 0
         run += 1
-    room[made] = run
-    return room[: made + 1]
+    runs[made] = run
+    return made + 1
 
 
 @part
@@ -171,7 +166,7 @@ def _put_subset(
         return at, pending
     at, pending = _put(out, at, pending, gaps.size - (1 << width - 1), width - 1)
     is_sparse = _sum(gaps) >= gaps.size
-    numbers = gaps if is_sparse else _runs(gaps, room)
+    numbers = gaps if is_sparse else room[: _list_runs(gaps, room)]
     low_bits = _best_low_bits(numbers)
     mode = low_bits if is_sparse else -1 - low_bits
     at, pending = _put_surprise(out, at, pending, mode - (predictions[which + 1] + 1))
@@ -191,7 +186,8 @@ def _put_class(
     room: Array,
 ) -> tuple[Number, np.uint64]:
     at, pending = _put_subset(out, at, pending, predictions, _POSITIONS, gaps, room)
-    large = small = 0
+    large: Number = 0
+    small = 0
     for step in steps:
         is_down = np.int64(step) >> 15
         at, pending = _put(out, at, pending, is_down, _BIT)
@@ -254,6 +250,5 @@ def write(
                 out, at, pending, predictions, gaps[start:end], steps[start:end], sizes, room
             )
         start = end
-    if at & 63 and at >> 6 < out.size:
-        out[at >> 6] = pending
+    out[min(at >> 6, out.size - 1)] = pending
     return at + 7 >> 3

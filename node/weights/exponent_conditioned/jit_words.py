@@ -50,20 +50,22 @@ _BYTES = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 
 
+_njit: Any = numba.njit
+"""As the types of numba have it, it takes fewer options."""
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile at the first call; run without the interpreter lock.
 
     Nothing is kept on disk: numba would not notice that a number in format.py changed.
     """
-    decorate: Any = numba.njit(nogil=True)
-    dispatcher: Callable[P, R] = decorate(function)
+    dispatcher: Callable[P, R] = _njit(nogil=True)(function)
     return dispatcher
 
 
 def part(function: Callable[P, R]) -> Callable[P, R]:
     """Compile what only compiled functions call: without the entry from Python, a fifth sooner."""
-    decorate: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
-    dispatcher: Callable[P, R] = decorate(function)
+    dispatcher: Callable[P, R] = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return dispatcher
 
 
@@ -197,7 +199,7 @@ def find(
                 shift = np.uint64(8 * pair)
                 seen[2 * pair] += np.int64(even >> shift & _BYTE)
                 seen[2 * pair + 1] += np.int64(odd >> shift & _BYTE)
-    return found, largest < _EXPONENT_BITS
+    return found, bool(largest < _EXPONENT_BITS)
 
 
 @part
@@ -272,7 +274,7 @@ def apply(
                     piece_out[place] = piece_base[place] + steps[cursor]
                     left[number] += ranks[cursor + 1] - ranks[cursor]
                     cursors[number] = cursor + 1
+    missed = 0
     for number in range(CLASSES):
-        if cursors[number] != starts[number + 1] - 1:
-            return False
-    return True
+        missed += starts[number + 1] - 1 - cursors[number]
+    return missed == 0
