@@ -18,7 +18,7 @@ BULK_MESSAGE_BYTES: Final = 6 << 20
 CHUNK_BYTES: Final = 1 << 20
 """Piece of a frame on the wire: the knee of the throughput curve (shared facts, transport)."""
 
-BATCH_BYTES: Final = 128 << 10
+BATCH_BYTES: Final = 64 << 10
 """Payloads of small frames are put together up to about this much: few messages, and what has arrived of a
 delta is applied while the rest is on its way."""
 

@@ -1,6 +1,6 @@
 """Payloads of one artifact -> the words of its version, verified frame by frame.
 
-    take_held()  frames whose words the base has already: no payload needed
+    take_held()  frames whose words the base may have already: unchanged ones, those of a keyframe
     missing()    frames whose payload is to be fetched
     put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
                  decoded words have the new digest -> in the spare array
@@ -22,7 +22,7 @@ from node.weights.digests import Words, payload_digest, words_digest
 from node.weights.dtypes import Dtype
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import Manifest
+from node.weights.manifest import FrameRecord, Manifest
 
 
 class DamagedFrameError(RefusedError):
@@ -81,7 +81,9 @@ class Stage:
         """Copy every frame the base has already, and give the unchanged ones it does not have: mend them."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self._manifest.frames, self._layout.frames, strict=True)):
-            if self._base is not None and words_digest(self._base[span.slice]) == record.new_digest:
+            if self._base is None or not may_be_held(record, self._manifest):
+                continue
+            if words_digest(self._base[span.slice]) == record.new_digest:
                 self._words[span.slice] = self._base[span.slice]
                 self._verified[frame] = True
             elif record.codec is Codec.UNCHANGED and not self._verified[frame]:
@@ -107,7 +109,7 @@ class Stage:
             return
         span = self._layout.frames[frame]
         base = None if self._base is None else self._base[span.slice]
-        _make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
+        make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
         self._verified[frame] = True
 
     def mend(self, frame: int, words: Words) -> None:
@@ -144,6 +146,14 @@ class Stage:
         return policy
 
 
+def may_be_held(record: FrameRecord, manifest: Manifest) -> bool:
+    """Say whether who holds what an artifact starts from may have a frame's new words already.
+
+    A frame of a delta that has a payload differs from its base: to look would cost a pass over the model.
+    """
+    return record.codec is Codec.UNCHANGED or manifest.key.is_keyframe
+
+
 def check_payload(frame: int, payload: bytes, manifest: Manifest) -> None:
     """Raise DamagedFrameError unless ``payload`` is what the learner signed for ``frame``."""
     record = manifest.frames[frame]
@@ -166,16 +176,22 @@ def rebuild_frame(
     span, words = layout.frames[frame], start
     for manifest, payload in steps:
         out = np.empty(span.words, np.uint16)
-        _make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
+        make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
         words = out
     if words is None:
         raise ValueError("a frame cannot be rebuilt from nothing")
     return words
 
 
-def _make_frame(
+def make_frame(
     frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
 ) -> None:
+    """Verify a payload and make the words of its frame in ``out``; worthless if this raises.
+
+    Raises:
+        DamagedFrameError: the payload is not the signed one, or does not make the signed words.
+        WrongBaseError: ``base`` is not what the payload starts from.
+    """
     check_payload(frame, payload, manifest)
     record = manifest.frames[frame]
     try:

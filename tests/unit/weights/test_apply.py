@@ -101,6 +101,11 @@ def test_a_payload_put_twice_is_applied_once() -> None:
 def test_a_delta_applied_to_its_own_result_changes_nothing() -> None:
     applied_already = HeldPolicy(BASE.version, WANTED.words)
     stage = staged(DELTA, applied_already)
+    np.testing.assert_array_equal(put_all(stage, DELTA).words, WANTED.words)
+
+
+def test_a_keyframe_of_what_is_held_needs_no_payload() -> None:
+    stage = staged(KEYFRAME, WANTED)
     assert stage.take_held() == ()
     assert stage.missing() == ()
     np.testing.assert_array_equal(stage.finish().words, WANTED.words)
