@@ -30,6 +30,10 @@ class ModelWords(Protocol):
         """Replace the words of a frame."""
         ...
 
+    def memory(self, frame: FrameSpan) -> Words | None:
+        """Give the memory of a frame, to make its words in; None: they are in another form or elsewhere."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayWords:
@@ -42,6 +46,9 @@ class ArrayWords:
 
     def write(self, frame: FrameSpan, words: Words) -> None:
         self.words[frame.slice] = words
+
+    def memory(self, frame: FrameSpan) -> Words | None:
+        return self.words[frame.slice]
 
 
 def version_of(number: int, words: ModelWords, *, layout: Layout) -> PolicyVersion:

@@ -22,13 +22,13 @@ import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
 from node.weights.codec import Codec
-from node.weights.digests import Words, words_digest
-from node.weights.layout import Layout
+from node.weights.digests import Words, version_root, words_digest
+from node.weights.layout import FrameSpan, Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
-from sampler.model_words import ModelWords, version_of
+from sampler.model_words import ModelWords
 
 _THREADS: Final = min(8, os.cpu_count() or 1)
 """Generation waits for them; each takes the memory of three frames."""
@@ -98,8 +98,8 @@ class StagedVersion(ABC):
         """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self.manifest.frames, self._layout.frames, strict=True)):
-            words = self._base.read(span)
-            if words_digest(words) == record.new_digest:
+            words = self._base.read(span) if may_be_held(record, self.manifest) else None
+            if words is not None and words_digest(words) == record.new_digest:
                 self._take_base(frame, words)
                 self._verified[frame] = True
             elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
@@ -124,7 +124,7 @@ class StagedVersion(ABC):
         if self._verified[frame]:
             return
         try:
-            words = self._made(frame, payload)
+            words = self._made(frame, payload, out=self._memory(frame))
         except WrongBaseError:
             # The payload is as signed, and the log wants it whole.
             self._keep(frame, payload)
@@ -185,9 +185,15 @@ class StagedVersion(ABC):
     def _keep(self, frame: int, payload: bytes) -> bool:
         return self._payloads is not None and self._payloads.keep(frame, payload)
 
-    def _made(self, frame: int, payload: bytes) -> Words:
-        start = self._base.read(self._layout.frames[frame])
-        return rebuild_frame(frame, [(self.manifest, payload)], layout=self._layout, start=start)
+    def _memory(self, frame: int) -> Words | None:
+        """Give where a frame's words are to be made; None: somewhere, they go on to elsewhere."""
+        return None
+
+    def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> Words:
+        span = self._layout.frames[frame]
+        words = np.empty(span.words, np.uint16) if out is None else out
+        make_frame(frame, self.manifest, payload, base=self._base.read(span), out=words, dtype=span.dtype)
+        return words
 
     def _check(self, frame: int, words: Words) -> None:
         if words_digest(words) != self.manifest.frames[frame].new_digest:
@@ -219,12 +225,14 @@ class SpareVersion(StagedVersion):
 
     def finish(self) -> None:
         super().finish()
-        found = version_of(self.manifest.version, self.spare, layout=self._layout)
-        if found != self.manifest.policy_version:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
+            digests = list(threads.map(self._digest, self._layout.frames))
+        root = version_root(self._layout.digest, digests)
+        if root != self.manifest.root:
             raise RefusedError(
                 Reason.DAMAGED,
                 f"the words of version {self.manifest.version} changed after they were verified: "
-                f"root {found.root.hex()}",
+                f"root {root.hex()}",
                 fix="something else writes to the spare copy, or the memory is faulty",
             )
 
@@ -235,7 +243,14 @@ class SpareVersion(StagedVersion):
         self._take_words(frame, words)
 
     def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
-        self._take_words(frame, words)
+        if self._memory(frame) is None:
+            self._take_words(frame, words)
+
+    def _memory(self, frame: int) -> Words | None:
+        return self.spare.memory(self._layout.frames[frame])
+
+    def _digest(self, span: FrameSpan) -> int:
+        return words_digest(self.spare.read(span))
 
     def _take_words(self, frame: int, words: Words) -> None:
         self.spare.write(self._layout.frames[frame], words)

@@ -78,8 +78,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         with self._store.lease(key):
             manifest, _ = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
-            offset = request.first_offset_bytes
-            async for piece in self._pieces(manifest, request.frames, first_offset_bytes=offset):
+            start, end = request.first_offset_bytes, request.end_offset_bytes or None
+            async for piece in self._pieces(manifest, request.frames, start_bytes=start, end_bytes=end):
                 yield policy_pb2.FetchFramesResponse(
                     frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
                 )
@@ -92,7 +92,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             manifest, signed = await asyncio.to_thread(self._store.manifest, key)
             yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed)
             frames = pushed_frames(manifest, most_bytes=min(request.most_bytes, limits.PUSH_BYTES))
-            async for piece in self._pieces(manifest, frames, first_offset_bytes=0):
+            async for piece in self._pieces(manifest, frames):
                 yield policy_pb2.AwaitArtifactResponse(
                     frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
                 )
@@ -112,25 +112,26 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 await changed.wait()
 
     async def _pieces(
-        self, manifest: Manifest, frames: Sequence[int], *, first_offset_bytes: int
+        self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
     ) -> AsyncIterator["_Piece"]:
+        """Yield payloads: the first from ``start_bytes`` on, an only one to ``end_bytes``."""
         key = manifest.key
-        start = 0
-        while start < len(frames):
-            await self._wait_for(key, frames[start])
+        sent = 0
+        while sent < len(frames):
+            await self._wait_for(key, frames[sent])
             batch = first_batch(
                 manifest,
-                itertools.islice(frames, start, None),
+                itertools.islice(frames, sent, None),
                 most_bytes=self._batch_bytes,
                 is_here=lambda frame: not self._store.is_awaited(key, frame),
             )
-            start += len(batch)
-            data = await asyncio.to_thread(self._read, key, batch)
-            for offset in range(first_offset_bytes, len(data), limits.CHUNK_BYTES):
+            sent += len(batch)
+            data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
+            for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
                 piece = data[offset : offset + limits.CHUNK_BYTES]
                 yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
                 self._metrics.count_sent(key, len(piece))
-            first_offset_bytes = 0
+            start_bytes = 0
 
     def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
         if len(batch) == 1:
@@ -245,4 +246,11 @@ def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) ->
         raise RefusedError(
             Reason.MALFORMED,
             f"byte {request.first_offset_bytes} of frame {frames[0]}, which has {size_bytes}",
+        )
+    end_bytes = request.end_offset_bytes
+    if end_bytes and not (len(frames) == 1 and request.first_offset_bytes < end_bytes <= size_bytes):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"bytes {request.first_offset_bytes} to {end_bytes} of {len(frames)} frames, "
+            f"the first of {size_bytes} bytes",
         )

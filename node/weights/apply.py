@@ -1,11 +1,11 @@
 """Payloads of one artifact -> the words of its version, verified frame by frame.
 
-    take_held()  frames whose words the base has already: no payload needed
+    take_held()  frames whose words the base may have already: unchanged ones, those of a keyframe
     missing()    frames whose payload is to be fetched
     put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
                  decoded words have the new digest -> in the spare array
                  or else, base has the new digest -> nothing to decode
-                          base has another        -> WrongBaseError: mend this frame from a keyframe
+                          or else, a base is needed -> WrongBaseError: mend this frame from a keyframe
     finish()     every frame there, root verified -> the words
 
 The base is never written to. A chain of artifacts needs two arrays, base and spare, which swap
@@ -22,7 +22,7 @@ from node.weights.digests import Words, payload_digest, words_digest
 from node.weights.dtypes import Dtype
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import Manifest
+from node.weights.manifest import FrameRecord, Manifest
 
 
 class DamagedFrameError(RefusedError):
@@ -36,9 +36,9 @@ class DamagedFrameError(RefusedError):
 class WrongBaseError(RefusedError):
     """The words held are not those the payload starts from, in this frame."""
 
-    def __init__(self, frame: int, version: int) -> None:
+    def __init__(self, frame: int, version: int, fault: str) -> None:
         super().__init__(
-            Reason.WRONG_BASE, f"frame {frame} of the base of version {version} has another digest"
+            Reason.WRONG_BASE, f"frame {frame}: what is held does not make version {version}: {fault}"
         )
         self.frame = frame
 
@@ -81,7 +81,9 @@ class Stage:
         """Copy every frame the base has already, and give the unchanged ones it does not have: mend them."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self._manifest.frames, self._layout.frames, strict=True)):
-            if self._base is not None and words_digest(self._base[span.slice]) == record.new_digest:
+            if self._base is None or not may_be_held(record, self._manifest):
+                continue
+            if words_digest(self._base[span.slice]) == record.new_digest:
                 self._words[span.slice] = self._base[span.slice]
                 self._verified[frame] = True
             elif record.codec is Codec.UNCHANGED and not self._verified[frame]:
@@ -107,7 +109,7 @@ class Stage:
             return
         span = self._layout.frames[frame]
         base = None if self._base is None else self._base[span.slice]
-        _make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
+        make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
         self._verified[frame] = True
 
     def mend(self, frame: int, words: Words) -> None:
@@ -144,6 +146,14 @@ class Stage:
         return policy
 
 
+def may_be_held(record: FrameRecord, manifest: Manifest) -> bool:
+    """Say whether who holds what an artifact starts from may have a frame's new words already.
+
+    A frame of a delta that has a payload differs from its base: to look would cost a pass over the model.
+    """
+    return record.codec is Codec.UNCHANGED or manifest.key.is_keyframe
+
+
 def check_payload(frame: int, payload: bytes, manifest: Manifest) -> None:
     """Raise DamagedFrameError unless ``payload`` is what the learner signed for ``frame``."""
     record = manifest.frames[frame]
@@ -166,16 +176,22 @@ def rebuild_frame(
     span, words = layout.frames[frame], start
     for manifest, payload in steps:
         out = np.empty(span.words, np.uint16)
-        _make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
+        make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
         words = out
     if words is None:
         raise ValueError("a frame cannot be rebuilt from nothing")
     return words
 
 
-def _make_frame(
+def make_frame(
     frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
 ) -> None:
+    """Verify a payload and make the words of its frame in ``out``; worthless if this raises.
+
+    Raises:
+        DamagedFrameError: the payload is not the signed one, or does not make the signed words.
+        WrongBaseError: ``base`` is not what the payload starts from.
+    """
     check_payload(frame, payload, manifest)
     record = manifest.frames[frame]
     try:
@@ -185,11 +201,11 @@ def _make_frame(
         fault = str(error)
     if not fault:
         return
-    # The base is hashed only now, to tell why: words that came out right need no more proof.
-    held_digest = None if base is None else words_digest(base)
-    if base is not None and held_digest == record.new_digest:
+    # The base is hashed only now: words that came out right need no more proof. What was signed made the
+    # right words of the right base; if it did not, whoever mends the frame finds out.
+    if base is not None and words_digest(base) == record.new_digest:
         np.copyto(out, base)
-    elif record.codec.needs_base and held_digest != record.base_digest:
-        raise WrongBaseError(frame, manifest.version)
+    elif record.codec.needs_base:
+        raise WrongBaseError(frame, manifest.version, fault)
     else:
         raise DamagedFrameError(frame, fault)

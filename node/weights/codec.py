@@ -33,6 +33,7 @@ from node.weights.dtypes import BFLOAT16, Dtype
 from node.weights.exponent_conditioned import choice
 from node.weights.exponent_conditioned.format import BrokenPayloadError, Delta
 from node.weights.exponent_conditioned.reference import are_finite
+from node.weights.keyframe import join_words, split_words
 from node.weights.planes import add_step_planes, encode_planes, encode_step_planes, write_planes
 
 
@@ -72,7 +73,6 @@ _LARGE: Final = 255
 _NO_STEP: Final = 0xFFFF
 """The largest step is -2^15, whose zigzag - 1 is one less: this one would wrap to a step of zero."""
 _GAP_HEADER: Final = struct.Struct("<II")
-_EXPONENT_SHIFT: Final = 7
 _TRAINED_BITS: Final = 12
 """A change of training costs 4 to 9 bits, exponent-conditioned; above, zstd may see a pattern."""
 _FEW_BITS: Final = 512
@@ -192,7 +192,7 @@ def decode_frame(
         case Codec.GAP:
             _apply_gap(payload, out)
         case Codec.KEYFRAME:
-            _decode_keyframe(payload, out)
+            return _decode_keyframe(payload, out)
         case Codec.PLANES:
             write_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes)
         case Codec.STEP_PLANES:
@@ -245,20 +245,17 @@ def _apply_gap(payload: bytes, out: Words) -> None:
 
 
 def _encode_keyframe(words: Words) -> bytes:
-    exponents = (words >> _EXPONENT_SHIFT).astype(np.uint8)
-    rest = ((words >> 8) & 0x80 | words & 0x7F).astype(np.uint8)
-    return rest.tobytes() + zstandard.ZstdCompressor(level=_LEVEL).compress(exponents.tobytes())
+    rest, exponents = split_words(words)
+    return rest + zstandard.ZstdCompressor(level=_LEVEL).compress(exponents)
 
 
-def _decode_keyframe(payload: bytes, out: Words) -> None:
+def _decode_keyframe(payload: bytes, out: Words) -> int:
     if len(payload) < out.size:
         raise _malformed(Codec.KEYFRAME, f"{len(payload)} bytes for {out.size} words")
-    plain = _decompress(Codec.KEYFRAME, payload[out.size :], limit_bytes=out.size)
-    if len(plain) != out.size:
-        raise _malformed(Codec.KEYFRAME, f"{len(plain)} exponents for {out.size} words")
-    rest = np.frombuffer(payload, np.uint8, count=out.size).astype(np.uint16)
-    exponents = np.frombuffer(plain, np.uint8).astype(np.uint16)
-    np.bitwise_or((rest & 0x80) << 8 | rest & 0x7F, exponents << _EXPONENT_SHIFT, out=out)
+    exponents = _decompress(Codec.KEYFRAME, payload[out.size :], limit_bytes=out.size)
+    if len(exponents) != out.size:
+        raise _malformed(Codec.KEYFRAME, f"{len(exponents)} exponents for {out.size} words")
+    return join_words(payload[: out.size], exponents, out=out)
 
 
 def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:

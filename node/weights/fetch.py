@@ -1,6 +1,6 @@
 """Frames of an artifact from its sources: in parallel, resumable, each verified as it arrives.
 
-    frames wanted -> ranges of at most 8 MiB -> lanes, each reading one range from one source at a time
+    frames wanted -> ranges that take a lane a moment -> lanes, each reading one from one source at a time
 
     line cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, or elsewhere
     asked for in advance (expected.py)                  the first range is on its way already
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,12 +28,13 @@ from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
+from node.weights.deliveries import Deliveries, NotTakenError
 from node.weights.expected import Expected, Piece, PieceStream
 from node.weights.manifest import Manifest, verify_signed
 from node.weights.pieces import largest_first, pushed_frames
 from node.weights.source_book import Fault
 from node.weights.sources import Sources
-from node.weights.transfer import Arrived, LyingSourceError, PutFrame, Range, Transfer
+from node.weights.transfer import LyingSourceError, PutFrame, Range, Transfer, Unasked
 from node.wire import artifact_key_to_wire
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,12 @@ _PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.D
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
+_RANGE_S: Final = 0.5
+"""How long a range should take a lane: some round trips, so that asking costs little; and no more, so that
+a frame is whole soon, at each of a chain of relays."""
+
 _RANGES_PER_LANE: Final = 2
-"""Of what is left: so that fast sources take more; each costs a request, not a connection."""
+"""Of what is left, at the end: so that all lanes end at about the same time."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
@@ -57,14 +62,16 @@ _MOST_TAKEOVERS: Final = 2
 class FetchLimits:
     """How hard to try."""
 
-    streams: int = 2
-    """Ranges in flight per connection; two fill it."""
+    streams: int = 3
+    """Ranges in flight per connection: it is not idle while one of them is asked for."""
     most_streams: int = 32
     """Over all sources; half of what a hub allows one peer."""
     range_bytes: int = 2 << 20
-    """Small: lanes then stay near each other, and a relay has what those behind it ask for."""
+    """At most: lanes then stay near each other, and a relay has what those behind it ask for."""
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
+    part_bytes: int = 64 << 10
+    """Of a frame, at least."""
     stall_s: float = 20.0
     attempts: int = 8
     """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
@@ -145,17 +152,22 @@ class Fetcher:
         lanes = min(self._limits.streams * connections, self._limits.most_streams)
         waiting = self._pushed(manifest, frames := list(frames))
         pushed = {frame for span in waiting for frame in span.frames}
-        rest = [frame for frame in frames if frame not in pushed]
-        waiting.extend(self._ranges(manifest, rest, lanes=lanes))
-        transfer = Transfer(manifest, put, waiting)
+        rest = [frame for frame in frames if frame not in pushed and manifest.frames[frame].payload_bytes]
+        unasked = Unasked(
+            manifest,
+            largest_first(manifest, rest) if lanes > 1 else rest,
+            part_bytes=self._limits.part_bytes if lanes > 1 else None,
+        )
+        transfer = Transfer(manifest, put, waiting, unasked)
+        most_ranges = len(waiting) + -(-unasked.left_bytes // self._limits.least_range_bytes)
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(lanes, len(transfer.waiting))):
-                    group.create_task(self._run_lane(transfer))
+                for _ in range(min(lanes, most_ranges)):
+                    group.create_task(self._run_lane(transfer, lanes=lanes))
         except ExceptionGroup as failures:
             # The first to fail cancelled the others.
             first = failures.exceptions[0]
-            raise first.refusal if isinstance(first, _NotTakenError) else first from None
+            raise first.refusal if isinstance(first, NotTakenError) else first from None
 
     def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
         """Give the frames that are on their way, if all of them are wanted."""
@@ -195,36 +207,16 @@ class Fetcher:
             verify_signed, signed, public_key=self._public_key, run_id=self._run_id
         )
 
-    def _ranges(self, manifest: Manifest, frames: Sequence[int], *, lanes: int) -> Iterator[Range]:
-        """Cut ``frames`` into ranges that become smaller, so that all lanes end at about the same time.
-
-        The largest frames come first. A connection left alone at the end does not become faster for
-        seconds: it has learned its share.
-        """
-        if lanes > 1:
-            frames = largest_first(manifest, frames)
-        left_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
-        pending: deque[int] = deque()
-        pending_bytes = enough_bytes = 0
-        for frame in frames:
-            if not pending:
-                share_bytes = left_bytes // (_RANGES_PER_LANE * lanes if lanes > 1 else 1)
-                enough_bytes = min(self._limits.range_bytes, max(share_bytes, self._limits.least_range_bytes))
-            pending.append(frame)
-            pending_bytes += manifest.frames[frame].payload_bytes
-            if pending_bytes >= enough_bytes or len(pending) == limits.FRAMES_PER_FETCH:
-                yield Range(pending)
-                left_bytes -= pending_bytes
-                pending, pending_bytes = deque(), 0
-        if pending:
-            yield Range(pending)
-
-    async def _run_lane(self, transfer: Transfer) -> None:
+    async def _run_lane(self, transfer: Transfer, *, lanes: int) -> None:
         attempts = self._attempts()
+        bytes_per_s: float | None = None
         while not transfer.is_over:
             transfer.changed.clear()
             names = self._names(transfer.key)
-            span = transfer.take() or self._take_over(transfer, names)
+            if bytes_per_s is None:
+                bytes_per_s = max((self._sources.bytes_per_s(name) or 0.0 for name in names), default=0.0)
+            enough_bytes = self._enough_bytes(transfer, bytes_per_s, lanes=lanes)
+            span = transfer.take(enough_bytes) or self._take_over(transfer, names)
             if span is None:
                 await wait_at_most(transfer.changed, _WORTH_TAKING_S)
                 continue
@@ -233,7 +225,7 @@ class Fetcher:
                 span.source = self._sources.choose(others or names)
             source = span.source
             try:
-                await self._read(transfer, span, attempts)
+                bytes_per_s = await self._read(transfer, span, attempts)
                 transfer.leave(span)
             except DamagedFrameError:
                 raise
@@ -243,6 +235,16 @@ class Fetcher:
                     span.avoid = frozenset({source})
                     transfer.give_back(span)
                     await self._blame(source, transfer.key, error, attempts)
+
+    def _enough_bytes(self, transfer: Transfer, bytes_per_s: float, *, lanes: int) -> int:
+        """Give how much a lane of such goodput should ask for next."""
+        if lanes == 1:
+            return self._limits.range_bytes
+        if not bytes_per_s:
+            return self._limits.part_bytes  # so little that the first frames are whole very soon
+        share_bytes = transfer.unasked.left_bytes // (_RANGES_PER_LANE * lanes)
+        wanted_bytes = min(int(_RANGE_S * bytes_per_s), share_bytes, self._limits.range_bytes)
+        return max(wanted_bytes, self._limits.least_range_bytes)
 
     def _take_over(self, transfer: Transfer, names: Iterable[str]) -> Range | None:
         """Take a range from a lane that would take longer with it than another source; None: leave them."""
@@ -254,8 +256,7 @@ class Fetcher:
             may_be_taken = slow.frames and slow.deadline is not None and slow.times_taken < _MOST_TAKEOVERS
             if best is None or not may_be_taken or read_s < _WORTH_TAKING_S:
                 continue
-            left_bytes = sum(transfer.manifest.frames[frame].payload_bytes for frame in slow.frames)
-            left_bytes -= len(slow.partial)
+            left_bytes = slow.left_bytes(transfer.manifest)
             here_s, there_s = left_bytes * read_s / max(slow.read_bytes, 1), left_bytes / best
             if here_s - there_s > _WORTH_TAKING_S and there_s < here_s / 2:
                 return transfer.take_over(slow)
@@ -281,30 +282,44 @@ class Fetcher:
         passes = has_other or reason in (None, *_PASSING)
         await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
 
-    async def _read(self, transfer: Transfer, span: Range, attempts: "_Attempts") -> None:
-        """Read one stream; what arrived is gone from the range, or in its ``partial``, however it ends."""
+    async def _read(self, transfer: Transfer, span: Range, attempts: "_Attempts") -> float:
+        """Read one stream, and give its goodput, bytes a second.
+
+        What arrived is gone from the range, or in its ``partial``, however it ends.
+        """
         request = policy_pb2.FetchFramesRequest(
-            key=artifact_key_to_wire(transfer.key), frames=span.frames, first_offset_bytes=len(span.partial)
+            key=artifact_key_to_wire(transfer.key),
+            frames=span.frames,
+            first_offset_bytes=span.next_bytes,
+            end_offset_bytes=span.end_bytes,
         )
         span.started_s, span.read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
         with self._sources.lane(span.source) as stub:
             stream: PieceStream = pushed or stub.FetchFrames(request)
+            deliveries = Deliveries(
+                transfer,
+                sources=self._sources,
+                metrics=self._metrics,
+                most_attempts=self._limits.attempts_per_damaged_frame,
+            )
             try:
                 while span.frames:
                     piece = await self._next(stream, span)
                     data = piece.data  # each look at the field is a copy
                     self._metrics.count_received(transfer.key, len(data))
-                    arrived = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
+                    taken = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
                     attempts.reset()
                     span.read_bytes += len(data)
-                    if arrived:
-                        await self._deliver(transfer, arrived)
+                    if arrived := transfer.whole(taken):
+                        await deliveries.begin(arrived)
             finally:
                 stream.cancel()
+                took_s = time.monotonic() - span.started_s
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
-                    took_s = time.monotonic() - span.started_s
                     self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
+                await deliveries.end()
+        return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
     async def _next(self, stream: PieceStream, span: Range) -> Piece:
         try:
@@ -320,45 +335,6 @@ class Fetcher:
         if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
-
-    async def _deliver(self, transfer: Transfer, arrived: list[Arrived]) -> None:
-        try:
-            damaged = await asyncio.to_thread(_put_all, transfer.put, arrived)
-        except RefusedError as error:
-            raise _NotTakenError(error) from error
-        for each, fault in damaged:
-            frame = each.frame
-            self._metrics.count_damaged_frame()
-            transfer.damaged[frame] += 1
-            log.warning(
-                "a frame arrived damaged",
-                extra={"version": transfer.manifest.version, "frame": frame, "error": str(fault)},
-            )
-            if len(each.senders) == 1:
-                (sender,) = each.senders
-                self._sources.fault(sender, Fault.DAMAGED, str(fault))
-            if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
-                raise fault
-            transfer.give_back(Range(deque([frame]), avoid=each.senders))
-
-
-def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
-    """Hand frames on; give those that are damaged."""
-    damaged = []
-    for each in arrived:
-        try:
-            put(each.frame, each.payload)
-        except DamagedFrameError as error:
-            damaged.append((each, error))
-    return damaged
-
-
-class _NotTakenError(Exception):
-    """The receiver of a frame will not have it; no source is to blame."""
-
-    def __init__(self, refusal: RefusedError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
 
 
 class _Attempts:

@@ -24,8 +24,13 @@ def largest_first(manifest: Manifest, frames: Iterable[int]) -> list[int]:
 
 
 def pushed_frames(manifest: Manifest, *, most_bytes: int) -> tuple[int, ...]:
-    """Give the frames sent unasked: those that have a payload, largest first, as long as the next fits."""
+    """Give the frames sent unasked: those that have a payload, largest first, as long as the next fits.
+
+    None of a keyframe: frames so large come sooner over all connections than over one.
+    """
     frames: list[int] = []
+    if manifest.key.is_keyframe:
+        return ()
     for frame in largest_first(manifest, range(len(manifest.frames))):
         most_bytes -= manifest.frames[frame].payload_bytes
         if most_bytes < 0 or not manifest.frames[frame].payload_bytes:

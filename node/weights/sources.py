@@ -97,6 +97,8 @@ class Sources:
             ]
             for source in everyone
         }
+        # Connected before there is anything to fetch: that takes three round trips.
+        self._first_asked = [channel for source in sources for channel in source.bulk]
         self._clock = clock
         self._random = random
         self._metrics = metrics
@@ -111,6 +113,8 @@ class Sources:
         Raises:
             RefusedError: no source will ever announce anything to this peer.
         """
+        for channel in self._first_asked:
+            channel.get_state(try_to_connect=True)
         watches = [asyncio.create_task(self._watch(source)) for source in self._sources.values()]
         told: Announcement | None = None
         try:
@@ -151,7 +155,7 @@ class Sources:
         return self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        """Give how many connections there are to some sources together; each is made at its first lane."""
+        """Give how many connections there are to some sources together."""
         return sum(len(self._connections[name]) for name in names)
 
     @contextmanager

@@ -79,6 +79,13 @@ class TorchWords:
         else:
             part.view(torch.int16).copy_(halves)
 
+    def memory(self, frame: FrameSpan) -> Words | None:
+        part = self._part(frame.start_word, frame.words, frame.dtype)
+        if part.device.type != "cpu" or part.dtype is torch.float32:
+            return None
+        words: Words = part.view(torch.int16).numpy().view(np.uint16)
+        return words
+
     def _part(self, start_word: int, words: int, dtype: Dtype) -> Tensor:
         if dtype is BFLOAT16:
             return self.flat[start_word - self._start :][:words]

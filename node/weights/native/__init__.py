@@ -77,6 +77,19 @@ class Kernel:
         )
         return fault, facts
 
+    def join(self, rest: bytes, exponents: bytes, *, out: NDArray[np.uint16]) -> FrameFacts:
+        """Make words of their bytes of sign and mantissa, and of their exponents; only the digest is learnt.
+
+        Raises:
+            ValueError: there are not as many of each, or ``out`` is not contiguous.
+        """
+        _check(out, out)
+        if not len(rest) == len(exponents) == out.size:
+            raise ValueError(f"{len(rest)} bytes and {len(exponents)} exponents for {out.size} words")
+        facts = FrameFacts()
+        self._library.heterorl_join(self._path, rest, exponents, _at(out), out.size, facts)
+        return facts
+
     def _memory(self, words: int, payload_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         # Kept: the pages that were touched, a small part, would otherwise be given back and taken again
         # for every frame.
@@ -107,6 +120,8 @@ def load(path: int | None = None) -> Kernel | None:
     encode.restype = size
     decode.argtypes = [path_number, ctypes.c_char_p, size, address, address, words, address, facts]
     decode.restype = ctypes.c_int
+    library.heterorl_join.argtypes = [path_number, ctypes.c_char_p, ctypes.c_char_p, address, words, facts]
+    library.heterorl_join.restype = None
     best = library.heterorl_best_path()
     wanted = best if path is None else path
     return Kernel(library, path=wanted) if wanted <= best else None

@@ -121,3 +121,21 @@ EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t siz
     facts->digest = finish_hash(lanes, words, count);
     return NONE;
 }
+
+/* Make `count` >= 1 words of two bytes each: sign and mantissa in one, the exponent in the other. */
+EXPORTED void heterorl_join(int path_number, const uint8_t *rest, const uint8_t *exponents, uint16_t *words,
+                            uint32_t count, struct frame_facts *facts)
+{
+    const struct path *path = path_of(path_number);
+    uint16_t made[LEAF_WORDS] __attribute__((aligned(64)));
+    uint64_t lanes[XXH3_LANES];
+    memcpy(lanes, XXH3_FIRST, sizeof lanes);
+    for (uint32_t start = 0, leaf; start < count; start += leaf) {
+        leaf = leaf_words_at(start, count);
+        for (uint32_t i = 0; i < leaf; i++)
+            made[i] = (uint16_t)((rest[start + i] & 0x80) << 8 | exponents[start + i] << EXPONENT_SHIFT |
+                                 (rest[start + i] & 0x7F));
+        path->store(words + start, made, leaf, lanes, hash_blocks_of(start, leaf, count));
+    }
+    facts->digest = finish_hash(lanes, words, count);
+}

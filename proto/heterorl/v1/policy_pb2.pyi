@@ -183,8 +183,13 @@ class FetchFramesRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    END_OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     first_offset_bytes: _builtins.int
     """Payload bytes of the first of them that the caller already has."""
+    end_offset_bytes: _builtins.int
+    """If not 0, where to stop in the payload of the only frame: a large one is fetched in parts
+    over several connections, so that a relay has it sooner.
+    """
     @_builtins.property
     def key(self) -> Global___ArtifactKey:
         """Which artifact."""
@@ -199,10 +204,11 @@ class FetchFramesRequest(_message.Message):
         key: Global___ArtifactKey | None = ...,
         frames: _abc.Iterable[_builtins.int] | None = ...,
         first_offset_bytes: _builtins.int = ...,
+        end_offset_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offset_bytes", b"first_offset_bytes", "frames", b"frames", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset_bytes", b"end_offset_bytes", "first_offset_bytes", b"first_offset_bytes", "frames", b"frames", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,15 +12,15 @@ from node.policy import NO_BASE
 from node.weights.codec import Codec
 from node.weights.manifest import FrameRecord, Manifest
 from node.weights.pieces import first_batch, largest_first, pushed_frames
-from node.weights.transfer import LyingSourceError, Range
+from node.weights.transfer import LyingSourceError, Range, Transfer, Unasked
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 
 
-def manifest(sizes: list[int]) -> Manifest:
+def manifest(sizes: list[int], *, base_version: int = 0) -> Manifest:
     """Give a manifest of which only the sizes matter."""
-    frames = tuple(FrameRecord(Codec.KEYFRAME, size, 0, 0, bytes(16)) for size in sizes)
-    return Manifest("example", 1, bytes(16), 1, bytes(16), NO_BASE, bytes(16), 0.0, frames)
+    frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)
+    return Manifest("example", 1, bytes(16), 1, bytes(16), base_version, bytes(16), 0.0, frames)
 
 
 @given(sizes=SIZES, most_bytes=st.integers(0, 100), here=st.sets(st.integers(0, 29)))
@@ -46,6 +46,37 @@ def test_what_is_pushed_is_the_longest_start_that_fits_of_the_frames_largest_fir
     assert sum(sizes[frame] for frame in pushed) <= most_bytes
     rest = in_order[len(pushed) :]
     assert not rest or sizes[rest[0]] == 0 or sum(sizes[f] for f in pushed) + sizes[rest[0]] > most_bytes
+
+
+def test_nothing_of_a_keyframe_is_pushed() -> None:
+    assert pushed_frames(manifest([3, 4], base_version=NO_BASE), most_bytes=100) == ()
+
+
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20), data=st.data())
+def test_however_frames_are_cut_into_ranges_every_byte_is_asked_for_once_and_frames_come_out_whole(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    part_bytes = data.draw(st.one_of(st.none(), st.integers(1, 100)))
+    unasked = Unasked(manifest(sizes), range(len(sizes)), part_bytes=part_bytes)
+    transfer = Transfer(manifest(sizes), lambda frame, payload: None, deque(), unasked)
+    spans = []
+    while (span := transfer.take(data.draw(st.integers(1, 500)))) is not None:
+        spans.append(span)
+        is_part = span.end_bytes > 0
+        assert not (is_part and (part_bytes is None or len(span.frames) > 1))
+    assert sum(span.left_bytes(manifest(sizes)) for span in spans) == sum(sizes)
+    whole = []
+    for span in data.draw(st.permutations(spans)):
+        span.source = data.draw(st.sampled_from("ab"))
+        while span.frames:
+            frame, start = span.frames[0], span.next_bytes
+            end = min(start + 150, span.end_bytes or sizes[frame])
+            whole += transfer.whole(span.take(frame, start, payloads[frame][start:end], manifest(sizes)))
+        transfer.leave(span)
+    assert sorted((each.frame, each.payload) for each in whole) == list(enumerate(payloads))
+    assert all(each.senders <= {"a", "b"} for each in whole)
+    assert transfer.is_over
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
