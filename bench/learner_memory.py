@@ -61,8 +61,10 @@ def keep_freed_memory() -> None:
 
 
 def _return_freed_memory() -> None:
-    """Give large tensors back to the system when they are freed: what is resident is in use."""
-    _mallopt(_MMAP_THRESHOLD, 1 << 20)
+    """Give freed memory back to the system, from now on each tensor when it is freed."""
+    _mallopt(_MMAP_THRESHOLD, 1 << 16)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _mallopt(parameter: int, value: int) -> None:
