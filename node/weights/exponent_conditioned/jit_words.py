@@ -1,14 +1,16 @@
 """The loops over words of jit.py: find the changes of a frame, apply them.
 
-Words are counted by class eight at a time, as in node/weights/native/portable.h: a table gives a
-unit in the nibble of a word's class, the nibbles of eight words are added to sixteen bytes, and
-those to the counters of the frame before they run over.
+    piece   passes that become vector instructions write down, of each word, in bytes: its class, as the
+            place of a nibble in 64 bits; finding, whether it changed
+    block   its words are counted by class: a unit in the nibble of each, eight nibbles added to bytes
+    change  finding, its rank is that of its block and the words of its class before it in the block;
+            applying, only blocks that reach the next rank of a class are searched for its word
 
 Integers of 64 bits are kept apart by sign throughout: numba makes a float of a mixture.
 """
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numba
 import numpy as np
@@ -22,14 +24,34 @@ Array = NDArray[Any]
 Number = Any
 """An integer of numpy or of Python: numba has one kind of each width."""
 
-_HALF = CLASSES // 2
-_EXPONENT = np.uint64(EXPONENT_MASK)
-_SHIFT_0, _SHIFT_1, _SHIFT_2, _SHIFT_3 = (np.uint64(EXPONENT_SHIFT + 16 * word) for word in range(4))
-_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
+_EIGHT: Final = 8
+"""Bytes of the 64 bits that are looked at together."""
+
+BLOCK_WORDS: Final = 192
+"""So few that a byte counts them; more cost more per change, less more per word."""
+_BLOCK_EIGHTS = BLOCK_WORDS // _EIGHT
+
+PIECE_WORDS: Final = 16 * BLOCK_WORDS
+"""What one pass leaves to the next is still in the first-level cache."""
+
+# Of the words' own type: only so do loops over words become vector instructions, four times as fast.
+_EXPONENT_SHIFT, _EXPONENT_MASK = np.uint16(EXPONENT_SHIFT), np.uint16(EXPONENT_MASK)
 _EXPONENT_BITS = np.uint16(INFINITY_BITS)
+_LAST_CLASS, _NO_WORD = np.uint16(CLASSES - 1), np.uint16(0)
+_NIBBLE_BITS: Final = 2
+"""A class times 4 is the place of its nibble."""
+_TIMES_NIBBLE = np.uint16(_NIBBLE_BITS)
+_PLACES = np.arange(BLOCK_WORDS, dtype=np.uint8)
+
+_ZERO, _ONE, _FOUR, _SEVEN, _TOP_BYTE = (np.uint64(number) for number in (0, 1, 4, 7, 56))
+_BYTE = np.uint64(0xFF)
+_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
+_BYTES = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_ZERO, _FOUR, _BYTE, _NIBBLE = np.uint64(0), np.uint64(4), np.uint64(0xFF), np.uint64(0xF)
-_FIND_GROUPS, _APPLY_GROUPS = 255 // 8, 127 // 8
+
+
+_njit: Any = numba.njit
+"""As the types of numba have it, it takes fewer options."""
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -37,188 +59,222 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     Nothing is kept on disk: numba would not notice that a number in format.py changed.
     """
-    decorate: Any = numba.njit(nogil=True)
-    dispatcher: Callable[P, R] = decorate(function)
+    dispatcher: Callable[P, R] = _njit(nogil=True)(function)
     return dispatcher
 
 
-def class_tables(first: int) -> tuple[Array, Array]:
-    """Give the class of each exponent, and a unit in the nibble it is counted in."""
-    classes = np.clip(np.arange(EXPONENT_MASK + 1) - first, 0, CLASSES - 1)
-    shifts = 8 * (classes % _HALF) + np.where(classes < _HALF, 0, 4)
-    return classes.astype(np.uint8), np.uint64(1) << shifts.astype(np.uint64)
+def part(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile what only compiled functions call: without the entry from Python, a fifth sooner."""
+    dispatcher: Callable[P, R] = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return dispatcher
 
 
-def fours(words: Array) -> Array:
-    """View words four at a time, as far as there are eight."""
-    return words[: words.size & ~7].view(np.uint64)
+@part
+def count_ones(bits: np.uint64) -> Number:
+    """Give how many bits are set."""
+    # LLVM knows this loop, and makes one instruction of it.
+    ones = 0
+    while bits:
+        bits &= bits - _ONE
+        ones += 1
+    return ones
 
 
-@compiled
-def are_finite(words: Array) -> bool:
-    """Say whether no word, taken as bfloat16, has all exponent bits set."""
-    # Compared in the words' own type, by index: so it becomes vector instructions, four times as fast.
-    largest = np.uint16(0)
-    for place in range(words.size):
+@part
+def _nibble_of(word: np.uint16, first: np.uint16) -> np.uint8:
+    exponent = np.uint16(word >> _EXPONENT_SHIFT & _EXPONENT_MASK)
+    number = np.uint16(exponent - first) if exponent > first else _NO_WORD
+    return np.uint8((number if number < _LAST_CLASS else _LAST_CLASS) << _TIMES_NIBBLE)
+
+
+@part
+def _look(base: Array, words: Array, first: np.uint16, nibbles: Array, changed: Array) -> np.uint16:
+    """Write down the nibble of each word and whether it changed; give the largest exponent, in its place."""
+    largest = _NO_WORD
+    for place in range(base.size):
+        nibbles[place] = _nibble_of(base[place], first)
+        changed[place] = base[place] != words[place]
         exponent = np.uint16(words[place] & _EXPONENT_BITS)
         largest = exponent if exponent > largest else largest
-    return bool(largest < _EXPONENT_BITS)
+    return largest
 
 
-@compiled
-def _nibble_of(number: Number) -> np.uint64:
-    return np.uint64(8 * (number % _HALF) + (0 if number < _HALF else 4))
+@part
+def _copy(base: Array, out: Array, first: np.uint16, nibbles: Array) -> None:
+    for place in range(base.size):
+        nibbles[place] = _nibble_of(base[place], first)
+        out[place] = base[place]
 
 
-@compiled
-def _units(units: Array, four: np.uint64) -> np.uint64:
-    total: np.uint64 = (
-        units[four >> _SHIFT_0 & _EXPONENT]
-        + units[four >> _SHIFT_1 & _EXPONENT]
-        + units[four >> _SHIFT_2 & _EXPONENT]
-        + units[four >> _SHIFT_3 & _EXPONENT]
-    )
-    return total
+@part
+def _count(nibbles: Array) -> tuple[np.uint64, np.uint64]:
+    """Count the words of a block, a byte for each class: the even ones, the odd ones."""
+    even = odd = _ZERO
+    for lane in range(_BLOCK_EIGHTS):
+        units = _ZERO
+        for row in range(_EIGHT):
+            units += _ONE << np.uint64(nibbles[row * _BLOCK_EIGHTS + lane])
+        even += units & _NIBBLES
+        odd += units >> _FOUR & _NIBBLES
+    return even, odd
 
 
-@compiled
-def _empty_into(seen: Array, low: np.uint64, high: np.uint64) -> None:
-    for number in range(_HALF):
-        shift = np.uint64(8 * number)
-        seen[number] += np.int64(low >> shift & _BYTE)
-        seen[_HALF + number] += np.int64(high >> shift & _BYTE)
+@part
+def _list_nonzero(eights: Array, listed: Array) -> None:
+    """List the places of what is not zero, and ``eights.size``."""
+    count = 0
+    for place in range(eights.size):
+        # Written over by the next one unless it counts: no branch that nobody could predict.
+        listed[count] = place
+        count += eights[place] != _ZERO
+    listed[count] = eights.size
+
+
+@part
+def _count_before(nibbles: Array, nibble: np.uint8, place: np.uint8) -> Number:
+    """Count the words of a class before ``place`` of a block."""
+    count = np.uint8(0)
+    for other in range(BLOCK_WORDS):
+        count = np.uint8(count + np.uint8((nibbles[other] == nibble) & (_PLACES[other] < place)))
+    return np.int64(count)
 
 
 @compiled
 def find(
     base: Array,
     words: Array,
-    base_fours: Array,
-    words_fours: Array,
-    classes: Array,
-    units: Array,
+    first: Number,
+    nibbles: Array,
+    changed: Array,
+    changed_eights: Array,
+    listed: Array,
+    seen: Array,
+    after_last: Array,
     found_class: Array,
     found_gap: Array,
     found_step: Array,
-) -> int:
-    """List the changes in the order of their places: class, unchanged words of it before, step."""
-    seen = np.zeros(CLASSES, np.int64)
-    after_last = np.zeros(CLASSES, np.int64)
-    low = high = _ZERO
-    groups = found = 0
-    whole = base_fours.size * 4
-    for group in range(base_fours.size // 2):
-        left, right = base_fours[2 * group], base_fours[2 * group + 1]
-        if left != words_fours[2 * group] or right != words_fours[2 * group + 1]:
-            before = _ZERO
-            for place in range(8 * group, 8 * group + 8):
-                exponent = base[place] >> EXPONENT_SHIFT & EXPONENT_MASK
-                if base[place] != words[place]:
-                    number = np.int64(classes[exponent])
-                    half = low if number < _HALF else high
-                    rank = seen[number] + np.int64(half >> np.uint64(8 * (number % _HALF)) & _BYTE)
-                    rank += np.int64(before >> _nibble_of(number) & _NIBBLE)
+) -> tuple[Number, bool]:
+    """List the changes in the order of their places: class, unchanged words of it before, step.
+
+    Args:
+        nibbles, changed: PIECE_WORDS bytes; ``changed_eights`` are the same as the latter.
+        listed: an integer for each of those eights, and one more.
+        seen, after_last: CLASSES zeros.
+    Returns:
+        How many there are, and whether no word, taken as bfloat16, has all exponent bits set.
+    """
+    largest = _NO_WORD
+    found = 0
+    for start in range(0, base.size, PIECE_WORDS):
+        end = min(start + PIECE_WORDS, base.size)
+        piece_base, piece_words = base[start:end], words[start:end]
+        exponent = _look(piece_base, piece_words, np.uint16(first), nibbles, changed)
+        largest = exponent if exponent > largest else largest
+        blocks = -(-(end - start) // BLOCK_WORDS)
+        changed[end - start : blocks * BLOCK_WORDS] = False
+        _list_nonzero(changed_eights[: blocks * _BLOCK_EIGHTS], listed)
+        next_listed = 0
+        for block in range(blocks):
+            block_start = block * BLOCK_WORDS
+            block_nibbles = nibbles[block_start : block_start + BLOCK_WORDS]
+            while listed[next_listed] < (block + 1) * _BLOCK_EIGHTS:
+                eight = listed[next_listed]
+                next_listed += 1
+                flags = changed_eights[eight]
+                while flags:
+                    lowest = flags & (~flags + _ONE)
+                    flags ^= lowest
+                    place = _EIGHT * eight + (count_ones(lowest - _ONE) >> 3)
+                    nibble = nibbles[place]
+                    number = nibble >> _NIBBLE_BITS
+                    rank = seen[number]
+                    rank += _count_before(block_nibbles, nibble, np.uint8(place - block_start))
                     found_class[found] = number
                     found_gap[found] = rank - after_last[number]
-                    found_step[found] = words[place] - base[place]
+                    found_step[found] = piece_words[place] - piece_base[place]
                     after_last[number] = rank + 1
                     found += 1
-                before += units[exponent]
-        nibbles = _units(units, left) + _units(units, right)
-        low += nibbles & _NIBBLES
-        high += nibbles >> _FOUR & _NIBBLES
-        groups += 1
-        if groups == _FIND_GROUPS:
-            _empty_into(seen, low, high)
-            low = high = _ZERO
-            groups = 0
-    _empty_into(seen, low, high)
-    for place in range(whole, base.size):
-        number = np.int64(classes[base[place] >> EXPONENT_SHIFT & EXPONENT_MASK])
-        if base[place] != words[place]:
-            found_class[found] = number
-            found_gap[found] = seen[number] - after_last[number]
-            found_step[found] = words[place] - base[place]
-            after_last[number] = seen[number] + 1
-            found += 1
-        seen[number] += 1
-    return found
+            even, odd = _count(block_nibbles)
+            for pair in range(CLASSES // 2):
+                shift = np.uint64(8 * pair)
+                seen[2 * pair] += np.int64(even >> shift & _BYTE)
+                seen[2 * pair + 1] += np.int64(odd >> shift & _BYTE)
+    return found, bool(largest < _EXPONENT_BITS)
 
 
-@compiled
-def _until(ranks: Array, cursors: Array, seen: Array, start: int) -> np.uint64:
-    """Give how many words of eight classes, up to 127, may be counted before a change is passed."""
-    until = _ZERO
-    for number in range(_HALF):
-        left = min(ranks[cursors[start + number]] - seen[start + number], 127)
-        until |= np.uint64(left) << np.uint64(8 * number)
-    return until
+@part
+def _find_ranked(nibbles: Array, nibble: np.uint8, rank: Number) -> Number:
+    """Give the place of the word that has ``rank`` among those of its class in a block."""
+    pattern = np.uint64(nibble) * _BYTES
+    eight = 0
+    while True:
+        # Below 128, a byte leaves the high bit unless it is zero.
+        same = _HIGH_BITS - (nibbles[eight] ^ pattern) & _HIGH_BITS
+        count = count_ones(same)
+        if rank < count:
+            break
+        rank -= count
+        eight += 1
+    up_to = (same >> _SEVEN) * _BYTES
+    return _EIGHT * eight + count_ones((np.uint64(rank) * _BYTES | _HIGH_BITS) - up_to & _HIGH_BITS)
 
 
 @compiled
 def apply(
     base: Array,
     out: Array,
-    base_fours: Array,
-    out_fours: Array,
-    classes: Array,
-    units: Array,
+    first: Number,
+    nibbles: Array,
+    nibble_eights: Array,
     ranks: Array,
     steps: Array,
     starts: Array,
+    cursors: Array,
+    left: Array,
+    reached: Array,
 ) -> bool:
     """Make the words; say whether every change found its word.
 
-    Each class's ranks start at its ``starts`` and end with one that no word has.
+    Args:
+        nibbles: PIECE_WORDS bytes; ``nibble_eights`` are the same.
+        starts: where the ranks of each class start; they end with one that no word has.
+        cursors, left, reached: room for CLASSES integers, and one more.
     """
-    seen = np.zeros(CLASSES, np.int64)
-    cursors = starts[:CLASSES].copy()
-    low = high = _ZERO
-    low_until, high_until = _until(ranks, cursors, seen, 0), _until(ranks, cursors, seen, _HALF)
-    groups = 0
-    whole = base_fours.size * 4
-    for group in range(base_fours.size // 2):
-        left, right = base_fours[2 * group], base_fours[2 * group + 1]
-        nibbles = _units(units, left) + _units(units, right)
-        low_after = low + (nibbles & _NIBBLES)
-        high_after = high + (nibbles >> _FOUR & _NIBBLES)
-        room = ((low_until | _HIGH_BITS) - low_after) & ((high_until | _HIGH_BITS) - high_after)
-        out_fours[2 * group] = left
-        out_fours[2 * group + 1] = right
-        groups += 1
-        has_change = room & _HIGH_BITS != _HIGH_BITS
-        if has_change:
-            _empty_into(seen, low, high)
-            _apply_each(base, out, 8 * group, 8 * group + 8, classes, ranks, steps, cursors, seen)
-        elif groups < _APPLY_GROUPS:
-            low, high = low_after, high_after
-            continue
-        else:
-            _empty_into(seen, low_after, high_after)
-        low = high = _ZERO
-        low_until, high_until = _until(ranks, cursors, seen, 0), _until(ranks, cursors, seen, _HALF)
-        groups = 0
-    _empty_into(seen, low, high)
-    _apply_each(base, out, whole, base.size, classes, ranks, steps, cursors, seen)
-    return bool(np.all(cursors == starts[1:] - 1))
-
-
-@compiled
-def _apply_each(
-    base: Array,
-    out: Array,
-    start: int,
-    end: int,
-    classes: Array,
-    ranks: Array,
-    steps: Array,
-    cursors: Array,
-    seen: Array,
-) -> None:
-    for place in range(start, end):
-        number = np.int64(classes[base[place] >> EXPONENT_SHIFT & EXPONENT_MASK])
-        out[place] = base[place]
-        if seen[number] == ranks[cursors[number]]:
-            out[place] = base[place] + steps[cursors[number]]
-            cursors[number] += 1
-        seen[number] += 1
+    for number in range(CLASSES):
+        cursors[number] = starts[number]
+        left[number] = ranks[starts[number]]
+    for start in range(0, base.size, PIECE_WORDS):
+        piece_base, piece_out = base[start : start + PIECE_WORDS], out[start : start + PIECE_WORDS]
+        _copy(piece_base, piece_out, np.uint16(first), nibbles)
+        for block_start in range(0, piece_base.size, BLOCK_WORDS):
+            even, odd = _count(nibbles[block_start : block_start + BLOCK_WORDS])
+            signs = 0
+            for pair in range(CLASSES // 2):
+                shift = np.uint64(8 * pair)
+                left[2 * pair] -= np.int64(even >> shift & _BYTE)
+                left[2 * pair + 1] -= np.int64(odd >> shift & _BYTE)
+                signs |= left[2 * pair] | left[2 * pair + 1]
+            if signs >= 0:
+                continue
+            eights = nibble_eights[block_start // _EIGHT : block_start // _EIGHT + _BLOCK_EIGHTS]
+            count = 0
+            for number in range(CLASSES):
+                reached[count] = number
+                count += left[number] < 0
+            for number in reached[:count]:
+                counts = even if number & 1 == 0 else odd
+                words = np.int64(counts >> np.uint64(8 * (number >> 1)) & _BYTE)
+                while left[number] < 0:
+                    place = block_start
+                    place += _find_ranked(eights, np.uint8(number << _NIBBLE_BITS), left[number] + words)
+                    # What is past the end of the frame was left there by another piece.
+                    if place >= piece_out.size:
+                        return False
+                    cursor = cursors[number]
+                    piece_out[place] = piece_base[place] + steps[cursor]
+                    left[number] += ranks[cursor + 1] - ranks[cursor]
+                    cursors[number] = cursor + 1
+    missed = 0
+    for number in range(CLASSES):
+        missed += starts[number + 1] - 1 - cursors[number]
+    return missed == 0

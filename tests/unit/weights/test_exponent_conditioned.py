@@ -80,7 +80,7 @@ def test_a_class_that_changed_nearly_everywhere_is_coded_by_its_runs(implementat
 
 
 @each
-@pytest.mark.parametrize("size", [1, 7, 8, 64, 121, 4095, 4096, 4097, 8 * 4096 + 3])
+@pytest.mark.parametrize("size", [1, 7, 8, 64, 121, 191, 192, 193, 3073, 4095, 4096, 4097, 8 * 4096 + 3])
 def test_frames_of_any_size_come_back(implementation: Implementation, size: int) -> None:
     base = trained_words(size, seed=size)
     words = trained_step(base, seed=1, step=1e-5)
@@ -104,6 +104,23 @@ def test_the_largest_frame_comes_back(implementation: Implementation) -> None:
     assert payload is not None
     assert len(payload) < 20
     assert fault_of(implementation, payload, base=base) == (Fault.NONE, alone.tobytes())
+
+
+@each
+def test_a_frame_is_coded_as_if_there_had_been_none_before(implementation: Implementation) -> None:
+    before = np.full(5000, 120 << 7, np.uint16)
+    after = before + np.uint16(1)
+    # As many words of the class as its first rank says is before the change: there is none to change.
+    base = np.where(np.arange(20) < 10, 120 << 7, 125 << 7).astype(np.uint16)
+    past = well_begun().surprise(1 - 7).surprise(6).number(10, 0).bits(0, 1).surprise(-7).to_bytes()
+    words = base.copy()
+    words[9] += 1
+    payload = implementation.encode(after, base=before, limit_bytes=5000).payload
+    assert payload is not None
+    assert fault_of(implementation, payload, base=before) == (Fault.NONE, after.tobytes())
+    delta = implementation.encode(words, base=base, limit_bytes=40)
+    assert (delta.payload, delta.changes) == (coded(words, base=base), 1)
+    assert fault_of(implementation, past, base=base)[0] is Fault.POSITION
 
 
 @each
