@@ -93,7 +93,7 @@ class Model:
         code_frames(
             range(len(self.layout.frames)),
             new=self.read,
-            base=self.base.frames(self.layout),
+            base=self.base.frame_words(self.layout),
             layout=self.layout,
             put=put,
             executor=pool,
@@ -161,7 +161,7 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
         gate,
         model.masters,
         store,
-        start=HeldPolicy(model.base.version, model.base.words.copy(), model.base.frame_digests),
+        start=HeldPolicy(model.base.version, model.base.words.copy()),
         layout=model.layout,
         signer=signer,
         threads=CORES,

@@ -156,7 +156,7 @@ class GapXor:
         gaps = np.diff(places, prepend=-1) - 1
         fillers = gaps // (_GAP_MOST + 1)
         ends = np.cumsum(fillers + 1) - 1
-        short = np.full(ends[-1] + 1, _GAP_MOST, np.uint16)
+        short = np.full(places.size + fillers.sum(), _GAP_MOST, np.uint16)
         short[ends] = gaps - fillers * (_GAP_MOST + 1)
         flips = np.zeros(short.size, np.uint16)
         flips[ends] = words[places] ^ base[places]
@@ -191,7 +191,7 @@ class Leb128:
         offsets = np.frombuffer(payload, np.uint8)[4 : len(payload) - 2 * count]
         values = np.frombuffer(payload, np.uint16, count, len(payload) - 2 * count)
         lasts = np.flatnonzero(offsets < 0x80)
-        firsts = np.concatenate([[0], lasts[:-1] + 1])
+        firsts = np.concatenate([[0], lasts + 1])[:-1]
         shift = 7 * (np.arange(offsets.size) - np.repeat(firsts, lasts - firsts + 1))
         gaps = np.add.reduceat((offsets & 0x7F).astype(np.int64) << shift, firsts)
         out[np.cumsum(gaps + 1) - 1] = values

@@ -104,7 +104,7 @@ def load_pair(path: Path) -> Pair:
         raise PairError(f"{path}: changed has {changed.min()} to {changed.max()}, base has {base.size} words")
     if np.unique(changed).size != changed.size:
         raise PairError(f"{path}: changed has a place twice")
-    base = np.ascontiguousarray(base).ravel()
+    base = base.astype(np.uint16).ravel()
     words = base.copy()
     words[changed] = new_values
     names, shapes = _tensors(path, arrays, words=base.size)
@@ -117,10 +117,10 @@ def _read(path: Path) -> Arrays:
             file = np.load(opened, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise PairError(f"{path}: one array, not an .npz")
-            arrays = {name: file[name] for name in file.files}
+            arrays = {name: np.asarray(file[name]) for name in file.files}
     except PairError:
         raise
-    except (EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise PairError(f"{path}: no .npz of plain arrays, or a damaged one") from error
     except OSError as error:
         raise PairError(f"{path}: {error.strerror or error}") from error
@@ -134,14 +134,16 @@ def _tensors(path: Path, arrays: Arrays, *, words: int) -> tuple[list[str], list
     sizes = arrays.get("sizes", np.array([words])).ravel()
     if not np.issubdtype(sizes.dtype, np.integer) or (sizes.size and int(sizes.min()) < 1):
         raise PairError(f"{path}: sizes are {sizes.dtype}, not integers above 0")
-    if int(sizes.sum()) != words:
-        raise PairError(f"{path}: sizes add up to {sizes.sum()}, base has {words} words")
+    if sum(sizes.tolist()) != words:
+        raise PairError(f"{path}: sizes add up to {sum(sizes.tolist())}, base has {words} words")
     names = [str(name) for name in arrays.get("names", np.arange(sizes.size)).ravel()]
     if "names" not in arrays:
         names = [f"tensor.{number:06}" for number in range(sizes.size)]
     shapes: list[tuple[int, ...]] = [(int(size),) for size in sizes]
     if "shapes" in arrays:
         shapes = [_shape(path, str(text)) for text in arrays["shapes"].ravel()]
+    if any(not name.isprintable() for name in names):
+        raise PairError(f"{path}: a name that cannot be printed")
     if not len(set(names)) == len(names) == sizes.size:
         raise PairError(f"{path}: {len(set(names))} different names for {sizes.size} sizes")
     if [int(np.prod(shape)) for shape in shapes] != sizes.tolist():
@@ -151,9 +153,12 @@ def _tensors(path: Path, arrays: Arrays, *, words: int) -> tuple[list[str], list
 
 def _shape(path: Path, text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(length) for length in ast.literal_eval(text))
-    except (ValueError, TypeError, SyntaxError):
-        raise PairError(f"{path}: {text!r} is no shape") from None
+        shape = tuple(int(length) for length in ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        shape = (0,)
+    if min(shape, default=1) < 1:
+        raise PairError(f"{path}: {text[:64]!r} is no shape")
+    return shape
 
 
 def drawn_pair(words: int, *, step: float) -> Pair:

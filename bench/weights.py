@@ -1,6 +1,7 @@
 """Bytes and speed of weight deltas: ours, what others send, and the bound. One JSON line per codec.
 
     python -m bench.weights --pair FILE.npz        two versions of your own: bench/weight_pairs.py says how
+    python -m bench.weights --drawn WORDS          normal weights and steps, of any size
     python -m bench.weights                        trains a small model first: some minutes
 
     codec      ours, pulse, gap_xor, leb128, dense_xor, raw, bound
@@ -9,6 +10,9 @@
     encode_gb_s_per_core, decode_gb_s_per_core      bytes of the full model per second of one thread's time
     encode_gb_s_all_cores, decode_gb_s_all_cores    the same by the clock with a thread per core, which
                share frames (ours) or tensors (others)
+    copy_gb_s_per_core      of copying the new words to another array in the same run: the codecs are bound by
+               memory, and this tells what the machine's can do
+    encode_of_copy, decode_of_copy                  speed per core over that of the copy
     encode_peak_extra_bytes, decode_peak_extra_bytes    resident memory above that of the versions, with the
                delta and all scratch memory; Linux only
 
@@ -16,7 +20,7 @@ What is timed, of whole models, never of one frame again and again, which a bran
 each figure is the best of the repetitions:
 
     ours, encode   find the changes, code them, xxh3 of the new words, NaN and infinity refused, BLAKE3 of
-                   the payloads, the manifest and its root; the base's digests are known from its own time
+                   the payloads, the manifest and its root; the base's root is known from its own time
     ours, decode   BLAKE3 of the payloads checked, decode from the base to a second copy, xxh3 of it checked
     others         find the changes, code them, xxh3 of the new words; copy the base, decode into it, xxh3
 
@@ -40,7 +44,7 @@ import xxhash
 
 from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weight_pairs import Pair, PairError, load_pair, trained_pairs
+from bench.weight_pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.weights import native
@@ -55,6 +59,10 @@ from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
 
 IMPLEMENTATIONS: Final = ("best", "portable", "numba", "numpy")
+CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")
+
+_DRAWN_STEP: Final = 3e-7
+"""Changes 1 % of normal weights of 0.02."""
 
 
 class Codec(Protocol):
@@ -175,7 +183,8 @@ def compare(
         if not only or rival.name in only:
             yield measure(pair, Theirs(pair, rival), repetitions=repetitions, bound=bound)
     if not only or "bound" in only:
-        yield _size_fields("bound", bound, pair, bound=bound)
+        copy_s = _copy_s(pair, np.zeros_like(pair.words), repetitions)
+        yield {**_size_fields("bound", bound, pair, bound=bound), **_copy_fields(pair, copy_s)}
 
 
 def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> dict[str, Any]:
@@ -184,13 +193,13 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
     Raises:
         AssertionError: the words that came out are not those that went in.
     """
-    _give_back_freed_memory()
-    encode_peak, delta = peak(lambda: _in_a_new_thread(lambda: candidate.encode(None)))
-    decode_peak, made = peak(lambda: _in_a_new_thread(lambda: candidate.decode(delta, None)))
+    encode_peak, delta = _peak(lambda: candidate.encode(None))
+    decode_peak, made = _peak(lambda: candidate.decode(delta, None))
     assert np.array_equal(made, pair.words), candidate.name
     size, container = candidate.sizes(delta)
     full = 2 * pair.words.size / 1e9
     encode_s = best(lambda: candidate.encode(None), time.thread_time, repetitions)
+    copy_s = _copy_s(pair, made, repetitions)
     decode_s = best(lambda: candidate.decode(delta, None), time.thread_time, repetitions)
     with ThreadPoolExecutor(CORES) as pool:
         shared = candidate.encode(pool)
@@ -204,6 +213,9 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
         "encode_gb_s_all_cores": round(full / encode_all_s, 3),
         "decode_gb_s_all_cores": round(full / decode_all_s, 3),
         "cores": CORES,
+        **_copy_fields(pair, copy_s),
+        "encode_of_copy": round(copy_s / encode_s, 3),
+        "decode_of_copy": round(copy_s / decode_s, 3),
         "encode_peak_extra_bytes": encode_peak,
         "decode_peak_extra_bytes": decode_peak,
     }
@@ -222,10 +234,19 @@ def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[st
     }
 
 
-def _in_a_new_thread(run: Callable[[], T]) -> T:
-    """Run where no scratch memory is kept from another run."""
+def _copy_s(pair: Pair, out: Words, repetitions: int) -> float:
+    return best(lambda: np.copyto(out, pair.words), time.thread_time, repetitions)
+
+
+def _copy_fields(pair: Pair, copy_s: float) -> dict[str, Any]:
+    return {"copy_gb_s_per_core": round(2 * pair.words.size / 1e9 / copy_s, 3)}
+
+
+def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
+    """Run in a new thread, which has no scratch memory of another run, and give how far memory rose."""
+    _give_back_freed_memory()
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
+        return peak(lambda: pool.submit(run).result())
 
 
 def _give_back_freed_memory() -> None:
@@ -261,7 +282,9 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
+    source.add_argument("--drawn", type=_positive, metavar="WORDS", help="draw a pair of this size instead")
     parser.add_argument("--save", type=Path, help="keep the trained pair in this file")
     parser.add_argument("--learning-rate", type=float, default=1e-6, help="of the trained pair's last steps")
     parser.add_argument("--pretrain-steps", type=int, default=250)
@@ -274,8 +297,8 @@ def main(arguments: Sequence[str]) -> None:
         default="best",
         help="of ours; all: a line for each",
     )
-    parser.add_argument("--only", action="append", help="a codec; may be given several times")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--only", action="append", choices=CODECS, help="a codec; may be given several times")
+    parser.add_argument("--repetitions", type=_positive, default=5)
     options = parser.parse_args(arguments)
     implementations = IMPLEMENTATIONS if options.implementation == "all" else (options.implementation,)
     try:
@@ -292,9 +315,18 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(2) from None
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def _pair(options: argparse.Namespace) -> Pair:
     if options.pair is not None:
         pair = load_pair(options.pair)
+    elif options.drawn is not None:
+        pair = drawn_pair(options.drawn, step=_DRAWN_STEP)
     else:
         (pair,) = trained_pairs(
             [options.learning_rate], pretrain_steps=options.pretrain_steps, steps=options.steps

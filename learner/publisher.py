@@ -30,7 +30,7 @@ from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
 from node.clock import Clock
 from node.errors import RETRYABLE, RefusedError, StartupError
-from node.policy import NO_BASE, PolicyVersion
+from node.policy import PolicyVersion
 from node.run import RunSettings
 from node.until import run_until
 from node.weights.artifact_files import Draft
@@ -186,7 +186,7 @@ class Publisher:
             finally:
                 self._gate.release()
             version = self._store_artifact(number, records, base=base, draft=draft)
-        return HeldPolicy(version, made, tuple(record.new_digest for record in records))
+        return HeldPolicy(version, made)
 
     def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
         """Store a version that is in memory; in the thread."""
@@ -199,7 +199,7 @@ class Publisher:
         return code_frames(
             range(len(self._layout.frames)),
             new=new,
-            base=None if base is None else base.frames(self._layout),
+            base=None if base is None else base.frame_words(self._layout),
             layout=self._layout,
             put=draft.append,
             executor=self._pool,
@@ -212,7 +212,7 @@ class Publisher:
         manifest = join(
             records,
             version=number,
-            base_version=NO_BASE if base is None else base.version.number,
+            base=None if base is None else base.version,
             layout=self._layout,
             run_id=self._signer.run_id,
             learner_epoch=self._signer.learner_epoch,

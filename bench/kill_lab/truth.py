@@ -22,7 +22,7 @@ Words = NDArray[np.uint16]
 
 _FRAME_WORDS: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
-_FRAME: Final = struct.Struct("<B I Q Q 16s")
+_FRAME: Final = struct.Struct("<I Q 16s")
 _HELD: Final = struct.Struct("<8s q 16s 16s")
 _SIGNATURE_BYTES: Final = 64
 
@@ -65,7 +65,7 @@ def read_manifest(data: bytes, public_key: bytes) -> Signed | None:
         return None
     _, _, version, base_version, _, _, root, _, _, name_bytes = _HEADER.unpack_from(message)
     rows = _FRAME.iter_unpack(message[_HEADER.size + name_bytes :])
-    return Signed(version, base_version, root, tuple((size, digest) for _, size, _, _, digest in rows))
+    return Signed(version, base_version, root, tuple((coding >> 4, digest) for coding, _, digest in rows))
 
 
 def read_artifact(directory: Path, public_key: bytes) -> OnDisk | None:

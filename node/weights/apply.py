@@ -5,7 +5,7 @@
     put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
                  decoded words have the new digest -> in the spare array
                  or else, base has the new digest -> nothing to decode
-                          base has another        -> WrongBaseError: mend this frame from a keyframe
+                          or else, a base is needed -> WrongBaseError: mend this frame from a keyframe
     finish()     every frame there, root verified -> the words
 
 The base is never written to. A chain of artifacts needs two arrays, base and spare, which swap
@@ -36,9 +36,9 @@ class DamagedFrameError(RefusedError):
 class WrongBaseError(RefusedError):
     """The words held are not those the payload starts from, in this frame."""
 
-    def __init__(self, frame: int, version: int) -> None:
+    def __init__(self, frame: int, version: int, fault: str) -> None:
         super().__init__(
-            Reason.WRONG_BASE, f"frame {frame} of the base of version {version} has another digest"
+            Reason.WRONG_BASE, f"frame {frame}: what is held does not make version {version}: {fault}"
         )
         self.frame = frame
 
@@ -201,11 +201,11 @@ def make_frame(
         fault = str(error)
     if not fault:
         return
-    # The base is hashed only now, to tell why: words that came out right need no more proof.
-    held_digest = None if base is None else words_digest(base)
-    if base is not None and held_digest == record.new_digest:
+    # The base is hashed only now: words that came out right need no more proof. What was signed made the
+    # right words of the right base; if it did not, whoever mends the frame finds out.
+    if base is not None and words_digest(base) == record.new_digest:
         np.copyto(out, base)
-    elif record.codec.needs_base and held_digest != record.base_digest:
-        raise WrongBaseError(frame, manifest.version)
+    elif record.codec.needs_base:
+        raise WrongBaseError(frame, manifest.version, fault)
     else:
         raise DamagedFrameError(frame, fault)

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, ROOT_BYTES
+from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
 from node.weights.codec import encode_frame
 from node.weights.digests import Words, payload_digest, version_root
 from node.weights.held import HeldPolicy, check_size
@@ -24,9 +24,6 @@ from node.weights.manifest import FrameRecord, Manifest
 
 FrameWords = Callable[[int], Words]
 """Gives the words of one frame of some version; in several threads at once, each for another frame."""
-
-BaseFrame = Callable[[int], tuple[Words, int]]
-"""Likewise, with their digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ def code_frames(
     frames: Iterable[int],
     *,
     new: FrameWords,
-    base: BaseFrame | None,
+    base: FrameWords | None,
     layout: Layout,
     put: Callable[[bytes], object],
     executor: Executor | None,
@@ -88,7 +85,7 @@ def join(
     records: Sequence[FrameRecord],
     *,
     version: int,
-    base_version: int,
+    base: PolicyVersion | None,
     layout: Layout,
     run_id: str,
     learner_epoch: int,
@@ -96,24 +93,25 @@ def join(
 ) -> Manifest:
     """Make one manifest of the records of all frames of the layout, in order.
 
+    Args:
+        base: whose words all of them were coded against; None: a keyframe.
     Raises:
         ValueError: frames are missing, or ``version`` is not newer than its base.
     """
     if len(records) != len(layout.frames):
         raise ValueError(f"{len(records)} records for {len(layout.frames)} frames")
-    if not base_version < version:
-        raise ValueError(f"version {version} cannot start from version {base_version}")
-    base_root = bytes(ROOT_BYTES)
-    if base_version != NO_BASE:
-        base_root = version_root(layout.digest, (record.base_digest for record in records))
+    if base is None:
+        base = PolicyVersion(NO_BASE, bytes(ROOT_BYTES))
+    if not base.number < version:
+        raise ValueError(f"version {version} cannot start from version {base.number}")
     return Manifest(
         run_id=run_id,
         learner_epoch=learner_epoch,
         layout_digest=layout.digest,
         version=version,
         root=version_root(layout.digest, (record.new_digest for record in records)),
-        base_version=base_version,
-        base_root=base_root,
+        base_version=base.number,
+        base_root=base.root,
         published_at_s=published_at_s,
         frames=tuple(records),
     )
@@ -141,7 +139,7 @@ def encode_version(
     records = code_frames(
         range(len(layout.frames)),
         new=lambda frame: words[layout.frames[frame].slice],
-        base=None if base is None else base.frames(layout),
+        base=None if base is None else base.frame_words(layout),
         layout=layout,
         put=payloads.append,
         executor=executor,
@@ -150,7 +148,7 @@ def encode_version(
     manifest = join(
         records,
         version=version,
-        base_version=NO_BASE if base is None else base.version.number,
+        base=None if base is None else base.version,
         layout=layout,
         run_id=run_id,
         learner_epoch=learner_epoch,
@@ -160,17 +158,16 @@ def encode_version(
 
 
 def _code(
-    frame: int, *, new: FrameWords, base: BaseFrame | None, layout: Layout
+    frame: int, *, new: FrameWords, base: FrameWords | None, layout: Layout
 ) -> tuple[FrameRecord, bytes]:
     words = new(frame)
-    base_words, base_digest = (None, 0) if base is None else base(frame)
+    base_words = None if base is None else base(frame)
     coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)
     if not coded.is_finite:
         raise _non_finite(words, frame=frame, layout=layout)
     record = FrameRecord(
         codec=coded.codec,
         payload_bytes=len(coded.payload),
-        base_digest=base_digest,
         new_digest=coded.digest,
         payload_digest=payload_digest(coded.payload),
     )

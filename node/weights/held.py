@@ -16,8 +16,6 @@ class HeldPolicy:
 
     version: PolicyVersion
     words: Words
-    frame_digests: tuple[int, ...] | None = None
-    """``words_digest`` of every frame, if known; whoever needs one need not read the words for it."""
 
     @classmethod
     def of(cls, number: int, words: Words, *, layout: Layout) -> "HeldPolicy":
@@ -27,19 +25,12 @@ class HeldPolicy:
             ValueError: the words are not of this layout.
         """
         check_size(words, layout)
-        digests = tuple(words_digest(words[frame.slice]) for frame in layout.frames)
-        return cls(PolicyVersion(number, version_root(layout.digest, digests)), words, digests)
+        digests = (words_digest(words[frame.slice]) for frame in layout.frames)
+        return cls(PolicyVersion(number, version_root(layout.digest, digests)), words)
 
     def frame_words(self, layout: Layout) -> Callable[[int], Words]:
         """Give what gives the words of a frame."""
         return lambda number: self.words[layout.frames[number].slice]
-
-    def frames(self, layout: Layout) -> Callable[[int], tuple[Words, int]]:
-        """Give what gives the words of a frame and their digest."""
-        words_of, known = self.frame_words(layout), self.frame_digests
-        if known is None:
-            return lambda number: (words_of(number), words_digest(words_of(number)))
-        return lambda number: (words_of(number), known[number])
 
 
 def check_size(words: Words, layout: Layout) -> None:

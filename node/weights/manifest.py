@@ -1,13 +1,14 @@
-"""What one artifact is: a small signed table that says what every frame starts from and makes.
+"""What one artifact is: a small signed table that says how every frame is coded and what it makes.
 
     signed     = manifest | Ed25519 signature over DOMAIN + manifest
     manifest   = magic | learner epoch | version | base version | published at | layout digest
                  | root | base root | frame count | length of run id | run id | frame*
-    frame      = codec u8 | payload bytes u32 | base digest u64 | new digest u64 | payload digest 16
+    frame      = codec 4 bits, payload bytes 28 bits | new digest u64 | payload digest 16
 
-All little-endian and packed; no optional part, so that equal manifests are equal bytes. The
-manifest is checked in this order: length, signature, structure, run, and by whoever knows the
-model, layout. Whether the version is wanted (newer than what is held, from a live learner) is
+All little-endian and packed; no optional part, so that equal manifests are equal bytes. A frame does
+not say what it starts from: the base root does for all of them, and whoever holds that version has
+compared it. The manifest is checked in this order: length, signature, structure, run, and by whoever
+knows the model, layout. Whether the version is wanted (newer than what is held, from a live learner) is
 the business of ``HighWater`` in node/weights/high_water.py.
 """
 
@@ -31,19 +32,18 @@ SIGNATURE_BYTES: Final = 64
 
 _MAGIC: Final = b"HRLMAN1\0"
 _HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
-_FRAME: Final = struct.Struct("<B I Q Q 16s")
+_FRAME: Final = struct.Struct("<I Q 16s")
+_CODEC_BITS: Final = 4
 _NO_ROOT: Final = bytes(ROOT_BYTES)
 _EMPTY_DIGEST: Final = payload_digest(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRecord:
-    """One frame: how it is coded, what it starts from, what it makes."""
+    """One frame: how it is coded, what it makes."""
 
     codec: Codec
     payload_bytes: int
-    base_digest: int
-    """xxh3 of the words it starts from; 0 in a keyframe."""
     new_digest: int
     """xxh3 of the words it makes."""
     payload_digest: bytes
@@ -119,7 +119,7 @@ class Manifest:
             len(run_id),
         )
         rows = (
-            _FRAME.pack(f.codec, f.payload_bytes, f.base_digest, f.new_digest, f.payload_digest)
+            _FRAME.pack(f.payload_bytes << _CODEC_BITS | f.codec, f.new_digest, f.payload_digest)
             for f in self.frames
         )
         return b"".join((header, run_id, *rows))
@@ -191,9 +191,10 @@ def parse(message: bytes) -> Manifest:
     return manifest
 
 
-def _frame(codec: int, payload_bytes: int, base_digest: int, new_digest: int, digest: bytes) -> FrameRecord:
+def _frame(coding: int, new_digest: int, digest: bytes) -> FrameRecord:
+    payload_bytes, codec = divmod(coding, 1 << _CODEC_BITS)
     try:
-        return FrameRecord(Codec(codec), payload_bytes, base_digest, new_digest, digest)
+        return FrameRecord(Codec(codec), payload_bytes, new_digest, digest)
     except ValueError:
         raise _malformed(f"codec {codec} is not known") from None
 
@@ -209,25 +210,21 @@ def _check(manifest: Manifest) -> None:
         raise _malformed(f"published at {manifest.published_at_s}")
     for number, frame in enumerate(manifest.frames):
         _check_frame(number, frame, is_keyframe=manifest.key.is_keyframe)
-    base_root = _NO_ROOT
-    if not manifest.key.is_keyframe:
-        base_root = version_root(manifest.layout_digest, (frame.base_digest for frame in manifest.frames))
-    root = version_root(manifest.layout_digest, (frame.new_digest for frame in manifest.frames))
-    if (manifest.root, manifest.base_root) != (root, base_root):
-        raise _malformed("a root is not that of the frame digests")
+    if manifest.key.is_keyframe != (manifest.base_root == _NO_ROOT):
+        raise _malformed(f"from version {manifest.base_version} with base root {manifest.base_root.hex()}")
+    if manifest.root != version_root(manifest.layout_digest, (frame.new_digest for frame in manifest.frames)):
+        raise _malformed("the root is not that of the frame digests")
 
 
 def _check_frame(number: int, frame: FrameRecord, *, is_keyframe: bool) -> None:
-    if is_keyframe and (frame.codec.needs_base or frame.base_digest != 0):
+    if is_keyframe and frame.codec.needs_base:
         raise _malformed(f"frame {number} of a keyframe needs a base")
     if (frame.codec is Codec.UNCHANGED) != (frame.payload_bytes == 0):
         raise _malformed(f"frame {number} is {frame.codec.name} with {frame.payload_bytes} bytes")
     if frame.payload_bytes > payload_limit(frame.codec, limits.FRAME_WORDS):
         raise RefusedError(Reason.OVER_LIMIT, f"frame {number} has {frame.payload_bytes} bytes")
-    if frame.codec is Codec.UNCHANGED and (
-        frame.base_digest != frame.new_digest or frame.payload_digest != _EMPTY_DIGEST
-    ):
-        raise _malformed(f"frame {number} is unchanged, but its digests differ")
+    if frame.codec is Codec.UNCHANGED and frame.payload_digest != _EMPTY_DIGEST:
+        raise _malformed(f"frame {number} is unchanged, but has the digest of a payload")
 
 
 def _malformed(what: str) -> RefusedError:

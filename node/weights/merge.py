@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
 from node.weights.apply import rebuild_frame
 from node.weights.chain import PUBLIC_VERSION, plan_fresh
-from node.weights.digests import Words, words_digest
+from node.weights.digests import Words, version_root, words_digest
 from node.weights.encode import FrameWords, code_frames, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
@@ -40,10 +41,14 @@ def merge_version(
         RefusedError: DAMAGED, if the words of ``head`` are no longer those it is named after; and whatever
             ``base_frame`` and ``put`` raise.
     """
+    # The root is that of the words coded against: if they are not those of the version after all, no
+    # receiver starts from them.
+    base_digests: list[int] = []
 
-    def base(frame: int) -> tuple[Words, int]:
+    def base(frame: int) -> Words:
         words = base_frame(frame)
-        return words, words_digest(words)
+        base_digests.append(words_digest(words))
+        return words
 
     records: list[FrameRecord] = []
     for frame in range(len(layout.frames)):
@@ -61,7 +66,7 @@ def merge_version(
     manifest = join(
         records,
         version=head.version.number,
-        base_version=base_version,
+        base=PolicyVersion(base_version, version_root(layout.digest, base_digests)),
         layout=layout,
         run_id=run_id,
         learner_epoch=learner_epoch,

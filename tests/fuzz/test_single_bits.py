@@ -61,9 +61,7 @@ def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
             assert coded.codec is codec
             payload = coded.payload
         payloads.append(payload)
-        records.append(
-            FrameRecord(codec, len(payload), words_digest(base), words_digest(new), payload_digest(payload))
-        )
+        records.append(FrameRecord(codec, len(payload), words_digest(new), payload_digest(payload)))
     manifest = Manifest(
         run_id=RUN_ID,
         learner_epoch=1,
@@ -94,7 +92,7 @@ def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> Stage:
     return Stage(manifest, layout=LAYOUT, base=base)
 
 
-def take(stage: Stage, manifest: Manifest = MANIFEST) -> set[int]:
+def take(stage: Stage) -> set[int]:
     """Put everything; give the frames that nothing held could be used for."""
     wrong = set(stage.take_held())
     for frame in stage.missing():
@@ -147,22 +145,23 @@ def test_every_bit_of_the_words_held_is_found_in_its_frame_where_they_matter(fra
         np.testing.assert_array_equal(stage.finish().words, WANTED.words)
 
 
-def test_every_bit_of_a_frame_record_is_found_even_when_the_learner_has_signed_it() -> None:
+def test_every_bit_of_the_frame_records_and_roots_is_found_even_when_the_learner_has_signed_it() -> None:
     """What bad memory does at the learner between coding and signing."""
     for damaged in flips(MANIFEST.to_bytes()):
         changed = damaged + KEY.sign(DOMAIN, damaged)
         try:
             manifest = verify_signed(changed, public_key=KEY.public_key, run_id=RUN_ID)
-            if manifest == replace(MANIFEST, frames=manifest.frames):
+            if manifest.frames != MANIFEST.frames or manifest.base_root != MANIFEST.base_root:
                 stage = staged(manifest)
-                assert take(stage, manifest) == set()
-                stage.finish()
-                pytest.fail("a changed frame record made a version")
+                # A payload read by another codec makes words that seem to come of a wrong base.
+                (frame,) = take(stage)
+                stage.mend(frame, WANTED.words[LAYOUT.frames[frame].slice])
+                assert stage.finish().version == WANTED.version
+                continue
         except RefusedError:
             continue
         # What is left says who made which version when; the words are the same.
-        assert manifest.frames == MANIFEST.frames
-        assert (manifest.root, manifest.base_root) == (WANTED.version.root, BASE.version.root)
+        assert replace(manifest, root=WANTED.version.root) == manifest
 
 
 def test_a_base_that_only_claims_to_be_the_one_wanted_is_refused_whatever_bit_of_its_root_is_wrong() -> None:

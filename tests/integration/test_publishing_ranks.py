@@ -46,7 +46,7 @@ def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_
     manifest = join(
         [record for _, record, _ in shares],
         version=1,
-        base_version=0,
+        base=whole_version(0).version,
         layout=LAYOUT,
         run_id="run",
         learner_epoch=1,
@@ -82,7 +82,7 @@ def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:
         join(
             [record for _, record, _ in read_share(0, tmp_path)],
             version=1,
-            base_version=0,
+            base=whole_version(0).version,
             layout=LAYOUT,
             run_id="run",
             learner_epoch=1,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.apply import Stage
 from node.weights.catch_up import next_base
@@ -76,6 +77,30 @@ def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(
         coded = learner.encode(5, base)
         assert merged == coded.manifest
         assert payloads == list(coded.payloads)
+
+
+def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version(tmp_path: Path) -> None:
+    learner = Learner(layout=SMALL)
+    learner.words(1)
+    rotten = learner.words(0).copy()
+    rotten[5] ^= 1
+    with stored_version(learner.store(tmp_path), 0, layout=SMALL, words0=rotten) as base_frame:
+        merged = merge_version(
+            learner.versions[1],
+            base_version=0,
+            base_frame=base_frame,
+            layout=SMALL,
+            run_id=learner.run_id,
+            learner_epoch=1,
+            published_at_s=1001.0,
+            put=lambda _: None,
+            is_superseded=lambda: False,
+        )
+    assert merged is not None
+    assert merged.base_root == HeldPolicy.of(0, rotten, layout=SMALL).version.root
+    with pytest.raises(RefusedError) as refused:
+        Stage(merged, layout=SMALL, base=learner.versions[0])
+    assert refused.value.reason is Reason.WRONG_BASE
 
 
 def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolicy, tuple[Artifact, ...]]:

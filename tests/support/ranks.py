@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from learner.master_words import MasterWords
-from node.weights.digests import Words, words_digest
+from node.weights.digests import Words
 from node.weights.encode import code_frames
 from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import FrameRecord
@@ -54,16 +54,12 @@ def publish_share(rank: int, ranks: int, directory: str) -> None:
         versions[version].read(frame, made)
         return made
 
-    def base(frame: int) -> tuple[Words, int]:
-        old = words(0, frame)
-        return old, words_digest(old)
-
     frames = frames_of(names)
     with (Path(directory) / f"{rank}.payloads").open("wb") as file:
         records = code_frames(
             frames,
             new=lambda frame: words(1, frame),
-            base=base,
+            base=lambda frame: words(0, frame),
             layout=LAYOUT,
             put=file.write,
             executor=None,

@@ -189,3 +189,15 @@ def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
     stage = Stage(manifest, layout=LAYOUT, base=None)
     with pytest.raises(DamagedFrameError, match="words decoded"):
         stage.put(0, KEYFRAME.payloads[0])
+
+
+def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
+    other = replace(DELTA.manifest.frames[2], new_digest=1)
+    manifest = replace(DELTA.manifest, frames=(*DELTA.manifest.frames[:2], other, *DELTA.manifest.frames[3:]))
+    stage = Stage(manifest, layout=LAYOUT, base=BASE)
+    with pytest.raises(WrongBaseError, match="frame 2: what is held does not make version 2: the words"):
+        stage.put(2, DELTA.payloads[2])
+    words = rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT)
+    with pytest.raises(DamagedFrameError, match="another digest than signed"):
+        stage.mend(2, words)
+    assert stage.missing() == (0, 1, 2, 3, 4)

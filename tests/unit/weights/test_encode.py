@@ -130,12 +130,12 @@ def test_when_coding_fails_nobody_reads_the_new_words_any_more() -> None:
 def test_a_manifest_is_made_of_all_frames_and_of_a_newer_version() -> None:
     learner = Learner()
     records = learner.encode(2, 1).manifest.frames
-    for kept, version, base_version in ((records[:-1], 2, 1), (records, 1, 1)):
+    for kept, version in ((records[:-1], 2), (records, 1)):
         with pytest.raises(ValueError, match=r"records for|cannot start"):
             join(
                 kept,
                 version=version,
-                base_version=base_version,
+                base=learner.versions[1].version,
                 layout=LAYOUT,
                 run_id=RUN_ID,
                 learner_epoch=1,

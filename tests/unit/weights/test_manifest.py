@@ -10,6 +10,7 @@ from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import NO_BASE, ArtifactKey
 from node.weights.codec import Codec
+from node.weights.digests import payload_digest
 from node.weights.layout import Layout
 from node.weights.manifest import DOMAIN, FrameRecord, Manifest, parse, sign, verify_signed
 from support.weights import LAYOUT, RUN_ID, SPECS, Learner
@@ -51,10 +52,18 @@ def test_the_root_is_that_of_the_words_whatever_the_coding() -> None:
     assert DELTA.base_root == LEARNER.encode(1, 0).manifest.root
 
 
-def test_a_frame_costs_37_bytes() -> None:
+FRAME_BYTES = 28
+
+
+def test_a_frame_costs_28_bytes() -> None:
     more = replace(DELTA, frames=(*DELTA.frames, DELTA.frames[0]))
-    assert len(more.to_bytes()) - len(DELTA.to_bytes()) == 37
-    assert 37 * limits.FRAMES_PER_ARTIFACT < limits.MANIFEST_BYTES - 1000
+    assert len(more.to_bytes()) - len(DELTA.to_bytes()) == FRAME_BYTES
+    assert FRAME_BYTES * limits.FRAMES_PER_ARTIFACT < limits.MANIFEST_BYTES - 1000
+
+
+def test_a_manifest_without_frames_has_162_bytes_of_a_run_named_bench() -> None:
+    signed = sign(replace(DELTA, run_id="bench"), LEARNER.key)
+    assert len(signed) - FRAME_BYTES * len(DELTA.frames) == 162
 
 
 def test_a_manifest_signed_by_anyone_else_is_refused() -> None:
@@ -121,10 +130,9 @@ def test_signed_garbage_is_malformed_and_nothing_worse() -> None:
         replace(KEYFRAME, base_root=b"r" * 16),
         replace(KEYFRAME, base_version=1),
         with_frame(DELTA, new_digest=1),
-        with_frame(DELTA, base_digest=1),
-        with_frame(KEYFRAME, base_digest=1),
         with_frame(KEYFRAME, codec=Codec.GAP),
         with_frame(DELTA, codec=Codec.UNCHANGED),
+        with_frame(DELTA, codec=Codec.UNCHANGED, payload_bytes=0),
         with_frame(DELTA, payload_bytes=0),
     ],
 )
@@ -132,11 +140,23 @@ def test_a_manifest_that_contradicts_itself_is_refused(manifest: Manifest) -> No
     assert refusal(manifest).reason is Reason.MALFORMED
 
 
-def test_an_unchanged_frame_makes_what_it_starts_from() -> None:
-    frame = DELTA.frames[0]
-    changed = with_frame(DELTA, codec=Codec.UNCHANGED, payload_bytes=0)
-    assert "its digests differ" in str(refusal(changed))
-    assert frame.base_digest != frame.new_digest
+def test_an_unchanged_frame_has_the_digest_of_nothing() -> None:
+    unchanged = with_frame(DELTA, codec=Codec.UNCHANGED, payload_bytes=0)
+    assert "has the digest of a payload" in str(refusal(unchanged))
+    good = with_frame(unchanged, payload_digest=payload_digest(b""))
+    assert parse(good.to_bytes()) == good
+
+
+def test_a_keyframe_and_nothing_else_has_a_base_root_of_zeros() -> None:
+    for manifest in (replace(DELTA, base_root=bytes(16)), replace(KEYFRAME, base_root=b"r" * 16)):
+        assert f"base root {manifest.base_root.hex()}" in str(refusal(manifest))
+
+
+@pytest.mark.parametrize("payload_bytes", [1, 15, 16, 2 * limits.FRAME_WORDS])
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.UNCHANGED])
+def test_a_codec_and_the_largest_payload_go_into_one_number(codec: Codec, payload_bytes: int) -> None:
+    frame = with_frame(DELTA, codec=codec, payload_bytes=payload_bytes)
+    assert parse(frame.to_bytes()) == frame
 
 
 def test_limits_are_checked() -> None:
@@ -157,9 +177,22 @@ def test_a_frame_count_beyond_the_limit_is_refused_unread() -> None:
 
 def test_the_number_of_a_codec_to_come_is_refused() -> None:
     content = bytearray(DELTA.to_bytes())
-    content[-37 * len(DELTA.frames)] = max(Codec) + 1
-    with pytest.raises(RefusedError, match=f"codec {max(Codec) + 1}"):
+    coding_at = len(content) - FRAME_BYTES * len(DELTA.frames)
+    assert content[coding_at] & 0xF == DELTA.frames[0].codec
+    for number in range(max(Codec) + 1, 16):
+        content[coding_at] = content[coding_at] & 0xF0 | number
+        with pytest.raises(RefusedError, match=f"codec {number} is not known") as refused:
+            parse(bytes(content))
+        assert refused.value.reason is Reason.MALFORMED
+
+
+def test_the_largest_number_a_frame_can_tell_is_refused() -> None:
+    content = bytearray(DELTA.to_bytes())
+    coding_at = len(content) - FRAME_BYTES * len(DELTA.frames)
+    struct.pack_into("<I", content, coding_at, 0xFFFFFFF0 | Codec.RAW)
+    with pytest.raises(RefusedError, match=f"frame 0 has {(1 << 28) - 1} bytes") as refused:
         parse(bytes(content))
+    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_a_manifest_of_another_model_is_refused() -> None:
@@ -172,7 +205,7 @@ def test_a_manifest_of_another_model_is_refused() -> None:
 
 def test_a_payload_too_large_for_its_frame_is_refused_once_the_layout_is_known() -> None:
     frames = tuple(
-        FrameRecord(Codec.RAW, 2 * span.words + (index == 3), 0, frame.new_digest, frame.payload_digest)
+        FrameRecord(Codec.RAW, 2 * span.words + (index == 3), frame.new_digest, frame.payload_digest)
         for index, (frame, span) in enumerate(zip(KEYFRAME.frames, LAYOUT.frames, strict=True))
     )
     manifest = parse(replace(KEYFRAME, frames=frames).to_bytes())

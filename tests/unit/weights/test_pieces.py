@@ -19,7 +19,7 @@ SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 
 def manifest(sizes: list[int], *, base_version: int = 0) -> Manifest:
     """Give a manifest of which only the sizes matter."""
-    frames = tuple(FrameRecord(Codec.RAW, size, 0, 0, bytes(16)) for size in sizes)
+    frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)
     return Manifest("example", 1, bytes(16), 1, bytes(16), base_version, bytes(16), 0.0, frames)
 
 
