@@ -160,8 +160,8 @@ def main(arguments: Sequence[str]) -> None:
     file = RESULTS / "pairs.jsonl"
     if list(arguments) != ["--draw"]:
         with tempfile.TemporaryDirectory() as directory:
-            lines = []
-            for line in record(map(Path, arguments) if arguments else _trained(Path(directory))):
+            files, lines = [Path(argument).absolute() for argument in arguments], []
+            for line in record(files or _trained(Path(directory))):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -238,7 +238,8 @@ def apply(
     Args:
         nibbles: PIECE_WORDS bytes; ``nibble_eights`` are the same.
         starts: where the ranks of each class start; they end with one that no word has.
-        cursors, left, reached: room for CLASSES integers, and one more.
+        cursors, left: room for CLASSES integers.
+        reached: for one more.
     """
     for number in range(CLASSES):
         cursors[number] = starts[number]
