@@ -1,6 +1,6 @@
 """Our step against the least a step can be and against TRL's: time and memory. One JSON line per figure.
 
-    python -m bench.learner          5 minutes -> bench/results/learner.{md,jsonl,png}
+    python -m bench.learner          6 minutes -> bench/results/learner.{md,jsonl,png}
     python -m bench.learner --quick  seconds, prints only
 
 Every step of a shape is taken in turn, round after round, in one process on one thread, so that all meet
