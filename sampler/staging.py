@@ -15,6 +15,7 @@ CPU work: call it in threads. Different frames may be put by different threads.
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -96,11 +97,15 @@ class StagedVersion(ABC):
 
     def take_held(self) -> tuple[int, ...]:
         """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
+        records, spans = self.manifest.frames, self._layout.frames
+        to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
+        found = dict(
+            zip(to_look_at, _digests(self._base, [spans[frame] for frame in to_look_at]), strict=True)
+        )
         wrong = []
-        for frame, (record, span) in enumerate(zip(self.manifest.frames, self._layout.frames, strict=True)):
-            words = self._base.read(span) if may_be_held(record, self.manifest) else None
-            if words is not None and words_digest(words) == record.new_digest:
-                self._take_base(frame, words)
+        for frame, record in enumerate(records):
+            if found.get(frame) == record.new_digest:
+                self._take_base(frame, self._base.read(spans[frame]))
                 self._verified[frame] = True
             elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
                 wrong.append(frame)
@@ -225,9 +230,7 @@ class SpareVersion(StagedVersion):
 
     def finish(self) -> None:
         super().finish()
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
-            digests = list(threads.map(self._digest, self._layout.frames))
-        root = version_root(self._layout.digest, digests)
+        root = version_root(self._layout.digest, _digests(self.spare, self._layout.frames))
         if root != self.manifest.root:
             raise RefusedError(
                 Reason.DAMAGED,
@@ -248,9 +251,6 @@ class SpareVersion(StagedVersion):
 
     def _memory(self, frame: int) -> Words | None:
         return self.spare.memory(self._layout.frames[frame])
-
-    def _digest(self, span: FrameSpan) -> int:
-        return words_digest(self.spare.read(span))
 
     def _take_words(self, frame: int, words: Words) -> None:
         self.spare.write(self._layout.frames[frame], words)
@@ -315,3 +315,9 @@ class InPlaceVersion(StagedVersion):
 
     def _take_words(self, frame: int, words: Words) -> None:
         self._mended[frame] = words
+
+
+def _digests(words: ModelWords, frames: Sequence[FrameSpan]) -> list[int]:
+    """Give the digest of each frame; on all cores, as long as it takes to read them."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
+        return list(threads.map(lambda span: words_digest(words.read(span)), frames))

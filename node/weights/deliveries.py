@@ -1,6 +1,7 @@
-"""Payloads that arrived -> whoever decodes them: in threads, while the next are read.
+"""Payloads that arrived -> whoever decodes them: in threads, while the next are asked for and read.
 
     begin()   returns at once while few are under way, so that a lane reads on; then waits for the oldest
+    look()    raises what one of them has raised
     end()     returns when all have ended
 
 A payload that fails its digest goes back to the transfer, to be fetched from someone else.
@@ -53,21 +54,34 @@ class Deliveries:
             DamagedFrameError: a frame of an earlier delivery was damaged too often.
             NotTakenError: the receiver refused one.
         """
+        self._transfer.delivering += 1
         self._under_way.append(asyncio.create_task(self._deliver(arrived)))
         if len(self._under_way) > _MOST:
             await self._under_way.popleft()
 
-    async def end(self) -> None:
-        """Return when nothing is under way.
+    def look(self) -> None:
+        """Forget what has ended.
 
         Raises:
             DamagedFrameError, NotTakenError: as ``begin``.
         """
-        outcomes = await asyncio.gather(*self._under_way, return_exceptions=True)
-        for failure in filter(None, outcomes):
-            raise failure
+        ended = [delivery for delivery in self._under_way if delivery.done()]
+        for delivery in ended:
+            self._under_way.remove(delivery)
+        for delivery in ended:
+            delivery.result()
+
+    async def end(self) -> None:
+        """Return when nothing is under way; what they raise is of no use any more."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _deliver(self, arrived: list[Arrived]) -> None:
+        try:
+            await self._put(arrived)
+        finally:
+            self._transfer.delivered()
+
+    async def _put(self, arrived: list[Arrived]) -> None:
         try:
             damaged = await asyncio.to_thread(_put_all, self._transfer.put, arrived)
         except RefusedError as error:

@@ -208,10 +208,25 @@ class Fetcher:
         )
 
     async def _run_lane(self, transfer: Transfer, *, lanes: int) -> None:
+        deliveries = Deliveries(
+            transfer,
+            sources=self._sources,
+            metrics=self._metrics,
+            most_attempts=self._limits.attempts_per_damaged_frame,
+        )
+        try:
+            await self._read_ranges(transfer, deliveries, lanes=lanes)
+        finally:
+            await deliveries.end()
+
+    async def _read_ranges(self, transfer: Transfer, deliveries: Deliveries, *, lanes: int) -> None:
         attempts = self._attempts()
         bytes_per_s: float | None = None
-        while not transfer.is_over:
+        while True:
             transfer.changed.clear()
+            deliveries.look()
+            if transfer.is_over:
+                return
             names = self._names(transfer.key)
             if bytes_per_s is None:
                 bytes_per_s = max((self._sources.bytes_per_s(name) or 0.0 for name in names), default=0.0)
@@ -225,7 +240,7 @@ class Fetcher:
                 span.source = self._sources.choose(others or names)
             source = span.source
             try:
-                bytes_per_s = await self._read(transfer, span, attempts)
+                bytes_per_s = await self._read(transfer, span, deliveries, attempts)
                 transfer.leave(span)
             except DamagedFrameError:
                 raise
@@ -242,9 +257,10 @@ class Fetcher:
             return self._limits.range_bytes
         if not bytes_per_s:
             return self._limits.part_bytes  # so little that the first frames are whole very soon
-        share_bytes = transfer.unasked.left_bytes // (_RANGES_PER_LANE * lanes)
-        wanted_bytes = min(int(_RANGE_S * bytes_per_s), share_bytes, self._limits.range_bytes)
-        return max(wanted_bytes, self._limits.least_range_bytes)
+        wanted_bytes = min(int(_RANGE_S * bytes_per_s), self._limits.range_bytes)
+        # At the end half as much, but no less: that would be waiting for answers rather than reading.
+        share_bytes = max(transfer.unasked.left_bytes // (_RANGES_PER_LANE * lanes), wanted_bytes // 2)
+        return max(min(wanted_bytes, share_bytes), self._limits.least_range_bytes)
 
     def _take_over(self, transfer: Transfer, names: Iterable[str]) -> Range | None:
         """Take a range from a lane that would take longer with it than another source; None: leave them."""
@@ -282,7 +298,9 @@ class Fetcher:
         passes = has_other or reason in (None, *_PASSING)
         await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
 
-    async def _read(self, transfer: Transfer, span: Range, attempts: "_Attempts") -> float:
+    async def _read(
+        self, transfer: Transfer, span: Range, deliveries: Deliveries, attempts: "_Attempts"
+    ) -> float:
         """Read one stream, and give its goodput, bytes a second.
 
         What arrived is gone from the range, or in its ``partial``, however it ends.
@@ -297,12 +315,6 @@ class Fetcher:
         pushed, span.stream = span.stream, None
         with self._sources.lane(span.source) as stub:
             stream: PieceStream = pushed or stub.FetchFrames(request)
-            deliveries = Deliveries(
-                transfer,
-                sources=self._sources,
-                metrics=self._metrics,
-                most_attempts=self._limits.attempts_per_damaged_frame,
-            )
             try:
                 while span.frames:
                     piece = await self._next(stream, span)
@@ -318,7 +330,6 @@ class Fetcher:
                 took_s = time.monotonic() - span.started_s
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
                     self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
-                await deliveries.end()
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
     async def _next(self, stream: PieceStream, span: Range) -> Piece:

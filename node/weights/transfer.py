@@ -161,6 +161,8 @@ class Transfer:
         self.unasked = unasked
         self.reading: set[Range] = set()
         self._parts: defaultdict[int, dict[int, Arrived]] = defaultdict(dict)
+        self.delivering = 0
+        """Deliveries under way: each may give a damaged frame back."""
         self.damaged: Counter[int] = Counter()
         self.changed = asyncio.Event()
 
@@ -171,8 +173,8 @@ class Transfer:
 
     @property
     def is_over(self) -> bool:
-        """Say whether nothing is left to read."""
-        return not self.waiting and not self.reading and not self.unasked.left_bytes
+        """Say whether nothing is left to read, or may be."""
+        return not (self.waiting or self.reading or self.delivering or self.unasked.left_bytes)
 
     def take(self, enough_bytes: int) -> Range | None:
         """Give a range to read, a new one of about that many bytes; None: none is left.
@@ -224,6 +226,11 @@ class Transfer:
     def give_back(self, span: Range) -> None:
         """Let any lane read a range."""
         self.waiting.append(span)
+        self.changed.set()
+
+    def delivered(self) -> None:
+        """Say that a delivery has ended."""
+        self.delivering -= 1
         self.changed.set()
 
     def leave(self, span: Range) -> None:
