@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,9 @@ _RANGES_PER_LANE: Final = 2
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
+
+_MOST_UNFINISHED: Final = 2
+"""Fetches broken off that are gone on with where they were: a relay leaves a keyframe for every new step."""
 
 _MOST_TAKEOVERS: Final = 2
 """Of one range: where every source waits for the same upstream, moving it on wins nothing."""
@@ -98,6 +101,7 @@ class Fetcher:
         self._random = random
         self._limits = limits or FetchLimits()
         self._expected: Expected | None = None
+        self._unfinished: dict[ArtifactKey, Transfer] = {}
 
     def expect(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``.
@@ -150,16 +154,10 @@ class Fetcher:
         """
         connections = self._sources.connections(self._names(manifest.key))
         lanes = min(self._limits.streams * connections, self._limits.most_streams)
-        waiting = self._pushed(manifest, frames := list(frames))
-        pushed = {frame for span in waiting for frame in span.frames}
-        rest = [frame for frame in frames if frame not in pushed and manifest.frames[frame].payload_bytes]
-        unasked = Unasked(
-            manifest,
-            largest_first(manifest, rest) if lanes > 1 else rest,
-            part_bytes=self._limits.part_bytes if lanes > 1 else None,
-        )
-        transfer = Transfer(manifest, put, waiting, unasked)
-        most_ranges = len(waiting) + -(-unasked.left_bytes // self._limits.least_range_bytes)
+        frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
+        transfer = self._paused(manifest, frames, put) or self._begun(manifest, frames, put, lanes=lanes)
+        left_bytes = transfer.unasked.left_bytes
+        most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(lanes, most_ranges)):
@@ -168,6 +166,31 @@ class Fetcher:
             # The first to fail cancelled the others.
             first = failures.exceptions[0]
             raise first.refusal if isinstance(first, NotTakenError) else first from None
+        finally:
+            transfer.pause()
+            if not transfer.is_over:
+                self._unfinished[manifest.key] = transfer
+            while len(self._unfinished) > _MOST_UNFINISHED:
+                del self._unfinished[next(iter(self._unfinished))]
+
+    def _paused(self, manifest: Manifest, frames: Sequence[int], put: PutFrame) -> Transfer | None:
+        """Give an earlier fetch of the same frames, to be gone on with, or None."""
+        transfer = self._unfinished.pop(manifest.key, None)
+        if transfer is None or transfer.manifest != manifest or transfer.frames != set(frames):
+            return None
+        transfer.put = put
+        return transfer
+
+    def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
+        waiting = self._pushed(manifest, frames)
+        pushed = {frame for span in waiting for frame in span.frames}
+        rest = [frame for frame in frames if frame not in pushed]
+        unasked = Unasked(
+            manifest,
+            largest_first(manifest, rest) if lanes > 1 else rest,
+            part_bytes=self._limits.part_bytes if lanes > 1 else None,
+        )
+        return Transfer(manifest, put, waiting, unasked)
 
     def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
         """Give the frames that are on their way, if all of them are wanted."""

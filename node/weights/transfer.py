@@ -117,6 +117,10 @@ class Unasked:
         self._at_bytes = 0
         self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
 
+    def __iter__(self) -> Iterator[int]:
+        """Give the frames of which something is left."""
+        return iter(self._frames)
+
     def cut(self, enough_bytes: int) -> Range | None:
         """Give the next range, of about that many bytes; None: nothing is left."""
         if not self._frames:
@@ -175,6 +179,21 @@ class Transfer:
     def is_over(self) -> bool:
         """Say whether nothing is left to read, or may be."""
         return not (self.waiting or self.reading or self.delivering or self.unasked.left_bytes)
+
+    @property
+    def frames(self) -> set[int]:
+        """Give the frames that nobody has been handed yet; in a pause."""
+        return {frame for span in self.waiting for frame in span.frames} | {*self._parts, *self.unasked}
+
+    def pause(self) -> None:
+        """Keep what has arrived for whoever goes on with this; nobody reads or takes frames any more."""
+        self.waiting.extend(span for span in self.reading if span.frames)
+        self.reading.clear()
+        for span in self.waiting:
+            if span.stream is not None:
+                span.stream.cancel()
+                span.stream = None
+        self.put = _taken_by_nobody  # what took them may be a whole model
 
     def take(self, enough_bytes: int) -> Range | None:
         """Give a range to read, a new one of about that many bytes; None: none is left.
@@ -237,3 +256,7 @@ class Transfer:
         """Say that a range is not read any more."""
         self.reading.discard(span)
         self.changed.set()
+
+
+def _taken_by_nobody(frame: int, payload: bytes) -> None:
+    raise RuntimeError(f"frame {frame} arrived in a pause")

@@ -25,6 +25,7 @@ from node.weights.watch import watch_versions
 from node.wire import artifact_key_to_wire
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
 
 DELTA = ArtifactKey(1, 0)
@@ -133,6 +134,37 @@ async def test_a_cut_within_a_frame_goes_on_at_the_byte_where_it_happened(
         assert held.version == hub.learner.versions[1].version
         assert [request.first_offset_bytes for request in hub.servicer.fetches] == [0, limits.CHUNK_BYTES]
         assert registry.transferred("keyframe", "in") == hub.learner.encode(1, None).manifest.size_bytes
+
+
+async def test_a_fetch_broken_off_for_a_while_goes_on_with_every_byte_it_had(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    halts = True
+
+    async def halt(number: int, answers: Answers) -> Answers:
+        async for answer in answers:
+            yield answer
+            if halts and number == 1:
+                await asyncio.Event().wait()
+
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE) as hub:
+        hub.learner.put(hub.store, (1, None), (1, 0))
+        hub.servicer.spoil = halt
+        registry = Registry()
+        fetcher = await hub.fetcher(registry)
+        stage = Stage(await fetcher.manifest(ArtifactKey(1)), layout=LARGE, base=None)
+        fetching = asyncio.create_task(
+            fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
+        )
+        size_bytes = hub.learner.encode(1, None).manifest.size_bytes
+        await until(lambda: 0 < registry.transferred("keyframe", "in") < size_bytes)
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+        halts = False
+        await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0], registry=registry)
+        await fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
+        assert stage.finish().version == hub.learner.versions[1].version
+        assert registry.transferred("keyframe", "in") == size_bytes
 
 
 async def test_any_number_of_cuts_is_survived_as_long_as_bytes_arrive(made: MadeRun, tmp_path: Path) -> None:
