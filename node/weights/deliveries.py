@@ -57,7 +57,9 @@ class Deliveries:
         self._transfer.delivering += 1
         self._under_way.append(asyncio.create_task(self._deliver(arrived)))
         if len(self._under_way) > _MOST:
-            await self._under_way.popleft()
+            # Not awaited itself: a lane that is cancelled would cancel it, and its thread outlive ``end``.
+            await asyncio.wait({self._under_way[0]})
+            self.look()
 
     def look(self) -> None:
         """Forget what has ended.

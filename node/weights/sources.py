@@ -40,7 +40,8 @@ class Source:
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
-    """At least one; more connections carry more over a long way. Those that are not needed are not made."""
+    """At least one; more connections carry more over a long way. Connected before there is anything to fetch,
+    but for the last resort's."""
 
 
 @dataclass(slots=True)

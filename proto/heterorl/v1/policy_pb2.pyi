@@ -256,7 +256,8 @@ class AwaitArtifactRequest(_message.Message):
     """The version the caller holds. 0: the public base model."""
     most_bytes: _builtins.int
     """Payload bytes to send unasked, at most 8 MiB: whole payloads, the largest first and of
-    equal ones the frame with the lower number, up to the first that does not fit.
+    equal ones the frame with the lower number, up to the first that does not fit. None of
+    a keyframe, whose frames are so large that one connection would hold them up.
     """
     def __init__(
         self,
