@@ -1,6 +1,6 @@
 """What moving policy versions and rollouts costs, on every peer that sends or receives them."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from node.policy import ArtifactKey
 
@@ -40,6 +40,11 @@ class TransferMetrics:
             ["fault"],
             registry=registry,
         )
+        self._unfinished = Gauge(
+            "heterorl_node_unfinished_fetch_bytes",
+            "Bytes in memory of fetches that were broken off and may be gone on with.",
+            registry=registry,
+        )
         self._fetch = Histogram(
             "heterorl_node_fetch_seconds",
             "From the first byte asked for to the last frame verified, by artifact.",
@@ -72,6 +77,9 @@ class TransferMetrics:
 
     def count_source_fault(self, fault: str) -> None:
         self._source_faults.labels(fault).inc()
+
+    def add_unfinished(self, size_bytes: int) -> None:
+        self._unfinished.inc(size_bytes)
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()

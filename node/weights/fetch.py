@@ -31,10 +31,11 @@ from node.weights.apply import DamagedFrameError
 from node.weights.deliveries import Deliveries, NotTakenError
 from node.weights.expected import Expected, Piece, PieceStream
 from node.weights.manifest import Manifest, verify_signed
-from node.weights.pieces import largest_first, pushed_frames
+from node.weights.pieces import fetch_order, pushed_frames
 from node.weights.source_book import Fault
 from node.weights.sources import Sources
 from node.weights.transfer import LyingSourceError, PutFrame, Range, Transfer, Unasked
+from node.weights.unfinished import Unfinished
 from node.wire import artifact_key_to_wire
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,14 @@ _RANGE_S: Final = 0.5
 """How long a range should take a lane: some round trips, so that asking costs little; and no more, so that
 a frame is whole soon, at each of a chain of relays."""
 
+_GROWTH: Final = 4
+"""Of a range over the one before: TCP, which begins slowly, at most doubles."""
+
 _RANGES_PER_LANE: Final = 2
 """Of what is left, at the end: so that all lanes end at about the same time."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
-
-_MOST_UNFINISHED: Final = 2
-"""Fetches broken off that are gone on with where they were: a relay leaves a keyframe for every new step."""
 
 _MOST_TAKEOVERS: Final = 2
 """Of one range: where every source waits for the same upstream, moving it on wins nothing."""
@@ -73,8 +74,8 @@ class FetchLimits:
     """At most: lanes then stay near each other, and a relay has what those behind it ask for."""
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
-    part_bytes: int = 64 << 10
-    """Of a frame, at least."""
+    part_bytes: int = 16 << 10
+    """Of a frame, at least; and of what a lane asks for first, while nothing is known of the line."""
     stall_s: float = 20.0
     attempts: int = 8
     """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
@@ -101,7 +102,7 @@ class Fetcher:
         self._random = random
         self._limits = limits or FetchLimits()
         self._expected: Expected | None = None
-        self._unfinished: dict[ArtifactKey, Transfer] = {}
+        self._unfinished = Unfinished(metrics)
 
     def expect(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``.
@@ -155,7 +156,8 @@ class Fetcher:
         connections = self._sources.connections(self._names(manifest.key))
         lanes = min(self._limits.streams * connections, self._limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
-        transfer = self._paused(manifest, frames, put) or self._begun(manifest, frames, put, lanes=lanes)
+        transfer = self._unfinished.take(manifest, frames, put)
+        transfer = transfer or self._begun(manifest, frames, put, lanes=lanes)
         left_bytes = transfer.unasked.left_bytes
         most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
         try:
@@ -169,17 +171,7 @@ class Fetcher:
         finally:
             transfer.pause()
             if not transfer.is_over:
-                self._unfinished[manifest.key] = transfer
-            while len(self._unfinished) > _MOST_UNFINISHED:
-                del self._unfinished[next(iter(self._unfinished))]
-
-    def _paused(self, manifest: Manifest, frames: Sequence[int], put: PutFrame) -> Transfer | None:
-        """Give an earlier fetch of the same frames, to be gone on with, or None."""
-        transfer = self._unfinished.pop(manifest.key, None)
-        if transfer is None or transfer.manifest != manifest or transfer.frames != set(frames):
-            return None
-        transfer.put = put
-        return transfer
+                self._unfinished.keep(transfer)
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
         waiting = self._pushed(manifest, frames)
@@ -187,7 +179,7 @@ class Fetcher:
         rest = [frame for frame in frames if frame not in pushed]
         unasked = Unasked(
             manifest,
-            largest_first(manifest, rest) if lanes > 1 else rest,
+            fetch_order(manifest, rest) if lanes > 1 else rest,
             part_bytes=self._limits.part_bytes if lanes > 1 else None,
         )
         return Transfer(manifest, put, waiting, unasked)
@@ -245,6 +237,7 @@ class Fetcher:
     async def _read_ranges(self, transfer: Transfer, deliveries: Deliveries, *, lanes: int) -> None:
         attempts = self._attempts()
         bytes_per_s: float | None = None
+        asked_bytes = 0
         while True:
             transfer.changed.clear()
             deliveries.look()
@@ -253,11 +246,12 @@ class Fetcher:
             names = self._names(transfer.key)
             if bytes_per_s is None:
                 bytes_per_s = max((self._sources.bytes_per_s(name) or 0.0 for name in names), default=0.0)
-            enough_bytes = self._enough_bytes(transfer, bytes_per_s, lanes=lanes)
+            enough_bytes = self._enough_bytes(transfer, bytes_per_s, asked_bytes, lanes=lanes)
             span = transfer.take(enough_bytes) or self._take_over(transfer, names)
             if span is None:
                 await wait_at_most(transfer.changed, _WORTH_TAKING_S)
                 continue
+            asked_bytes = span.left_bytes(transfer.manifest)
             if span.stream is None:
                 others = [name for name in names if name not in span.avoid]
                 span.source = self._sources.choose(others or names)
@@ -274,8 +268,8 @@ class Fetcher:
                     transfer.give_back(span)
                     await self._blame(source, transfer.key, error, attempts)
 
-    def _enough_bytes(self, transfer: Transfer, bytes_per_s: float, *, lanes: int) -> int:
-        """Give how much a lane of such goodput should ask for next."""
+    def _enough_bytes(self, transfer: Transfer, bytes_per_s: float, asked_bytes: int, *, lanes: int) -> int:
+        """Give how much a lane of such goodput should ask for after ``asked_bytes``."""
         if lanes == 1:
             return self._limits.range_bytes
         if not bytes_per_s:
@@ -283,7 +277,8 @@ class Fetcher:
         wanted_bytes = min(int(_RANGE_S * bytes_per_s), self._limits.range_bytes)
         # At the end half as much, but no less: that would be waiting for answers rather than reading.
         share_bytes = max(transfer.unasked.left_bytes // (_RANGES_PER_LANE * lanes), wanted_bytes // 2)
-        return max(min(wanted_bytes, share_bytes), self._limits.least_range_bytes)
+        enough_bytes = max(min(wanted_bytes, share_bytes), self._limits.least_range_bytes)
+        return min(enough_bytes, _GROWTH * asked_bytes) if asked_bytes else enough_bytes
 
     def _take_over(self, transfer: Transfer, names: Iterable[str]) -> Range | None:
         """Take a range from a lane that would take longer with it than another source; None: leave them."""

@@ -147,12 +147,12 @@ class Unasked:
 
     def _whole(self, enough_bytes: int) -> Iterator[int]:
         taken_bytes = count = 0
-        while self._frames and (count == 0 or taken_bytes < enough_bytes):
-            size_bytes = self._manifest.frames[self._frames[0]].payload_bytes
-            yield self._frames.popleft()
-            taken_bytes, count = taken_bytes + size_bytes, count + 1
-            if count == limits.FRAMES_PER_FETCH:
+        while self._frames and count < limits.FRAMES_PER_FETCH:
+            taken_bytes += self._manifest.frames[self._frames[0]].payload_bytes
+            if count and 2 * taken_bytes > 3 * enough_bytes:
                 return
+            yield self._frames.popleft()
+            count += 1
 
 
 class Transfer:
@@ -184,6 +184,12 @@ class Transfer:
     def frames(self) -> set[int]:
         """Give the frames that nobody has been handed yet; in a pause."""
         return {frame for span in self.waiting for frame in span.frames} | {*self._parts, *self.unasked}
+
+    @property
+    def held_bytes(self) -> int:
+        """Give how many bytes of frames that are not whole are in memory; in a pause."""
+        parts = (part for parts in self._parts.values() for part in parts.values())
+        return sum(len(part.payload) for part in parts) + sum(len(span.partial) for span in self.waiting)
 
     def pause(self) -> None:
         """Keep what has arrived for whoever goes on with this; nobody reads or takes frames any more."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
+from node.weights.codec import Codec
 from node.weights.digests import Words
 from node.weights.encode import EncodedVersion, encode_version
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
+from node.weights.manifest import FrameRecord, Manifest, sign
 from node.weights.store import ArtifactStore
 
 RUN_ID = "example"
@@ -32,6 +33,12 @@ def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) 
         for payload in payloads:
             draft.append(payload)
         store.put_version(signed, draft)
+
+
+def manifest_of_sizes(sizes: Sequence[int], *, version: int = 1, base_version: int = 0) -> Manifest:
+    """Give a manifest of which only the sizes of the payloads matter."""
+    frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)
+    return Manifest("example", 1, bytes(16), version, bytes(16), base_version, bytes(16), 0.0, frames)
 
 
 def random_words(seed: int, *, layout: Layout = LAYOUT) -> Words:

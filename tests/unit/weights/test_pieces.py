@@ -9,18 +9,11 @@ from hypothesis import strategies as st
 
 from node import limits
 from node.policy import NO_BASE
-from node.weights.codec import Codec
-from node.weights.manifest import FrameRecord, Manifest
-from node.weights.pieces import first_batch, largest_first, pushed_frames
+from node.weights.pieces import fetch_order, first_batch, largest_first, pushed_frames
 from node.weights.transfer import LyingSourceError, Range, Transfer, Unasked
+from support.weights import manifest_of_sizes as manifest
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
-
-
-def manifest(sizes: list[int], *, base_version: int = 0) -> Manifest:
-    """Give a manifest of which only the sizes matter."""
-    frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)
-    return Manifest("example", 1, bytes(16), 1, bytes(16), base_version, bytes(16), 0.0, frames)
 
 
 @given(sizes=SIZES, most_bytes=st.integers(0, 100), here=st.sets(st.integers(0, 29)))
@@ -46,6 +39,18 @@ def test_what_is_pushed_is_the_longest_start_that_fits_of_the_frames_largest_fir
     assert sum(sizes[frame] for frame in pushed) <= most_bytes
     rest = in_order[len(pushed) :]
     assert not rest or sizes[rest[0]] == 0 or sum(sizes[f] for f in pushed) + sizes[rest[0]] > most_bytes
+
+
+@given(sizes=st.lists(st.integers(1, 3 << 20), min_size=1, max_size=30))
+def test_everyone_fetches_the_smallest_until_it_is_enough_to_begin_with_then_the_largest(
+    sizes: list[int],
+) -> None:
+    order = fetch_order(manifest(sizes), range(len(sizes)))
+    assert sorted(order) == list(range(len(sizes)))
+    fetched = [sizes[frame] for frame in order]
+    opening = next((n for n in range(len(sizes)) if sum(fetched[:n]) >= 2 << 20), len(sizes))
+    assert fetched[:opening] == sorted(sizes)[:opening]
+    assert fetched[opening:] == sorted(fetched[opening:], reverse=True)
 
 
 def test_nothing_of_a_keyframe_is_pushed() -> None:

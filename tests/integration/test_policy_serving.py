@@ -1,0 +1,193 @@
+"""What a hub serves, announces and takes in: only what its store vouches for, whoever asks."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
+from node.rpc.channel import Purpose, call, classified, dial
+from node.weights.watch import watch_versions
+from node.wire import artifact_key_to_wire
+from support.identity import MadeRun, make_run
+from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.weights import flip_bit, frames_file, keys, offsets
+
+DELTA = ArtifactKey(1, 0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        policy_pb2.FetchFramesRequest(frames=[]),
+        policy_pb2.FetchFramesRequest(frames=[1, 1]),
+        policy_pb2.FetchFramesRequest(frames=[5]),
+        policy_pb2.FetchFramesRequest(frames=[0], first_offset_bytes=1 << 40),
+        policy_pb2.FetchFramesRequest(frames=range(limits.FRAMES_PER_FETCH + 1)),
+    ],
+    ids=["no frame", "a frame twice", "no such frame", "past its end", "too many"],
+)
+async def test_a_request_for_frames_that_breaks_a_rule_is_refused(
+    made: MadeRun, tmp_path: Path, request_: policy_pb2.FetchFramesRequest
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        request_.key.CopyFrom(artifact_key_to_wire(DELTA))
+        stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.sampler))
+        with pytest.raises(RefusedError) as refused, classified():
+            await stub.FetchFrames(request_).read()
+        assert refused.value.reason is Reason.MALFORMED
+
+
+async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        payloads = hub.learner.encode(1, 0).payloads
+        flip_bit(frames_file(tmp_path / "hub", DELTA), offsets(payloads)[1])
+        fetcher = await hub.fetcher(Registry(), attempts=2)
+        manifest = await fetcher.manifest(DELTA)
+        got: dict[int, bytes] = {}
+        await fetcher.fetch(manifest, [0, 2], got.__setitem__)
+        with pytest.raises(RefusedError) as refused:
+            await fetcher.fetch(manifest, [1], got.__setitem__)
+        assert refused.value.reason is Reason.DAMAGED
+        assert got == {0: payloads[0], 2: payloads[2]}
+        # What waits for the frame gets it once the learner has sent it again.
+        waiting = asyncio.create_task(
+            (await hub.fetcher(Registry(), attempts=10_000)).fetch(manifest, [1], got.__setitem__)
+        )
+        await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
+        await waiting
+        assert got[1] == payloads[1]
+
+
+async def test_announcements_come_at_once_and_at_each_change(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0))
+        control = await hub.dial(made.sampler, purpose=Purpose.CONTROL)
+        async with asyncio.timeout(10):
+            watch = watch_versions(control, random=lambda: 0.0)
+            assert await anext(watch) == hub.store.announcement()
+            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
+            assert await anext(watch) == hub.store.announcement()
+            await watch.aclose()
+
+
+async def test_announcements_go_on_when_the_hub_comes_back(made: MadeRun, tmp_path: Path) -> None:
+    async with asyncio.timeout(20):
+        async with policy_hub(made, tmp_path / "hub") as first:
+            first.learner.put(first.store, (1, 0))
+            address, before = first.serving.address, first.store.announcement()
+            control = dial(address, made.sampler, purpose=Purpose.CONTROL, now=made.made_at_s)
+            watch = watch_versions(control, random=lambda: 0.0)
+            assert await anext(watch) == before
+        async with policy_hub(made, tmp_path / "hub", listen=address) as second:
+            assert await anext(watch) == before
+            await asyncio.to_thread(second.learner.put, second.store, (2, 1))
+            assert keys(second.store) == [(1, 0), (2, 1)]
+            assert await anext(watch) == second.store.announcement()
+            await watch.aclose()
+        await control.close()
+
+
+async def upload_pieces(
+    hub: PolicyHub, *pieces: tuple[ArtifactKey, int, int, bytes]
+) -> policy_pb2.UploadFramesResponse:
+    stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(hub.made.learner))
+
+    def requests() -> list[policy_pb2.UploadFramesRequest]:
+        return [
+            policy_pb2.UploadFramesRequest(
+                key=artifact_key_to_wire(key), frame=frame, offset_bytes=offset, data=data
+            )
+            for key, frame, offset, data in pieces
+        ]
+
+    with classified():
+        return await stub.UploadFrames(iter(requests()), timeout=10)
+
+
+async def test_an_upload_that_ends_within_a_frame_leaves_it_missing(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        signed, payloads = hub.learner.signed(1, 0)
+        hub.store.offer(signed)
+        answer = await upload_pieces(
+            hub, (DELTA, 3, 0, payloads[3]), (DELTA, 0, 0, payloads[0][:4]), (DELTA, 0, 4, payloads[0][4:9])
+        )
+        assert list(answer.missing_frames) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([], Reason.MALFORMED),
+        ([(DELTA, 1, 1, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 1, 5, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 2, 0, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (DELTA, 2, 1, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a"), (ArtifactKey(2, 1), 1, 1, b"a")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"")], Reason.MALFORMED),
+        ([(DELTA, 1, 0, b"a" * 5000)], Reason.MALFORMED),
+        ([(DELTA, 5, 0, b"a")], Reason.MALFORMED),
+        ([(ArtifactKey(2, 1), 0, 0, b"a")], Reason.UNKNOWN_VERSION),
+        ([(ArtifactKey(1, 1), 0, 0, b"a")], Reason.MALFORMED),
+    ],
+    ids=[
+        "nothing",
+        "starts late",
+        "leaves a hole",
+        "leaves a frame",
+        "mixes two frames",
+        "changes the artifact",
+        "empty",
+        "longer than the frame",
+        "no such frame",
+        "not offered",
+        "no artifact",
+    ],
+)
+async def test_an_upload_that_breaks_a_rule_is_refused(
+    made: MadeRun, tmp_path: Path, pieces: list[tuple[ArtifactKey, int, int, bytes]], reason: Reason
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.store.offer(hub.learner.signed(1, 0)[0])
+        with pytest.raises(RefusedError) as refused:
+            await upload_pieces(hub, *pieces)
+        assert refused.value.reason is reason
+        assert hub.store.missing(DELTA) == (0, 1, 2, 3, 4)
+
+
+async def test_a_frame_uploaded_with_another_digest_is_refused(made: MadeRun, tmp_path: Path) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        signed, payloads = hub.learner.signed(1, 0)
+        hub.store.offer(signed)
+        with pytest.raises(RefusedError) as refused:
+            await upload_pieces(hub, (DELTA, 1, 0, bytes(len(payloads[1]))))
+        assert refused.value.reason is Reason.DAMAGED
+        assert hub.store.announcement() is None
+
+
+@pytest.mark.parametrize(("epoch", "reason"), [(1, Reason.FENCED), (2, Reason.ROLLBACK)])
+async def test_a_hub_refuses_a_learner_that_was_replaced_or_rolled_back(
+    made: MadeRun, tmp_path: Path, epoch: int, reason: Reason
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.epoch = 2
+        hub.learner.put(hub.store, (5, None))
+        hub.learner.epoch = epoch
+        offer = hub.learner.signed(6 if reason is Reason.FENCED else 4, None)[0]
+        stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.learner))
+        with pytest.raises(RefusedError) as refused:
+            await call(
+                stub.OfferArtifact, policy_pb2.OfferArtifactRequest(signed_manifest=offer), timeout_s=10
+            )
+        assert refused.value.reason is reason
