@@ -35,10 +35,10 @@ from node.run import RunSettings
 from node.until import run_until
 from node.weights.artifact_files import Draft
 from node.weights.digests import Words
-from node.weights.encode import FrameWords, code_frames, join
+from node.weights.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import FrameRecord, sign
+from node.weights.manifest import sign
 from node.weights.store import ArtifactStore
 
 _log = logging.getLogger(__name__)
@@ -182,20 +182,20 @@ class Publisher:
         with ExitStack() as stack:
             try:
                 draft = stack.enter_context(self._store.draft())
-                records = self._code(read, base=base, draft=draft)
+                coded = self._code(read, base=base, draft=draft)
             finally:
                 self._gate.release()
-            version = self._store_artifact(number, records, base=base, draft=draft)
+            version = self._store_artifact(number, coded, base=base, draft=draft)
         return HeldPolicy(version, made)
 
     def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
         """Store a version that is in memory; in the thread."""
         with self._store.draft() as draft:
-            records = self._code(policy.frame_words(self._layout), base=None, draft=draft)
-            self._store_artifact(policy.version.number, records, base=None, draft=draft)
+            coded = self._code(policy.frame_words(self._layout), base=None, draft=draft)
+            self._store_artifact(policy.version.number, coded, base=None, draft=draft)
         return policy
 
-    def _code(self, new: FrameWords, *, base: HeldPolicy | None, draft: Draft) -> tuple[FrameRecord, ...]:
+    def _code(self, new: FrameWords, *, base: HeldPolicy | None, draft: Draft) -> tuple[CodedFrame, ...]:
         return code_frames(
             range(len(self._layout.frames)),
             new=new,
@@ -207,10 +207,10 @@ class Publisher:
         )
 
     def _store_artifact(
-        self, number: int, records: Sequence[FrameRecord], *, base: HeldPolicy | None, draft: Draft
+        self, number: int, coded: Sequence[CodedFrame], *, base: HeldPolicy | None, draft: Draft
     ) -> PolicyVersion:
         manifest = join(
-            records,
+            coded,
             version=number,
             base=None if base is None else base.version,
             layout=self._layout,

@@ -51,10 +51,14 @@ class ArrayWords:
         return self.words[frame.slice]
 
 
+def frame_digests(words: ModelWords, *, layout: Layout) -> list[int]:
+    """Give ``words_digest`` of every frame."""
+    return [words_digest(words.read(frame)) for frame in layout.frames]
+
+
 def version_of(number: int, words: ModelWords, *, layout: Layout) -> PolicyVersion:
     """Name ``words`` version ``number``; what they are is said by the root. Reads them all."""
-    digests = [words_digest(words.read(frame)) for frame in layout.frames]
-    return PolicyVersion(number, version_root(layout.digest, digests))
+    return PolicyVersion(number, version_root(layout.digest, frame_digests(words, layout=layout)))
 
 
 def copy_words(source: ModelWords, target: ModelWords, *, layout: Layout) -> None:

@@ -24,14 +24,14 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import run_until
 from node.weights.advance import Remedy, fetch_into, rebuilt_frames
 from node.weights.chain import PUBLIC_VERSION
-from node.weights.digests import words_digest
+from node.weights.digests import version_root, words_digest
 from node.weights.fetch import Fetcher
 from node.weights.head_file import Head, StoreMark
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
 from sampler.generation import Change
-from sampler.model_words import ModelWords, copy_words, version_of
+from sampler.model_words import ModelWords, copy_words, frame_digests
 from sampler.policy_disk import PolicyDisk
 from sampler.scrub import Scrub
 from sampler.staging import InPlaceVersion, LiveWords, SpareVersion, StagedVersion
@@ -218,7 +218,7 @@ class PolicySync:
         def change() -> PolicyVersion:
             version.apply()
             self._held = manifest.policy_version
-            self._scrub.verified([frame.new_digest for frame in manifest.frames])
+            self._scrub.verified(version.digests)
             return self._held
 
         try:
@@ -345,14 +345,14 @@ class PolicySync:
             for span, words in mended:
                 self._weights.live.write(span, words)
             self._weights.settle()
-            version = version_of(manifest.version, self._weights.live, layout=self._layout)
-            if version != manifest.policy_version:
+            digests = frame_digests(self._weights.live, layout=self._layout)
+            if version_root(self._layout.digest, digests) != manifest.root:
                 raise RefusedError(
                     Reason.DAMAGED, f"version {manifest.version} was mended and is still not as signed"
                 )
-            self._held = version
-            self._scrub.verified([frame.new_digest for frame in manifest.frames])
-            return version
+            self._held = manifest.policy_version
+            self._scrub.verified(digests)
+            return self._held
 
         await self._serve(change)
         self._transfer_metrics.count_mended_frames(len(mended))
@@ -379,7 +379,7 @@ class PolicySync:
         return [
             number
             for number, (record, span) in enumerate(frames)
-            if words_digest(live.read(span)) != record.new_digest
+            if not record.makes(words_digest(live.read(span)))
         ]
 
     def _remedy(self) -> Remedy:

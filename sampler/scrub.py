@@ -13,7 +13,7 @@ from typing import Final
 
 from node.weights.digests import words_digest
 from node.weights.layout import Layout
-from sampler.model_words import ModelWords
+from sampler.model_words import ModelWords, frame_digests
 
 TURN_WORDS: Final = 32 << 20
 """Words looked at in one turn, or one frame. With a turn at every beat, 2 s apart, a model of 0.5 B
@@ -35,7 +35,7 @@ class Scrub:
 
     def take_stock(self, live: ModelWords) -> None:
         """Expect the words as they are: they were verified just now."""
-        self.verified([words_digest(live.read(frame)) for frame in self._layout.frames])
+        self.verified(frame_digests(live, layout=self._layout))
 
     def turn(self, live: ModelWords) -> int | None:
         """Look at the next frames, which nobody writes to meanwhile; give the first that is not as it was.

@@ -57,7 +57,11 @@ class LiveWords(Protocol):
 
 
 class StagedVersion(ABC):
-    """One version on its way."""
+    """One version on its way.
+
+    Attributes:
+        digests: ``words_digest`` of every frame that was verified.
+    """
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class StagedVersion(ABC):
         self._base = base
         self._payloads = payloads
         self._verified = np.zeros(len(layout.frames), np.bool_)
+        self.digests = [0] * len(layout.frames)
 
     def take_held(self) -> tuple[int, ...]:
         """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
@@ -104,9 +109,9 @@ class StagedVersion(ABC):
         )
         wrong = []
         for frame, record in enumerate(records):
-            if found.get(frame) == record.new_digest:
+            if frame in found and record.makes(found[frame]):
                 self._take_base(frame, self._base.read(spans[frame]))
-                self._verified[frame] = True
+                self._set_verified(frame, found[frame])
             elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
                 wrong.append(frame)
         return tuple(wrong)
@@ -129,13 +134,13 @@ class StagedVersion(ABC):
         if self._verified[frame]:
             return
         try:
-            words = self._made(frame, payload, out=self._memory(frame))
+            words, digest = self._made(frame, payload, out=self._memory(frame))
         except WrongBaseError:
             # The payload is as signed, and the log wants it whole.
             self._keep(frame, payload)
             raise
         self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
-        self._verified[frame] = True
+        self._set_verified(frame, digest)
 
     def mend(self, frame: int, words: Words) -> None:
         """Take the words of a frame that were made another way.
@@ -143,21 +148,31 @@ class StagedVersion(ABC):
         Raises:
             DamagedFrameError: they are not the signed ones.
         """
-        self._check(frame, words)
+        digest = words_digest(words)
+        if not self.manifest.frames[frame].makes(digest):
+            raise DamagedFrameError(frame, "the words have another digest than signed")
         self._take_words(frame, words)
-        self._verified[frame] = True
+        self._set_verified(frame, digest)
 
     def finish(self) -> None:
-        """Verify that nothing is missing.
+        """Verify that nothing is missing and that all of it is what was signed.
 
         Raises:
-            RefusedError: DAMAGED, if frames are missing or what was verified is not there any more.
+            RefusedError: DAMAGED, if frames are missing or the root is not the signed one.
         """
         absent = np.flatnonzero(~self._verified)
         if absent.size:
             raise RefusedError(
                 Reason.DAMAGED,
                 f"version {self.manifest.version} lacks {absent.size} frames, first {absent[0]}",
+            )
+        root = version_root(self._layout.digest, self._final_digests())
+        if root != self.manifest.root:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"the words of version {self.manifest.version} are not those signed, though those of each "
+                f"frame were verified: root {root.hex()}",
+                fix="something else writes to the memory of the weights, or it is faulty",
             )
 
     @abstractmethod
@@ -194,15 +209,19 @@ class StagedVersion(ABC):
         """Give where a frame's words are to be made; None: somewhere, they go on to elsewhere."""
         return None
 
-    def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> Words:
+    def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> tuple[Words, int]:
         span = self._layout.frames[frame]
         words = np.empty(span.words, np.uint16) if out is None else out
-        make_frame(frame, self.manifest, payload, base=self._base.read(span), out=words, dtype=span.dtype)
-        return words
+        base = self._base.read(span)
+        return words, make_frame(frame, self.manifest, payload, base=base, out=words, dtype=span.dtype)
 
-    def _check(self, frame: int, words: Words) -> None:
-        if words_digest(words) != self.manifest.frames[frame].new_digest:
-            raise DamagedFrameError(frame, "the words have another digest than signed")
+    def _set_verified(self, frame: int, digest: int) -> None:
+        self.digests[frame] = digest
+        self._verified[frame] = True
+
+    def _final_digests(self) -> Sequence[int]:
+        """Give the digest of every frame as it is to be applied."""
+        return self.digests
 
 
 class SpareVersion(StagedVersion):
@@ -228,19 +247,12 @@ class SpareVersion(StagedVersion):
         self._weights = weights
         self.spare = spare
 
-    def finish(self) -> None:
-        super().finish()
-        root = version_root(self._layout.digest, _digests(self.spare, self._layout.frames))
-        if root != self.manifest.root:
-            raise RefusedError(
-                Reason.DAMAGED,
-                f"the words of version {self.manifest.version} changed after they were verified: "
-                f"root {root.hex()}",
-                fix="something else writes to the spare copy, or the memory is faulty",
-            )
-
     def apply(self) -> None:
         self.spare = self._weights.swap(self.spare)
+
+    def _final_digests(self) -> Sequence[int]:
+        # The copy is read again: it is where someone else may have written meanwhile.
+        return _digests(self.spare, self._layout.frames)
 
     def _take_base(self, frame: int, words: Words) -> None:
         self._take_words(frame, words)
@@ -287,7 +299,8 @@ class InPlaceVersion(StagedVersion):
         words = self._final(frame)
         if words is not None:
             self._weights.live.write(self._layout.frames[frame], words)
-            self._check(frame, self._weights.live.read(self._layout.frames[frame]))
+            if words_digest(self._weights.live.read(self._layout.frames[frame])) != self.digests[frame]:
+                raise DamagedFrameError(frame, "the words written are not those that were verified")
 
     def _final(self, frame: int) -> Words | None:
         """Give the words to write; None: they are there."""
@@ -302,7 +315,8 @@ class InPlaceVersion(StagedVersion):
             payload = self._payloads.payload(frame)
         if payload is None:
             raise DamagedFrameError(frame, "its payload is gone from the disk")
-        return self._made(frame, payload)
+        words, _ = self._made(frame, payload)
+        return words
 
     def _take_base(self, frame: int, words: Words) -> None:
         if self._base is not self._weights.live:

@@ -22,7 +22,7 @@ Words = NDArray[np.uint16]
 
 _FRAME_WORDS: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
-_FRAME: Final = struct.Struct("<I Q 16s")
+_FRAME: Final = struct.Struct("<I I 16s")
 _HELD: Final = struct.Struct("<8s q 16s 16s")
 _SIGNATURE_BYTES: Final = 64
 
@@ -97,8 +97,6 @@ class Model:
         """Take names and shapes from the base model's safetensors file."""
         tensors = _header(base)
         self._names = sorted(tensors, key=str.encode)
-        sizes = {name: int(np.prod(tensors[name]["shape"], dtype=np.int64)) for name in self._names}
-        self._cuts = list(_cuts(sizes[name] for name in self._names))
         hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", _FRAME_WORDS))
         for name in self._names:
             for text in (name.encode(), b"bfloat16"):
@@ -109,7 +107,10 @@ class Model:
 
     def root(self, words: Words) -> bytes:
         """Give the root of a version from its words."""
-        digests = [xxhash.xxh3_64_intdigest(words[a:b].tobytes()) for a, b in self._cuts]
+        digests = [
+            xxhash.xxh3_64_intdigest(words[start : start + _FRAME_WORDS].tobytes())
+            for start in range(0, words.size, _FRAME_WORDS)
+        ]
         return blake3.blake3(self._digest + struct.pack(f"<{len(digests)}Q", *digests)).digest(length=16)
 
     def words(self, path: Path) -> Words:
@@ -145,17 +146,3 @@ def _header(path: Path) -> Mapping[str, Any]:
         header: dict[str, Any] = json.loads(file.read(size))
     header.pop("__metadata__", None)
     return header
-
-
-def _cuts(sizes: Iterable[int]) -> Iterable[tuple[int, int]]:
-    start = end = 0
-    for size in sizes:
-        if end + size - start > _FRAME_WORDS and end > start:
-            yield start, end
-            start = end
-        end += size
-        if size > _FRAME_WORDS:
-            yield from ((at, min(at + _FRAME_WORDS, end)) for at in range(start, end, _FRAME_WORDS))
-            start = end
-    if end > start:
-        yield start, end

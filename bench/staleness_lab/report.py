@@ -38,11 +38,12 @@ over staleness {tuning_staleness} on {tuning_seeds} other seeds, of
   expected reward.
 
 A run *ends* at the mean of its last three of 25 evaluations; its *best* is the best such mean; it has
-*collapsed* if it ends below {collapsed:.0%} of its best. Errors are standard errors over {seeds} seeds.
-p-values are exact sign-flip tests, not corrected for their number. The staleness of a fixed delay is every
-group's lag, of the other delays the largest: uniform, or the log-normal and the Weibull of refresh times
-between 60 s and 1920 s, where 1920 s stands for that staleness. An outer discount of old groups does
-nothing at a fixed delay, where all are equally old: Adam ignores scale.
+*collapsed* if it ends below {collapsed:.0%} of its best. Where one did so on policy, nothing is there to
+retain. Errors are standard errors over {seeds} seeds. p-values are exact sign-flip tests, not corrected
+for their number. The staleness of a fixed delay is every group's lag, of the other delays the largest:
+uniform, or the log-normal and the Weibull of refresh times between 60 s and 1920 s, where 1920 s stands
+for that staleness. An outer discount of old groups does nothing at a fixed delay, where all are equally
+old: Adam ignores scale.
 """
 
 

@@ -127,9 +127,12 @@ class Table:
         return [o for (each, _, delay, _), o in self.cells.items() if (each, delay) == (task, "fixed")]
 
     def retained(self, task: str, method: str, staleness: int, *, of: str) -> Estimate | None:
-        """Give the end score over that of method ``of`` on policy, seed by seed."""
+        """Give the end score over that of method ``of`` on policy, seed by seed.
+
+        None: not measured, or a run on policy collapsed and left nothing to retain.
+        """
         late, fresh = self.get(task, method, staleness), self.get(task, of, 0)
-        if late is None or fresh is None:
+        if late is None or fresh is None or collapsed_share(fresh) > 0:
             return None
         return Estimate.of(last_scores(late.scores) / last_scores(fresh.scores))
 

@@ -2,10 +2,10 @@
 
     take_held()  frames whose words the base may have already: unchanged ones, those of a keyframe
     missing()    frames whose payload is to be fetched
-    put(frame)   payload digest wrong             -> DamagedFrameError: fetch this frame again
-                 decoded words have the new digest -> in the spare array
-                 or else, base has the new digest -> nothing to decode
-                          or else, a base is needed -> WrongBaseError: mend this frame from a keyframe
+    put(frame)   payload digest wrong        -> DamagedFrameError: fetch this frame again
+                 decoded words are the signed -> in the spare array
+                 or else, the base's are      -> nothing to decode
+                 or else, a base is needed    -> WrongBaseError: mend this frame from a keyframe
     finish()     every frame there, root verified -> the words
 
 The base is never written to. A chain of artifacts needs two arrays, base and spare, which swap
@@ -83,7 +83,7 @@ class Stage:
         for frame, (record, span) in enumerate(zip(self._manifest.frames, self._layout.frames, strict=True)):
             if self._base is None or not may_be_held(record, self._manifest):
                 continue
-            if words_digest(self._base[span.slice]) == record.new_digest:
+            if record.makes(words_digest(self._base[span.slice])):
                 self._words[span.slice] = self._base[span.slice]
                 self._verified[frame] = True
             elif record.codec is Codec.UNCHANGED and not self._verified[frame]:
@@ -118,7 +118,7 @@ class Stage:
         Raises:
             DamagedFrameError: they are not the signed ones.
         """
-        if words_digest(words) != self._manifest.frames[frame].new_digest:
+        if not self._manifest.frames[frame].makes(words_digest(words)):
             raise DamagedFrameError(frame, "the words rebuilt have another digest than signed")
         self._words[self._layout.frames[frame].slice] = words
         self._verified[frame] = True
@@ -139,8 +139,8 @@ class Stage:
         if policy.version != self._manifest.policy_version:
             raise RefusedError(
                 Reason.DAMAGED,
-                f"the words of version {self._manifest.version} changed after they were verified: "
-                f"root {policy.version.root.hex()}",
+                f"the words of version {self._manifest.version} are not those signed, though those of each "
+                f"frame were verified: root {policy.version.root.hex()}",
                 fix="something else writes to the spare array, or the memory is faulty",
             )
         return policy
@@ -185,9 +185,11 @@ def rebuild_frame(
 
 def make_frame(
     frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
-) -> None:
+) -> int:
     """Verify a payload and make the words of its frame in ``out``; worthless if this raises.
 
+    Returns:
+        ``words_digest`` of the words.
     Raises:
         DamagedFrameError: the payload is not the signed one, or does not make the signed words.
         WrongBaseError: ``base`` is not what the payload starts from.
@@ -196,16 +198,16 @@ def make_frame(
     record = manifest.frames[frame]
     try:
         digest = decode_frame(record.codec, payload, base=base, out=out, dtype=dtype)
-        fault = "" if digest == record.new_digest else "the words decoded have another digest than signed"
+        if record.makes(digest):
+            return digest
+        fault = "the words decoded have another digest than signed"
     except RefusedError as error:
         fault = str(error)
-    if not fault:
-        return
     # The base is hashed only now: words that came out right need no more proof. What was signed made the
     # right words of the right base; if it did not, whoever mends the frame finds out.
-    if base is not None and words_digest(base) == record.new_digest:
+    if base is not None and record.makes(digest := words_digest(base)):
         np.copyto(out, base)
-    elif record.codec.needs_base:
+        return digest
+    if record.codec.needs_base:
         raise WrongBaseError(frame, manifest.version, fault)
-    else:
-        raise DamagedFrameError(frame, fault)
+    raise DamagedFrameError(frame, fault)

@@ -1,6 +1,7 @@
 """The three digests weights are known by.
 
-    words     8 bytes, xxh3: finds accidents (a wrong base, a flipped bit, a codec fault) at memory speed
+    words     8 bytes, xxh3: finds accidents (a wrong base, a flipped bit, a codec fault) at memory speed;
+              half of it, the check, tells which frame has one
     payload  16 bytes, BLAKE3: a stranger cannot make other bytes with it
     root     16 bytes, BLAKE3 over the layout and the digests of all frames: names a whole version
 
@@ -27,6 +28,14 @@ LAYOUT_DIGEST_BYTES: Final = 16
 def words_digest(words: Words) -> int:
     """Give the unsigned 64-bit digest of contiguous ``words``."""
     return xxhash.xxh3_64_intdigest(words.data)
+
+
+def words_check(digest: int) -> int:
+    """Give the unsigned 32 bits of a words digest that a manifest has for each frame.
+
+    They say which frame is wrong; that none is, the root says, which is made of whole digests.
+    """
+    return digest & 0xFFFFFFFF
 
 
 def payload_digest(payload: bytes) -> bytes:

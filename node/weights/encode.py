@@ -1,12 +1,12 @@
 """A new version of the weights -> coded frames -> its manifest. CPU work: call it in a thread.
 
     new words of a frame --+
-                           +--> code_frames() --> records --> join() --> manifest, to be signed
+                           +--> code_frames() --> CodedFrames --> join() --> manifest, to be signed
     its base words --------+         |
                                      `--> payloads, in order, to where they are kept
 
 Frames are independent. Whoever can give the words of some frames codes those, wherever the others
-are: each rank of a sharded learner its own, and one of them joins everybody's records and signs.
+are: each rank of a sharded learner its own, and one of them joins what all of them coded and signs.
 """
 
 from collections import deque
@@ -17,13 +17,22 @@ from dataclasses import dataclass
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
 from node.weights.codec import encode_frame
-from node.weights.digests import Words, payload_digest, version_root
+from node.weights.digests import Words, payload_digest, version_root, words_check
 from node.weights.held import HeldPolicy, check_size
 from node.weights.layout import Layout
 from node.weights.manifest import FrameRecord, Manifest
 
 FrameWords = Callable[[int], Words]
 """Gives the words of one frame of some version; in several threads at once, each for another frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedFrame:
+    """What a manifest needs of a frame; its payload is where it is kept."""
+
+    record: FrameRecord
+    digest: int
+    """``words_digest`` of the new words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +52,8 @@ def code_frames(
     put: Callable[[bytes], object],
     executor: Executor | None,
     under_way: int,
-) -> tuple[FrameRecord, ...]:
-    """Code each of ``frames`` as small as it gets, and give their records in the same order.
+) -> tuple[CodedFrame, ...]:
+    """Code each of ``frames`` as small as it gets, and give what became of them in the same order.
 
     When this ends, however it ends, no thread calls ``new`` or ``base`` any more.
 
@@ -56,17 +65,17 @@ def code_frames(
     Raises:
         RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
     """
-    records: list[FrameRecord] = []
+    coded_frames: list[CodedFrame] = []
 
-    def take(coded: tuple[FrameRecord, bytes]) -> None:
+    def take(coded: tuple[CodedFrame, bytes]) -> None:
         put(coded[1])
-        records.append(coded[0])
+        coded_frames.append(coded[0])
 
     if executor is None:
         for frame in frames:
             take(_code(frame, new=new, base=base, layout=layout))
-        return tuple(records)
-    begun: deque[Future[tuple[FrameRecord, bytes]]] = deque()
+        return tuple(coded_frames)
+    begun: deque[Future[tuple[CodedFrame, bytes]]] = deque()
     try:
         for frame in frames:
             begun.append(executor.submit(_code, frame, new=new, base=base, layout=layout))
@@ -78,11 +87,11 @@ def code_frames(
         for future in begun:
             future.cancel()
         wait(begun)
-    return tuple(records)
+    return tuple(coded_frames)
 
 
 def join(
-    records: Sequence[FrameRecord],
+    coded: Sequence[CodedFrame],
     *,
     version: int,
     base: PolicyVersion | None,
@@ -91,15 +100,15 @@ def join(
     learner_epoch: int,
     published_at_s: float,
 ) -> Manifest:
-    """Make one manifest of the records of all frames of the layout, in order.
+    """Make one manifest of all frames of the layout, in order.
 
     Args:
         base: whose words all of them were coded against; None: a keyframe.
     Raises:
         ValueError: frames are missing, or ``version`` is not newer than its base.
     """
-    if len(records) != len(layout.frames):
-        raise ValueError(f"{len(records)} records for {len(layout.frames)} frames")
+    if len(coded) != len(layout.frames):
+        raise ValueError(f"{len(coded)} coded of {len(layout.frames)} frames")
     if base is None:
         base = PolicyVersion(NO_BASE, bytes(ROOT_BYTES))
     if not base.number < version:
@@ -109,11 +118,11 @@ def join(
         learner_epoch=learner_epoch,
         layout_digest=layout.digest,
         version=version,
-        root=version_root(layout.digest, (record.new_digest for record in records)),
+        root=version_root(layout.digest, (frame.digest for frame in coded)),
         base_version=base.number,
         base_root=base.root,
         published_at_s=published_at_s,
-        frames=tuple(records),
+        frames=tuple(frame.record for frame in coded),
     )
 
 
@@ -136,7 +145,7 @@ def encode_version(
     """
     check_size(words, layout)
     payloads: list[bytes] = []
-    records = code_frames(
+    coded = code_frames(
         range(len(layout.frames)),
         new=lambda frame: words[layout.frames[frame].slice],
         base=None if base is None else base.frame_words(layout),
@@ -146,7 +155,7 @@ def encode_version(
         under_way=len(layout.frames),
     )
     manifest = join(
-        records,
+        coded,
         version=version,
         base=None if base is None else base.version,
         layout=layout,
@@ -159,7 +168,7 @@ def encode_version(
 
 def _code(
     frame: int, *, new: FrameWords, base: FrameWords | None, layout: Layout
-) -> tuple[FrameRecord, bytes]:
+) -> tuple[CodedFrame, bytes]:
     words = new(frame)
     base_words = None if base is None else base(frame)
     coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)
@@ -168,10 +177,10 @@ def _code(
     record = FrameRecord(
         codec=coded.codec,
         payload_bytes=len(coded.payload),
-        new_digest=coded.digest,
+        new_check=words_check(coded.digest),
         payload_digest=payload_digest(coded.payload),
     )
-    return record, coded.payload
+    return CodedFrame(record, coded.digest), coded.payload
 
 
 def _non_finite(words: Words, *, frame: int, layout: Layout) -> RefusedError:

@@ -4,19 +4,19 @@ A version is one flat array of words: every tensor, row-major, those with the wi
 each dtype together, sorted by the bytes of their names. So elements are aligned, and a frame has one
 dtype. Where elements are single bytes, a word has two, and the last of a tensor may be half empty.
 
-A frame is what is coded, hashed, fetched and repaired alone: a piece of one large tensor or a
-run of small ones. Both sides derive the layout from the model they have; it never travels,
-only its digest does.
+A frame is what is coded, hashed, fetched and repaired alone: so many words of one dtype, wherever
+tensors begin and end. Both sides derive the layout from the model they have; it never travels, only
+its digest does.
 
-    tensors   a [40]   b [10]   c [7]   d [100]          frame_words = 50
-    frames    |----- 50 ------| | 7 |   |- 50 -|- 50 -|
+    tensors   a [40] b [10] c [7]     d [100]            frame_words = 50
+    frames    |---- 50 ----|---- 50 ----|---- 50 ----|- 7 -|
 """
 
 import bisect
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,15 +115,13 @@ class Layout:
             start += words
         if not tensors:
             raise RefusedError(Reason.MALFORMED, "a layout without tensors")
-        # Two neighbouring frames of one dtype hold more than a frame's whole elements between them, so this
-        # bounds the frames too.
-        most_frames = limits.FRAMES_PER_ARTIFACT - len(DTYPES)
-        if 2 * start > most_frames * _cut_words(frame_words, tensors[0].dtype) and start > frame_words:
+        # The widest elements fill a frame least, and the last frame of each dtype may have few.
+        if start > (limits.FRAMES_PER_ARTIFACT - len(DTYPES)) * _cut_words(frame_words, tensors[0].dtype):
             raise RefusedError(Reason.OVER_LIMIT, f"a model of {start} words in frames of {frame_words}")
         frames = [
             frame
             for dtype, group in itertools.groupby(tensors, key=lambda span: span.dtype)
-            for frame in _cut(group, _cut_words(frame_words, dtype), dtype)
+            for frame in _cut(tuple(group), _cut_words(frame_words, dtype), dtype)
         ]
         return cls(tuple(tensors), tuple(frames), start, _digest(tensors, frame_words))
 
@@ -173,23 +171,10 @@ def _check(spec: TensorSpec, *, previous: TensorSpec | None, frame_words: int) -
         raise RefusedError(Reason.OVER_LIMIT, f"an element of {spec.name!r} in frames of {frame_words} words")
 
 
-def _cut(tensors: Iterable[TensorSpan], frame_words: int, dtype: Dtype) -> Iterator[FrameSpan]:
-    run_start = run_words = 0
-    for tensor in tensors:
-        if run_words + tensor.words <= frame_words:
-            run_start = run_start if run_words else tensor.start_word
-            run_words += tensor.words
-            continue
-        if run_words:
-            yield FrameSpan(run_start, run_words, dtype)
-        run_start, run_words = tensor.start_word, tensor.words
-        if tensor.words > frame_words:
-            end = tensor.start_word + tensor.words
-            for start in range(tensor.start_word, end, frame_words):
-                yield FrameSpan(start, min(frame_words, end - start), dtype)
-            run_start, run_words = end, 0
-    if run_words:
-        yield FrameSpan(run_start, run_words, dtype)
+def _cut(tensors: Sequence[TensorSpan], frame_words: int, dtype: Dtype) -> Iterator[FrameSpan]:
+    end = tensors[-1].start_word + tensors[-1].words
+    for start in range(tensors[0].start_word, end, frame_words):
+        yield FrameSpan(start, min(frame_words, end - start), dtype)
 
 
 def _digest(tensors: Iterable[TensorSpan], frame_words: int) -> bytes:

@@ -12,10 +12,10 @@ from node.policy import PolicyVersion
 from node.weights.apply import rebuild_frame
 from node.weights.chain import PUBLIC_VERSION, plan_fresh
 from node.weights.digests import Words, version_root, words_digest
-from node.weights.encode import FrameWords, code_frames, join
+from node.weights.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
-from node.weights.manifest import FrameRecord, Manifest
+from node.weights.manifest import Manifest
 from node.weights.store import ArtifactStore
 
 
@@ -50,9 +50,9 @@ def merge_version(
         base_digests.append(words_digest(words))
         return words
 
-    records: list[FrameRecord] = []
+    coded: list[CodedFrame] = []
     for frame in range(len(layout.frames)):
-        records += code_frames(
+        coded += code_frames(
             [frame],
             new=head.frame_words(layout),
             base=base,
@@ -64,7 +64,7 @@ def merge_version(
         if is_superseded():
             return None
     manifest = join(
-        records,
+        coded,
         version=head.version.number,
         base=PolicyVersion(base_version, version_root(layout.digest, base_digests)),
         layout=layout,

@@ -26,7 +26,7 @@ def whole_version(number: int) -> HeldPolicy:
     return HeldPolicy.of(number, words, layout=LAYOUT)
 
 
-def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_makes(tmp_path: Path) -> None:
+def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_makes(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     processes = [
         spawn.Process(target=publish_share, args=(rank, RANKS, str(tmp_path))) for rank in range(RANKS)
@@ -37,14 +37,9 @@ def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_
         process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
 
-    shares = sorted(
-        (frame, record, payload)
-        for rank in range(RANKS)
-        for frame, record, payload in read_share(rank, tmp_path)
-    )
-    assert [frame for frame, _, _ in shares] == list(range(len(LAYOUT.frames)))
+    shares = [share for rank in range(RANKS) for share in read_share(rank, tmp_path)]
     manifest = join(
-        [record for _, record, _ in shares],
+        [coded for coded, _ in shares],
         version=1,
         base=whole_version(0).version,
         layout=LAYOUT,
@@ -62,12 +57,12 @@ def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_
         published_at_s=5.0,
     )
     assert sign(manifest, KEY) == sign(alone.manifest, KEY)
-    assert tuple(payload for _, _, payload in shares) == alone.payloads
+    assert tuple(payload for _, payload in shares) == alone.payloads
     assert sum(map(len, alone.payloads)) > 0
 
     store = ArtifactStore(tmp_path / "store", public_key=KEY.public_key, run_id="run", retained_keyframes=1)
     with store.draft() as draft:
-        for _, _, payload in shares:
+        for _, payload in shares:
             draft.append(payload)
         store.put_version(sign(manifest, KEY), draft)
     announcement = store.announcement()
@@ -77,10 +72,10 @@ def test_two_processes_with_half_of_the_tensors_each_make_the_artifact_that_one_
 
 def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:
     publish_share(0, RANKS, str(tmp_path))
-    assert 0 < len(frames_of(names_of(0, ranks=RANKS))) < len(LAYOUT.frames)
-    with pytest.raises(ValueError, match=f"records for {len(LAYOUT.frames)} frames"):
+    assert len(names_of(frames_of(0, ranks=RANKS))) < len(LAYOUT.tensors)
+    with pytest.raises(ValueError, match=f"coded of {len(LAYOUT.frames)} frames"):
         join(
-            [record for _, record, _ in read_share(0, tmp_path)],
+            [coded for coded, _ in read_share(0, tmp_path)],
             version=1,
             base=whole_version(0).version,
             layout=LAYOUT,

@@ -1,4 +1,4 @@
-"""A learner in several processes, each of which has some of the tensors and nothing of the others."""
+"""A learner in several processes, each of which has the tensors of its frames and nothing of the others."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 from learner.master_words import MasterWords
 from node.weights.digests import Words
-from node.weights.encode import code_frames
+from node.weights.encode import CodedFrame, code_frames
 from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import FrameRecord
 
@@ -19,7 +19,6 @@ LAYOUT: Final = Layout.of(
     [TensorSpec(f"layer.{n}", (700 + 300 * n,), "float32" if n == 2 else "bfloat16") for n in range(6)],
     frame_words=1024,
 )
-"""No frame has two tensors, so that whoever has a tensor can code its frames."""
 
 
 def tensors_of(names: set[str], *, version: int) -> dict[str, torch.Tensor]:
@@ -33,30 +32,29 @@ def tensors_of(names: set[str], *, version: int) -> dict[str, torch.Tensor]:
     return made
 
 
-def names_of(rank: int, *, ranks: int) -> set[str]:
-    """Give the tensors that a rank has."""
-    return {span.name for number, span in enumerate(LAYOUT.tensors) if number % ranks == rank}
+def frames_of(rank: int, *, ranks: int) -> range:
+    """Give the frames that a rank publishes."""
+    count = len(LAYOUT.frames)
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
-def frames_of(names: set[str]) -> list[int]:
-    """Give the frames that these tensors make."""
-    frames = range(len(LAYOUT.frames))
-    return [frame for frame in frames if {piece.tensor.name for piece in LAYOUT.pieces(frame)} <= names]
+def names_of(frames: range) -> set[str]:
+    """Give the tensors that frames are made of: that which a rank ends in, the next may begin in."""
+    return {piece.tensor.name for frame in frames for piece in LAYOUT.pieces(frame)}
 
 
 def publish_share(rank: int, ranks: int, directory: str) -> None:
     """Code a rank's frames of version 1 from version 0 into files: what runs in a process of its own."""
-    names = names_of(rank, ranks=ranks)
-    versions = [MasterWords(tensors_of(names, version=number), LAYOUT) for number in range(2)]
+    frames = frames_of(rank, ranks=ranks)
+    masters = [MasterWords(tensors_of(names_of(frames), version=number), LAYOUT) for number in range(2)]
 
     def words(version: int, frame: int) -> Words:
         made = np.empty(LAYOUT.frames[frame].words, np.uint16)
-        versions[version].read(frame, made)
+        masters[version].read(frame, made)
         return made
 
-    frames = frames_of(names)
     with (Path(directory) / f"{rank}.payloads").open("wb") as file:
-        records = code_frames(
+        coded = code_frames(
             frames,
             new=lambda frame: words(1, frame),
             base=lambda frame: words(0, frame),
@@ -65,15 +63,15 @@ def publish_share(rank: int, ranks: int, directory: str) -> None:
             executor=None,
             under_way=1,
         )
-    told = [{"frame": frame, **asdict(record)} for frame, record in zip(frames, records, strict=True)]
+    told = [{"digest": each.digest, **asdict(each.record)} for each in coded]
     text = json.dumps(told, default=lambda digest: digest.hex())
-    (Path(directory) / f"{rank}.records").write_text(text)
+    (Path(directory) / f"{rank}.coded").write_text(text)
 
 
-def read_share(rank: int, directory: Path) -> Iterator[tuple[int, FrameRecord, bytes]]:
-    """Give what a rank left: frames, their records and payloads."""
+def read_share(rank: int, directory: Path) -> Iterator[tuple[CodedFrame, bytes]]:
+    """Give what a rank left of each of its frames, in order, and the payload."""
     with (directory / f"{rank}.payloads").open("rb") as file:
-        for told in json.loads((directory / f"{rank}.records").read_text()):
-            frame, digest = told.pop("frame"), bytes.fromhex(told.pop("payload_digest"))
-            record = FrameRecord(**told, payload_digest=digest)
-            yield frame, record, file.read(record.payload_bytes)
+        for told in json.loads((directory / f"{rank}.coded").read_text()):
+            digest, payload_digest = told.pop("digest"), bytes.fromhex(told.pop("payload_digest"))
+            record = FrameRecord(**told, payload_digest=payload_digest)
+            yield CodedFrame(record, digest), file.read(record.payload_bytes)

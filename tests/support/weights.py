@@ -18,13 +18,13 @@ from node.weights.store import ArtifactStore
 
 RUN_ID = "example"
 SPECS = (
-    TensorSpec("embed", (100, 30)),
+    TensorSpec("embed", (100, 40)),
     TensorSpec("bias", (300,)),
     TensorSpec("head", (600,)),
     TensorSpec("z", ()),
 )
 LAYOUT = Layout.of(SPECS, frame_words=1024)
-"""Five frames: bias runs alone (embed is large), embed is cut in three, head and z run together."""
+"""Five frames: bias and embed begin in the first, embed fills three more, and ends in that of head and z."""
 
 
 def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) -> None:

@@ -1,9 +1,9 @@
-"""The exponent-conditioned codec compiled by numba, for machines without a C compiler: the ``jit`` extra.
+"""The exponent-conditioned codec compiled by numba, for machines without AVX-512 or C: the ``jit`` extra.
 
     encode   find (jit_words) -> write (jit_encode)
     decode   read (jit_decode) -> apply (jit_words)
 
-Compiled at the first frame, which takes about five seconds.
+Compiled at the first frame: 2.5 s to encode, 1.5 s to decode.
 """
 
 import threading

@@ -6,6 +6,8 @@ lets go of the interpreter lock meanwhile, so that threads code frames on all co
 
 import ctypes
 import threading
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,11 @@ from numpy.typing import NDArray
 
 LIBRARY_FILE: Final = Path(__file__).with_name("kernel.so")
 
-PATHS: Final = ("portable", "AVX-512")
+ABI: Final = 1
+"""What the library answers unless it is of other sources than these. kernel.c has the same number."""
+
+PORTABLE: Final = "portable"
+PATHS: Final = (PORTABLE, "AVX-512")
 """By the kernel's numbers."""
 
 
@@ -33,13 +39,38 @@ class FrameFacts(ctypes.Structure):
     """The largest word, signs aside."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Bytes and where they are: asking numpy each time is 5 us, since frames sweep the caches."""
+
+    array: NDArray[np.uint8]
+    address: int
+
+    @classmethod
+    def of(cls, size: int) -> "_Memory":
+        array = np.empty(size, np.uint8)
+        return cls(array, _at(array))
+
+
+class _Room(threading.local):
+    """Memory of one thread, kept from frame to frame.
+
+    The pages that were touched, a small part, would otherwise be given back and taken again for each.
+    """
+
+    def __init__(self) -> None:
+        self.words = 0
+        self.scratch = _Memory.of(0)
+        self.payload = _Memory.of(0)
+
+
 class Kernel:
     """The library on one of its paths. Any thread may call; each keeps memory of its own, 17 bytes a word."""
 
     def __init__(self, library: ctypes.CDLL, *, path: int) -> None:
         self._library = library
         self._path = path
-        self._of_thread = threading.local()
+        self._room = _Room()
 
     @property
     def path(self) -> str:
@@ -54,12 +85,19 @@ class Kernel:
             ValueError: the arrays are not of the same size and contiguous.
         """
         _check(words, base)
-        memory, payload = self._memory(words.size, limit_bytes)
+        scratch, payload = self._scratch(words.size), self._payload(limit_bytes)
         facts = FrameFacts()
         size = self._library.heterorl_encode(
-            self._path, _at(base), _at(words), words.size, _at(memory), _at(payload), limit_bytes, facts
+            self._path,
+            _at(base),
+            _at(words),
+            words.size,
+            scratch.address,
+            payload.address,
+            limit_bytes,
+            facts,
         )
-        return (payload[:size].tobytes() if size <= limit_bytes else None), facts
+        return (payload.array[:size].tobytes() if size <= limit_bytes else None), facts
 
     def decode(
         self, payload: bytes, *, base: NDArray[np.uint16], out: NDArray[np.uint16]
@@ -70,10 +108,10 @@ class Kernel:
             ValueError: the arrays are not of the same size and contiguous.
         """
         _check(out, base)
-        memory, _ = self._memory(out.size, 0)
+        scratch = self._scratch(out.size)
         facts = FrameFacts()
         fault: int = self._library.heterorl_decode(
-            self._path, payload, len(payload), _at(base), _at(out), out.size, _at(memory), facts
+            self._path, payload, len(payload), _at(base), _at(out), out.size, scratch.address, facts
         )
         return fault, facts
 
@@ -90,24 +128,23 @@ class Kernel:
         self._library.heterorl_join(self._path, rest, exponents, _at(out), out.size, facts)
         return facts
 
-    def _memory(self, words: int, payload_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        # Kept: the pages that were touched, a small part, would otherwise be given back and taken again
-        # for every frame.
-        mine = self._of_thread
-        if getattr(mine, "words", 0) < words:
-            mine.words = words
-            mine.memory = np.empty(self._library.heterorl_room(words), np.uint8)
-        if getattr(mine, "payload_bytes", -1) < payload_bytes:
-            mine.payload_bytes = payload_bytes
-            mine.payload = np.empty(payload_bytes, np.uint8)
-        return mine.memory, getattr(mine, "payload", mine.memory)
+    def _scratch(self, words: int) -> _Memory:
+        room = self._room
+        if room.words < words:
+            room.words, room.scratch = words, _Memory.of(self._library.heterorl_room(words))
+        return room.scratch
+
+    def _payload(self, size: int) -> _Memory:
+        room = self._room
+        if room.payload.array.size < size:
+            room.payload = _Memory.of(size)
+        return room.payload
 
 
 def load(path: int | None = None) -> Kernel | None:
     """Give the kernel on this machine's best path, or on ``path``; None if there is none."""
-    try:
-        library = ctypes.CDLL(str(LIBRARY_FILE))
-    except OSError:
+    library = _library()
+    if library is None:
         return None
     address, words, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
     path_number, facts = ctypes.c_int, ctypes.POINTER(FrameFacts)
@@ -125,6 +162,28 @@ def load(path: int | None = None) -> Kernel | None:
     best = library.heterorl_best_path()
     wanted = best if path is None else path
     return Kernel(library, path=wanted) if wanted <= best else None
+
+
+def _library() -> ctypes.CDLL | None:
+    """Load the library; warn of one that is there but was compiled of other sources, and leave it."""
+    if not LIBRARY_FILE.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(LIBRARY_FILE))
+        found: int = library.heterorl_abi()
+    except (OSError, AttributeError) as error:
+        problem = str(error)
+    else:
+        if found == ABI:
+            return library
+        problem = f"its number is {found}, not {ABI}"
+    warnings.warn(
+        f"{LIBRARY_FILE} is not of this version, so weights are coded without it, slower: {problem}. "
+        "Install the node again: pip, or make install, compiles it anew",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+    return None
 
 
 def _check(words: NDArray[np.uint16], base: NDArray[np.uint16]) -> None:

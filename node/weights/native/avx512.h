@@ -1,4 +1,4 @@
-/* The loops in AVX-512 as it is since Ice Lake and Zen 4.
+/* The loops over words in AVX-512.
  *
  * Words are taken in blocks of 64. Their classes are 64 bytes of one register; how many words of each class
  * a block has is 16 bytes: a shuffle makes each class a single bit, an 8x8 bit transpose collects the bits of
@@ -7,21 +7,9 @@
 #ifndef HETERORL_AVX512_H
 #define HETERORL_AVX512_H
 
-#include <immintrin.h>
-
+#include "avx512_numbers.h"
+#include "avx512_target.h"
 #include "path.h"
-
-#define AVX512 \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512bitalg,gfni,bmi,bmi2,popcnt")))
-
-static int has_avx512(void)
-{
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bitalg") &&
-           __builtin_cpu_supports("gfni") && __builtin_cpu_supports("bmi2");
-}
 
 enum { BLOCK = 64, LEAF_BLOCKS = LEAF_WORDS / BLOCK, HASH_BLOCKS = XXH3_BLOCK / (BLOCK * sizeof(uint16_t)) };
 
@@ -104,9 +92,10 @@ AVX512 static inline __m256i note_block(struct leaf *leaf, uint32_t block, __m51
 
 /* Ask for what will be read next. Past the end of the words this asks for nothing.
  *
- * How far ahead was measured on whole models: in encoding, with two streams and little else to do, a few lines into
- * the first-level cache; in decoding a leaf into the second, since the changes of this leaf come before it. */
-enum { ENCODE_AHEAD = 1 << 10, DECODE_AHEAD = sizeof(uint16_t) * LEAF_WORDS };
+ * How far ahead was measured on whole models: in encoding a few lines into the first-level cache and some more into
+ * the second, which goes on being filled while the first has all the lines on their way that it can; in decoding a
+ * leaf into the second, since the changes of this leaf come before it. */
+enum { NEAR_AHEAD = 1 << 10, FAR_AHEAD = 1 << 12, DECODE_AHEAD = sizeof(uint16_t) * LEAF_WORDS };
 
 #define PREFETCH_BLOCK(words, ahead, hint)                                            \
     do {                                                                              \
@@ -126,20 +115,24 @@ static inline uint64_t valid_words(uint32_t count)
     return count % BLOCK == 0 ? UINT64_MAX : ((uint64_t)1 << count % BLOCK) - 1;
 }
 
-enum { PLACES_AT_ONCE = 4 };
+enum { PLACES_AT_ONCE = 16 };
 
 /* Append the places of the set bits, counted from `start`. There must be room for PLACES_AT_ONCE more: so many are
  * written without asking how many there are, which is a branch that cannot be predicted. */
 AVX512 static inline uint16_t *append_places(uint16_t *places, uint64_t bits, uint32_t start)
 {
+    const __m512i each = _mm512_set_epi64(0x3F3E3D3C3B3A3938, 0x3736353433323130, 0x2F2E2D2C2B2A2928,
+                                          0x2726252423222120, 0x1F1E1D1C1B1A1918, 0x1716151413121110,
+                                          0x0F0E0D0C0B0A0908, 0x0706050403020100);
+    const __m256i first = _mm256_set1_epi16((short)start);
+    __m512i within = _mm512_maskz_compress_epi8(bits, each);
     uint16_t *end = places + _mm_popcnt_u64(bits);
     do {
-        uint64_t some = start * 0x0001000100010001;
-        for (int i = 0; i < PLACES_AT_ONCE; i++, bits = _blsr_u64(bits))
-            some += _tzcnt_u64(bits) << 16 * i;
-        memcpy(places, &some, sizeof some);
+        __m256i some = _mm256_cvtepu8_epi16(_mm512_castsi512_si128(within));
+        _mm256_storeu_si256((__m256i *)places, _mm256_add_epi16(first, some));
+        within = _mm512_alignr_epi64(within, within, PLACES_AT_ONCE / sizeof(uint64_t));
         places += PLACES_AT_ONCE;
-    } while (__builtin_expect(bits != 0, 0));
+    } while (__builtin_expect(places < end, 0));
     return end;
 }
 
@@ -199,8 +192,10 @@ AVX512 static void find_avx512(struct changes *changes, const struct class_map *
     struct progress at = {0, _mm256_setzero_si256(), _mm512_setzero_si512(), places};
     while (BLOCK * (at.block + 1) <= count) {
         const uint16_t *old = base + BLOCK * at.block, *new = words + BLOCK * at.block;
-        PREFETCH_BLOCK(old, ENCODE_AHEAD, _MM_HINT_T0);
-        PREFETCH_BLOCK(new, ENCODE_AHEAD, _MM_HINT_T0);
+        PREFETCH_BLOCK(old, FAR_AHEAD, _MM_HINT_T1);
+        PREFETCH_BLOCK(new, FAR_AHEAD, _MM_HINT_T1);
+        PREFETCH_BLOCK(old, NEAR_AHEAD, _MM_HINT_T0);
+        PREFETCH_BLOCK(new, NEAR_AHEAD, _MM_HINT_T0);
         find_in_block(&at, &leaf, load_block(old), load_block(new), map->first, UINT64_MAX);
         if (at.block % HASH_BLOCKS == 0 && at.block / HASH_BLOCKS <= hash_blocks)
             hash_avx512(lanes, (const uint8_t *)(new + BLOCK) - XXH3_BLOCK, 1);
@@ -296,50 +291,7 @@ AVX512 static void store_avx512(uint16_t *to, const uint16_t *from, uint32_t cou
     memcpy(to + i, from + i, (count - i) * sizeof *to);
 }
 
-/* Append the chosen of 16 numbers; give how many. */
-AVX512 static inline uint32_t append_chosen(uint32_t *to, __m512i numbers, __mmask16 chosen)
-{
-    uint32_t count = (uint32_t)_mm_popcnt_u32(chosen);
-    _mm512_mask_storeu_epi32(to, (__mmask16)_bzhi_u32(0xFFFF, count), _mm512_maskz_compress_epi32(chosen, numbers));
-    return count;
-}
-
-AVX512 static void sort_steps_avx512(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count)
-{
-    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    uint32_t *place = sorted->large_gap, *size = sorted->large_size;
-    for (uint32_t i = 0; i < count; i += 32) {
-        __mmask32 valid = _bzhi_u32(UINT32_MAX, count - i < 32 ? count - i : 32);
-        __m512i some = _mm512_maskz_loadu_epi16(valid, steps + i), sizes = _mm512_abs_epi16(some);
-        sorted->is_down[i / 32] = _mm512_movepi16_mask(some);
-        __mmask32 is_large = _mm512_cmpgt_epu16_mask(sizes, _mm512_set1_epi16(1));
-        __m512i less_two = _mm512_sub_epi16(sizes, _mm512_set1_epi16(2));
-        for (int half = 0; half < 2; half++, is_large >>= 16) {
-            __m256i half_sizes = half ? _mm512_extracti64x4_epi64(less_two, 1) : _mm512_castsi512_si256(less_two);
-            size += append_chosen(size, _mm512_cvtepu16_epi32(half_sizes), (__mmask16)is_large);
-            __m512i places = _mm512_add_epi32(lane, _mm512_set1_epi32((int)i + 16 * half));
-            place += append_chosen(place, places, (__mmask16)is_large);
-        }
-    }
-    sorted->large = (uint32_t)(size - sorted->large_size);
-    for (uint32_t i = sorted->large; i > 1; i--)
-        sorted->large_gap[i - 1] -= sorted->large_gap[i - 2] + 1;
-}
-
-AVX512 static uint64_t count_ones_avx512(const uint32_t *numbers, uint32_t count, unsigned low_bits)
-{
-    const __m512i most = _mm512_set1_epi32(COST_ONES);
-    const __m128i shift = _mm_cvtsi32_si128((int)low_bits);
-    __m512i sum = _mm512_setzero_si512(); /* A frame has 2^20 words: 16 lanes of less than 2^21. */
-    for (uint32_t i = 0; i < count; i += 16) {
-        __mmask16 valid = count - i >= 16 ? 0xFFFF : (__mmask16)((1u << (count - i)) - 1);
-        __m512i ones = _mm512_srl_epi32(_mm512_maskz_loadu_epi32(valid, numbers + i), shift);
-        sum = _mm512_add_epi32(sum, _mm512_min_epu32(ones, most));
-    }
-    return (uint32_t)_mm512_reduce_add_epi32(sum);
-}
-
-static const struct path AVX512_PATH = {count_changes_avx512, find_avx512,       apply_avx512,
-                                        store_avx512,         sort_steps_avx512, count_ones_avx512};
+static const struct path AVX512_PATH = {count_changes_avx512, find_avx512,       apply_avx512,      store_avx512,
+                                        sort_steps_avx512,    count_ones_avx512, put_numbers_avx512};
 
 #endif

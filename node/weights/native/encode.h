@@ -2,7 +2,6 @@
 #ifndef HETERORL_ENCODE_H
 #define HETERORL_ENCODE_H
 
-#include "bits.h"
 #include "path.h"
 
 /* Room for the changes of a frame, in the order they are found and by class, and for numbers made of them. */
@@ -99,14 +98,6 @@ static void put_surprise(struct bit_writer *writer, int surprise)
     put_number(writer, (uint32_t)(surprise >= 0 ? 2 * surprise : -2 * surprise - 1), 0);
 }
 
-static void put_numbers(struct bit_writer *writer, const uint32_t *numbers, uint32_t count, unsigned low_bits)
-{
-    struct bit_writer local = *writer; /* Nothing points to it, so it stays in registers. */
-    for (uint32_t i = 0; i < count; i++)
-        put_number(&local, numbers[i], low_bits);
-    *writer = local;
-}
-
 /* Give the members before each non-member that has a member after it, and after the last: sum of gaps + 1. */
 static uint32_t runs_of(const uint32_t *gaps, uint32_t count, uint32_t *runs)
 {
@@ -135,7 +126,7 @@ static void put_subset(struct bit_writer *writer, const struct path *path, struc
     int mode = has_runs ? -1 - (int)low_bits : (int)low_bits;
     put_surprise(writer, mode - (next->mode + 1));
     next->mode = mode;
-    put_numbers(writer, numbers, number_count, low_bits);
+    path->put_numbers(writer, numbers, number_count, low_bits);
 }
 
 /* Write the changes of one class. `gaps` are overwritten. */
@@ -153,7 +144,7 @@ static void put_class(struct bit_writer *writer, const struct path *path, struct
     unsigned size_bits = best_low_bits(path, sorted.large_size, sorted.large);
     put_surprise(writer, (int)size_bits - (next->size_bits - 1));
     next->size_bits = (int)size_bits;
-    put_numbers(writer, sorted.large_size, sorted.large, size_bits);
+    path->put_numbers(writer, sorted.large_size, sorted.large, size_bits);
 }
 
 /* Give the size of the payload; of one over the limit, some size over the limit. What was found is sorted by class,

@@ -24,6 +24,10 @@ struct frame_facts {
 
 enum { PATH_PORTABLE, PATH_AVX512 };
 
+/* Goes up with each change of a function that is exported, of its arguments and structures, or of the format. A
+ * library left over from older sources answers with another number, and is not used. */
+enum { ABI = 1 };
+
 #define EXPORTED __attribute__((visibility("default")))
 
 static const struct path *path_of(int number)
@@ -33,6 +37,11 @@ static const struct path *path_of(int number)
         return &AVX512_PATH;
 #endif
     return number == PATH_PORTABLE ? &PORTABLE : NULL;
+}
+
+EXPORTED int heterorl_abi(void)
+{
+    return ABI;
 }
 
 /* Give the best path that this machine can take. */

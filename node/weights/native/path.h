@@ -3,7 +3,7 @@
 #ifndef HETERORL_PATH_H
 #define HETERORL_PATH_H
 
-#include "format.h"
+#include "bits.h"
 #include "xxh3.h"
 
 /* Words looked at in one go: they and the notes about them stay in the first-level cache. A multiple of the
@@ -68,6 +68,8 @@ struct path {
     void (*sort_steps)(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count);
     /* The sum of numbers >> low_bits, each taken as COST_ONES at most. */
     uint64_t (*count_ones)(const uint32_t *numbers, uint32_t count, unsigned low_bits);
+    /* Write numbers, each below 2^NUMBER_BITS. */
+    void (*put_numbers)(struct bit_writer *writer, const uint32_t *numbers, uint32_t count, unsigned low_bits);
 };
 
 #endif

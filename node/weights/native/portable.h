@@ -206,7 +206,16 @@ static uint64_t count_ones_portable(const uint32_t *numbers, uint32_t count, uns
     return sum;
 }
 
-static const struct path PORTABLE = {count_changes_portable, find_portable,       apply_portable,
-                                     store_portable,         sort_steps_portable, count_ones_portable};
+static void put_numbers_portable(struct bit_writer *writer, const uint32_t *numbers, uint32_t count,
+                                 unsigned low_bits)
+{
+    struct bit_writer local = *writer; /* Nothing points to it, so it stays in registers. */
+    for (uint32_t i = 0; i < count; i++)
+        put_number(&local, numbers[i], low_bits);
+    *writer = local;
+}
+
+static const struct path PORTABLE = {count_changes_portable, find_portable,       apply_portable,      store_portable,
+                                     sort_steps_portable,    count_ones_portable, put_numbers_portable};
 
 #endif

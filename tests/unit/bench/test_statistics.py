@@ -5,7 +5,14 @@ import pytest
 
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.plan import chosen_rates, last_scores
-from bench.staleness_lab.statistics import best_scores, collapsed_share, comparison, gaps, rank_correlation
+from bench.staleness_lab.statistics import (
+    Table,
+    best_scores,
+    collapsed_share,
+    comparison,
+    gaps,
+    rank_correlation,
+)
 
 RISES_AND_FALLS = (0.0, 0.9, 0.9, 0.9, 0.3, 0.3, 0.3)
 RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)
@@ -26,6 +33,18 @@ def test_best_and_last_are_means_of_three_evaluations() -> None:
 
 def test_a_run_that_ends_far_below_its_best_has_collapsed() -> None:
     assert collapsed_share(outcome(RISES_AND_FALLS, RISES)) == 0.5
+
+
+def test_what_is_retained_is_a_share_of_each_seeds_own_score_on_policy() -> None:
+    table = Table.of([outcome(RISES, RISES), outcome(RISES, RISES_AND_FALLS, staleness=8)])
+    share = table.retained("digits", "gepo", 8, of="gepo")
+    assert share is not None
+    assert share.mean == pytest.approx((1 + 1 / 3) / 2)
+
+
+def test_nothing_is_retained_of_runs_that_collapsed_on_policy() -> None:
+    table = Table.of([outcome(RISES, RISES_AND_FALLS), outcome(RISES, RISES, staleness=8)])
+    assert table.retained("digits", "gepo", 8, of="gepo") is None
 
 
 def test_p_is_the_share_of_sign_patterns_as_far_from_zero() -> None:

@@ -13,7 +13,7 @@ from node.weights.digests import Words
 from node.weights.layout import Layout, TensorSpec
 
 SHAPES = {"a": (7,), "b": (300, 301), "c": (), "d": (3, 2)}
-LAYOUT = Layout.of([TensorSpec(name, shape) for name, shape in SHAPES.items()], frame_words=70_000)
+LAYOUT = Layout.of([TensorSpec(name, shape) for name, shape in SHAPES.items()], frame_words=40_000)
 
 
 def make_masters() -> dict[str, torch.Tensor]:

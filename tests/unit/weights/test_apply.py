@@ -161,7 +161,7 @@ def test_words_that_change_after_they_were_verified_are_found() -> None:
     for frame, payload in enumerate(DELTA.payloads):
         stage.put(frame, payload)
     spare[-1] ^= 1
-    with pytest.raises(RefusedError, match="changed after they were verified") as refused:
+    with pytest.raises(RefusedError, match="are not those signed") as refused:
         stage.finish()
     assert refused.value.reason is Reason.DAMAGED
 
@@ -184,7 +184,7 @@ def test_a_frame_is_not_rebuilt_across_a_hole_or_from_a_damaged_payload() -> Non
 
 
 def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
-    other = replace(KEYFRAME.manifest.frames[0], new_digest=1)
+    other = replace(KEYFRAME.manifest.frames[0], new_check=1)
     manifest = replace(KEYFRAME.manifest, frames=(other, *KEYFRAME.manifest.frames[1:]))
     stage = Stage(manifest, layout=LAYOUT, base=None)
     with pytest.raises(DamagedFrameError, match="words decoded"):
@@ -192,7 +192,7 @@ def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
 
 
 def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
-    other = replace(DELTA.manifest.frames[2], new_digest=1)
+    other = replace(DELTA.manifest.frames[2], new_check=1)
     manifest = replace(DELTA.manifest, frames=(*DELTA.manifest.frames[:2], other, *DELTA.manifest.frames[3:]))
     stage = Stage(manifest, layout=LAYOUT, base=BASE)
     with pytest.raises(WrongBaseError, match="frame 2: what is held does not make version 2: the words"):

@@ -11,10 +11,9 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.weights.codec import Codec
 from node.weights.digests import Words, payload_digest, words_digest
-from node.weights.encode import code_frames, encode_version, join
+from node.weights.encode import CodedFrame, code_frames, encode_version, join
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import FrameRecord
 from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 
@@ -82,7 +81,7 @@ MANY = Layout.of([TensorSpec("a", (64 * 16,))], frame_words=16)
 
 def code_many(
     pool: ThreadPoolExecutor, *, new: Callable[[int], Words], put: Callable[[bytes], object]
-) -> tuple[FrameRecord, ...]:
+) -> tuple[CodedFrame, ...]:
     return code_frames(
         range(len(MANY.frames)), new=new, base=None, layout=MANY, put=put, executor=pool, under_way=5
     )
@@ -100,10 +99,10 @@ def test_no_more_frames_are_under_way_than_was_said_and_they_are_put_in_order() 
         return words[MANY.frames[frame].slice]
 
     with ThreadPoolExecutor(4) as pool:
-        records = code_many(pool, new=new, put=put.append)
+        coded = code_many(pool, new=new, put=put.append)
     assert most <= 5
-    assert [payload_digest(payload) for payload in put] == [record.payload_digest for record in records]
-    assert [record.new_digest for record in records] == [words_digest(words[f.slice]) for f in MANY.frames]
+    assert [payload_digest(payload) for payload in put] == [each.record.payload_digest for each in coded]
+    assert [each.digest for each in coded] == [words_digest(words[f.slice]) for f in MANY.frames]
 
 
 def test_when_coding_fails_nobody_reads_the_new_words_any_more() -> None:
@@ -129,9 +128,17 @@ def test_when_coding_fails_nobody_reads_the_new_words_any_more() -> None:
 
 def test_a_manifest_is_made_of_all_frames_and_of_a_newer_version() -> None:
     learner = Learner()
-    records = learner.encode(2, 1).manifest.frames
-    for kept, version in ((records[:-1], 2), (records, 1)):
-        with pytest.raises(ValueError, match=r"records for|cannot start"):
+    coded = code_frames(
+        range(len(LAYOUT.frames)),
+        new=lambda frame: learner.words(2)[LAYOUT.frames[frame].slice],
+        base=lambda frame: learner.words(1)[LAYOUT.frames[frame].slice],
+        layout=LAYOUT,
+        put=len,
+        executor=None,
+        under_way=1,
+    )
+    for kept, version in ((coded[:-1], 2), (coded, 1)):
+        with pytest.raises(ValueError, match=r"coded of|cannot start"):
             join(
                 kept,
                 version=version,

@@ -187,6 +187,17 @@ def test_every_cut_of_a_payload_is_refused(implementation: Implementation) -> No
         assert fault_of(implementation, payload[:size], base=base)[0] is not Fault.NONE
 
 
+@each
+def test_the_longest_codes_of_a_frame_are_written_alike(implementation: Implementation) -> None:
+    base = np.full(1 << 20, 120 << 7, np.uint16)
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        changed = random.choice(base.size, 40, replace=False)
+        words = base.copy()
+        words[changed] += random.integers(1, 1 << 15, changed.size, dtype=np.uint16)
+        assert implementation.encode(words, base=base, limit_bytes=999).payload == coded(words, base=base)
+
+
 def test_the_kernel_has_the_numbers_of_the_format() -> None:
     header = (Path(native.__file__).parent / "format.h").read_text()
     numbers = {
@@ -222,10 +233,21 @@ def test_a_path_the_machine_does_not_have_is_not_taken() -> None:
     assert native.load(len(native.PATHS)) is None
 
 
-def test_without_a_kernel_numba_is_taken_and_without_numba_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LIBRARY_FILE", Path("/nonexistent/kernel.so"))
+def test_vectors_come_first_then_numba_then_plain_c_then_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = choice.implementation.__wrapped__
+    portable = native.load(native.PATHS.index(native.PORTABLE))
+    vectors = native.load()
+    if vectors is not None and vectors.path != native.PORTABLE:
+        assert choose().name == f"C, {vectors.path}"
+    monkeypatch.setattr(native, "load", lambda: portable)
     assert choose().name == "numba"
     monkeypatch.setitem(__import__("sys").modules, "node.weights.exponent_conditioned.jit", None)
     monkeypatch.delattr("node.weights.exponent_conditioned.jit")
+    assert choose().name == "C, portable"
+    monkeypatch.setattr(native, "load", lambda: None)
     assert choose() is reference
+
+
+def test_without_a_kernel_numba_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIBRARY_FILE", Path("/nonexistent/kernel.so"))
+    assert choice.implementation.__wrapped__().name == "numba"

@@ -11,18 +11,13 @@ def spans(layout: Layout) -> list[tuple[int, int]]:
     return [(frame.start_word, frame.words) for frame in layout.frames]
 
 
-def test_small_tensors_share_a_frame_and_a_large_one_is_cut() -> None:
+def test_frames_are_filled_wherever_tensors_begin_and_end() -> None:
     layout = Layout.of(
         [TensorSpec("d", (10, 10)), TensorSpec("a", (40,)), TensorSpec("c", (7,)), TensorSpec("b", (2, 5))],
         frame_words=50,
     )
-    assert spans(layout) == [(0, 50), (50, 7), (57, 50), (107, 50)]
+    assert spans(layout) == [(0, 50), (50, 50), (100, 50), (150, 7)]
     assert layout.words == 157
-
-
-def test_the_tail_of_a_large_tensor_is_a_frame_of_its_own() -> None:
-    layout = Layout.of([TensorSpec("a", (105,)), TensorSpec("b", (3,))], frame_words=50)
-    assert spans(layout) == [(0, 50), (50, 50), (100, 5), (105, 3)]
 
 
 def test_tensors_are_in_the_order_of_the_bytes_of_their_names() -> None:
@@ -118,11 +113,9 @@ def test_the_pieces_of_a_frame_say_where_each_tensor_is() -> None:
         for n in range(len(layout.frames))
     ]
     assert told == [
-        [("a", 0, 0, 3)],
-        [("b", 0, 0, 10)],
-        [("b", 10, 0, 10)],
-        [("b", 20, 0, 5)],
-        [("c", 0, 0, 2)],
+        [("a", 0, 0, 3), ("b", 0, 3, 7)],
+        [("b", 7, 0, 10)],
+        [("b", 17, 0, 8), ("c", 0, 8, 2)],
     ]
 
 

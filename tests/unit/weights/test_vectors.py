@@ -7,7 +7,7 @@ import pytest
 
 from node.weights.apply import Stage
 from node.weights.codec import Codec, decode_frame
-from node.weights.digests import Words, payload_digest, words_digest
+from node.weights.digests import Words, payload_digest, version_root, words_check, words_digest
 from node.weights.dtypes import DTYPES
 from node.weights.exponent_conditioned.choice import Implementation
 from node.weights.exponent_conditioned.format import Fault
@@ -88,7 +88,9 @@ def test_an_artifact_applies_with_every_digest_as_written() -> None:
     manifest = verify_signed(signed, public_key=public_key, run_id="example")
     payloads = [bytes.fromhex(payload) for payload in artifact["payloads"]]
     assert [payload_digest(payload).hex() for payload in payloads] == artifact["payload_digests"]
-    assert [f"{frame.new_digest:016x}" for frame in manifest.frames] == artifact["words_digests"]
+    digests = [int(digest, 16) for digest in artifact["words_digests"]]
+    assert [frame.new_check for frame in manifest.frames] == [words_check(digest) for digest in digests]
+    assert manifest.root == version_root(layout.digest, digests)
     assert (manifest.root.hex(), manifest.base_root.hex()) == (artifact["root"], artifact["base_root"])
     base = HeldPolicy.of(manifest.base_version, words_of(artifact["base"]), layout=layout)
     stage = Stage(manifest, layout=layout, base=base)
