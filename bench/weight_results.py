@@ -11,6 +11,7 @@
 Each line is made in a process of its own: peak memory is what it is above that which the process had.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -156,12 +157,21 @@ def _is_trained(line: Line) -> bool:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, write, draw."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.weight_results",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", metavar="FILE.npz", nargs="*", type=Path, help="pairs of a trained model")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    options = parser.parse_args(arguments)
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / "pairs.jsonl"
-    if list(arguments) != ["--draw"]:
+    if not options.draw:
         with tempfile.TemporaryDirectory() as directory:
-            files, lines = [Path(argument).absolute() for argument in arguments], []
-            for line in record(files or _trained(Path(directory))):
+            lines = []
+            for line in record([each.absolute() for each in options.files] or _trained(Path(directory))):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
