@@ -40,12 +40,12 @@ Line = dict[str, Any]
 def record(files: Iterable[Path]) -> Iterator[Line]:
     """Measure the pairs of a trained model in every way, and drawn ones for how memory grows."""
     for file in files:
+        of_pair = ("--pair", str(file), "--repetitions", str(REPETITIONS))
         for _ in range(RUNS):
             for codec in CODECS:
-                yield measured("--pair", str(file), "--only", codec, "--repetitions", str(REPETITIONS))
-        for implementation in IMPLEMENTATIONS[1:]:
-            ours = ("--only", "ours", "--implementation", implementation)
-            yield measured("--pair", str(file), *ours, "--repetitions", "1")
+                yield measured(*of_pair, "--only", codec)
+            for implementation in IMPLEMENTATIONS[1:]:
+                yield measured(*of_pair, "--only", "ours", "--implementation", implementation)
     for words in DRAWN_WORDS:
         yield measured("--drawn", str(words), "--only", "ours", "--repetitions", "1")
 
