@@ -235,7 +235,9 @@ class PolicySync:
         self._published_at_s = manifest.published_at_s
         if isinstance(version, SpareVersion):
             self._spare = version.spare
-        await asyncio.to_thread(self._disk.fold, self._held, self._weights.live)
+        if self._held.number >= self._newest_served:
+            # Others are on the way to a newer one, and the disk may have what was served before them.
+            await asyncio.to_thread(self._disk.fold, self._held, self._weights.live)
 
     def _begun(self, manifest: Manifest, staged: StagedArtifact | None) -> StagedVersion:
         base, base_version = self._weights.live, self._held

@@ -361,6 +361,31 @@ async def test_the_log_is_folded_into_a_copy_and_begins_anew(
             assert (state_dir / HELD_FILE).exists()
 
 
+async def test_an_older_version_on_the_way_to_a_newer_one_takes_no_place_on_disk(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async def stuck_at_4(number: int, answers: Answers) -> Answers:
+        if hub.servicer.fetches[-1].key.version == 4:
+            await asyncio.Event().wait()
+        async for answer in answers:
+            yield answer
+
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[2])
+        hub.learner.put(hub.store, (4, 1))
+        hub.servicer.spoil = stuck_at_4
+        async with syncing(hub, state_dir) as serving:
+            # By version 1, from the public base model: nothing leads on from version 2.
+            await until(lambda: any(fetch.key.version == 4 for fetch in hub.servicer.fetches))
+            assert serving.numbers == [2]
+        hub.servicer.spoil = lambda number, answers: answers
+        async with syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[4])
+            assert serving.numbers == [2, 4]
+
+
 async def test_a_full_disk_costs_the_log_and_not_the_version(
     made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
