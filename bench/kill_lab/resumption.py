@@ -78,7 +78,8 @@ async def watch_relay(
     partial = {key: found for key, found in on_disk.items() if found.intact_bytes > 0 and not found.is_whole}
     if not partial:
         return None
-    had = set(on_disk) - set(partial)
+    # Not what was only begun: all of it is still to come.
+    had = {key for key, found in on_disk.items() if found.is_whole}
     versions = stage.state(name) / "versions"
     deadline_s = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline_s:
