@@ -6,9 +6,11 @@ nobody needs a copy of all of its words only to look at them.
 """
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from node.policy import PolicyVersion
 from node.weights.chain import PUBLIC_VERSION
 from node.weights.digests import Words, version_root, words_digest
 from node.weights.layout import FrameSpan, Layout
+
+THREADS: Final = min(8, os.cpu_count() or 1)
+"""That go through a version together; each takes the memory of three frames at most."""
 
 
 class ModelWords(Protocol):
@@ -51,14 +56,15 @@ class ArrayWords:
         return self.words[frame.slice]
 
 
-def frame_digests(words: ModelWords, *, layout: Layout) -> list[int]:
-    """Give ``words_digest`` of every frame."""
-    return [words_digest(words.read(frame)) for frame in layout.frames]
+def frame_digests(words: ModelWords, frames: Sequence[FrameSpan]) -> list[int]:
+    """Give ``words_digest`` of each frame; on all cores, as long as it takes to read them."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="verify") as threads:
+        return list(threads.map(lambda frame: words_digest(words.read(frame)), frames))
 
 
 def version_of(number: int, words: ModelWords, *, layout: Layout) -> PolicyVersion:
     """Name ``words`` version ``number``; what they are is said by the root. Reads them all."""
-    return PolicyVersion(number, version_root(layout.digest, frame_digests(words, layout=layout)))
+    return PolicyVersion(number, version_root(layout.digest, frame_digests(words, layout.frames)))
 
 
 def copy_words(source: ModelWords, target: ModelWords, *, layout: Layout) -> None:

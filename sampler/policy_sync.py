@@ -347,7 +347,7 @@ class PolicySync:
             for span, words in mended:
                 self._weights.live.write(span, words)
             self._weights.settle()
-            digests = frame_digests(self._weights.live, layout=self._layout)
+            digests = frame_digests(self._weights.live, self._layout.frames)
             if version_root(self._layout.digest, digests) != manifest.root:
                 raise RefusedError(
                     Reason.DAMAGED, f"version {manifest.version} was mended and is still not as signed"

@@ -35,7 +35,7 @@ class Scrub:
 
     def take_stock(self, live: ModelWords) -> None:
         """Expect the words as they are: they were verified just now."""
-        self.verified(frame_digests(live, layout=self._layout))
+        self.verified(frame_digests(live, self._layout.frames))
 
     def turn(self, live: ModelWords) -> int | None:
         """Look at the next frames, which nobody writes to meanwhile; give the first that is not as it was.

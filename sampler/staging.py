@@ -13,11 +13,10 @@ is on disk makes the live words again: memory is never the only place a version 
 CPU work: call it in threads. Different frames may be put by different threads.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,13 +25,10 @@ from node.policy import PolicyVersion
 from node.weights.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
 from node.weights.codec import Codec
 from node.weights.digests import Words, version_root, words_digest
-from node.weights.layout import FrameSpan, Layout
+from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
-from sampler.model_words import ModelWords
-
-_THREADS: Final = min(8, os.cpu_count() or 1)
-"""Generation waits for them; each takes the memory of three frames."""
+from sampler.model_words import THREADS, ModelWords, frame_digests
 
 
 class LiveWords(Protocol):
@@ -105,7 +101,7 @@ class StagedVersion(ABC):
         records, spans = self.manifest.frames, self._layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
-            zip(to_look_at, _digests(self._base, [spans[frame] for frame in to_look_at]), strict=True)
+            zip(to_look_at, frame_digests(self._base, [spans[frame] for frame in to_look_at]), strict=True)
         )
         wrong = []
         for frame, record in enumerate(records):
@@ -252,7 +248,7 @@ class SpareVersion(StagedVersion):
 
     def _final_digests(self) -> Sequence[int]:
         # The copy is read again: it is where someone else may have written meanwhile.
-        return _digests(self.spare, self._layout.frames)
+        return frame_digests(self.spare, self._layout.frames)
 
     def _take_base(self, frame: int, words: Words) -> None:
         self._take_words(frame, words)
@@ -290,7 +286,7 @@ class InPlaceVersion(StagedVersion):
         self._mended: dict[int, Words] = {}
 
     def apply(self) -> None:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="apply") as threads:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
             # Waits for all of them, and raises what the first to fail raised.
             list(threads.map(self._write, range(len(self._layout.frames))))
         self._weights.settle()
@@ -329,9 +325,3 @@ class InPlaceVersion(StagedVersion):
 
     def _take_words(self, frame: int, words: Words) -> None:
         self._mended[frame] = words
-
-
-def _digests(words: ModelWords, frames: Sequence[FrameSpan]) -> list[int]:
-    """Give the digest of each frame; on all cores, as long as it takes to read them."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
-        return list(threads.map(lambda span: words_digest(words.read(span)), frames))
