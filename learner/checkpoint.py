@@ -11,7 +11,6 @@ it may be published, and making that number again with other weights would fork 
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from torch import Tensor
 
 from learner.model import Policy
 from learner.step_log import StepLine
+from node import durable
 from node.errors import StartupError
 from node.run import StepRecord
-from node.weights.artifact_files import make_directory
 
 _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
@@ -67,7 +66,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        make_directory(directory)
+        durable.make_directory(directory)
         for left_over in directory.glob(f"{_STAGED}*"):
             shutil.rmtree(left_over)
 
@@ -90,9 +89,8 @@ class CheckpointStore:
         saved = _Saved(policy.layout.digest.hex(), digests, progress)
         (staged / _PROGRESS).write_text(json.dumps(dataclasses.asdict(saved)))
         for path in (*staged.iterdir(), staged):
-            _sync(path)
-        staged.rename(self._directory / name)
-        _sync(self._directory)
+            durable.sync(path)
+        durable.rename(staged, self._directory / name)
         for old in self._names()[:-_KEPT]:
             shutil.rmtree(self._directory / old)
 
@@ -164,11 +162,3 @@ def _damaged(path: Path, what: str) -> StartupError:
         fix="Restore the directory from a copy. Going back to an older one would make its next version "
         "number twice; begin a new run with it instead",
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

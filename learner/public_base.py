@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.master_words import MasterWords
+from node import durable
 from node.errors import StartupError
 from node.weights.digests import Words
 from node.weights.layout import Layout
@@ -16,15 +17,13 @@ def keep_public_base(path: Path, masters: MasterWords, *, layout: Layout) -> Wor
     Raises:
         StartupError: it cannot be written.
     """
-    scratch = path.with_suffix(".new")
     room = np.empty(max(frame.words for frame in layout.frames), "<u2")
     try:
-        with scratch.open("wb") as file:
+        with durable.replacing(path) as file:
             for number, frame in enumerate(layout.frames):
                 words = room[: frame.words]
                 masters.read(number, words)
                 file.write(words.data)
-        scratch.replace(path)
         mapped: Words = np.memmap(path, dtype=np.uint16, mode="r")
     except OSError as error:
         raise StartupError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from node import durable
 from node.run import StepReport
 
 _TAIL_BYTES: Final = 4 << 20
@@ -52,9 +53,12 @@ class StepLog:
         self._path = path
 
     def append(self, line: StepLine) -> None:
-        """Write one line."""
-        with self._path.open("a") as file:
-            file.write(line.to_json() + "\n")
+        """Write one line; durable on return.
+
+        Raises:
+            OSError: the disk is full or failing; the file is as it was.
+        """
+        durable.append(self._path, line.to_json().encode() + b"\n")
 
     def catch_up(self, newest: StepLine | None) -> None:
         """Mend the end of the file after a kill: drop half a line, add the newest if it is missing."""

@@ -14,9 +14,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
-from node.weights.artifact_files import ArtifactFiles, directory_name, make_directory, sync_directory
+from node.weights.artifact_files import ArtifactFiles, directory_name
 from node.weights.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class DeltaLog:
         self._directory = directory
         self._count_refusal = count_refusal
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
-        make_directory(directory)
+        durable.make_directory(directory)
         for path in sorted(directory.iterdir()):
             try:
                 files = ArtifactFiles.load(path, public_key=public_key, run_id=run_id, whole=False)
@@ -129,7 +130,7 @@ class DeltaLog:
         self.drop(manifest.key)
         try:
             files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
-            sync_directory(self._directory)
+            durable.sync(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
             return None

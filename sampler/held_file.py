@@ -6,7 +6,6 @@ The root is computed again when the copy is read: a damaged copy is no copy.
 """
 
 import logging
-import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -14,8 +13,8 @@ from typing import Final
 import blake3
 import numpy as np
 
+from node import durable
 from node.policy import PolicyVersion
-from node.weights.artifact_files import sync_directory
 from node.weights.layout import Layout
 from sampler.model_words import ArrayWords, ModelWords, copy_words, version_of, write_frames
 
@@ -32,15 +31,11 @@ def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: 
     Raises:
         OSError: the disk is full or broken; the old copy is as it was.
     """
-    scratch = path.with_suffix(".new")
-    with scratch.open("wb") as file:
+    with durable.replacing(path) as file:
         header = _HEADER.pack(_MAGIC, version.number, version.root)
         file.write(header + _digest(header))
         file.flush()
         write_frames(file.fileno(), words, layout=layout)
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_directory(path.parent)
 
 
 def load_held(path: Path, *, layout: Layout, into: ModelWords) -> PolicyVersion | None:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from node import durable
 from node.errors import StartupError
 from node.policy import PolicyVersion
 from node.weights.chain import PUBLIC_VERSION
@@ -109,10 +110,8 @@ def _mapped(path: Path, layout: Layout) -> ArrayWords | None:
 
 
 def _write(path: Path, words: ModelWords, *, layout: Layout) -> None:
-    scratch = path.with_suffix(".new")
-    with scratch.open("wb") as file:
+    with durable.replacing(path) as file:
         write_frames(file.fileno(), words, layout=layout)
-    scratch.replace(path)
 
 
 def write_frames(descriptor: int, words: ModelWords, *, layout: Layout) -> None:

@@ -30,9 +30,9 @@ STARTING: Final = Instant("starting")
 _SAMPLER: Final = (
     Instant("artifact begun", "delta_log/*"),
     Instant("payload staged", "delta_log/*/frames", is_change=True),
-    Instant("mark being written", "high_water.new"),
+    Instant("mark being written", ".high_water.json.new"),
     Instant("version believed", "high_water.json", is_change=True),
-    Instant("copy being written", "held.new"),
+    Instant("copy being written", ".held.words.new"),
     Instant("copy written", "held.words", is_change=True),
 )
 _RELAY: Final = (
@@ -40,7 +40,7 @@ _RELAY: Final = (
     Instant("artifact begun", "versions/incoming/*"),
     Instant("payload stored", "versions/incoming/*/frames", is_change=True),
     Instant("artifact whole", "versions/complete/*"),
-    Instant("mark being written", "versions/head.new"),
+    Instant("mark being written", "versions/.head.json.new"),
     Instant("group spooled", "rollouts.sqlite-wal", is_change=True),
 )
 _LEARNER: Final = (
@@ -50,7 +50,7 @@ _LEARNER: Final = (
     Instant("artifact begun", "published/incoming/*"),
     Instant("payload stored", "published/incoming/*/frames", is_change=True),
     Instant("artifact whole", "published/complete/*"),
-    Instant("mark being written", "published/head.new"),
+    Instant("mark being written", "published/.head.json.new"),
 )
 INSTANTS: Final[Mapping[str, tuple[Instant, ...]]] = {
     "sampler": _SAMPLER,

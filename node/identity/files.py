@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from node import durable
 from node.errors import StartupError
 
 _SECRET_MODE: Final = 0o600
@@ -13,18 +14,18 @@ _DIRECTORY_MODE: Final = 0o700
 
 def make_private_directory(path: Path) -> None:
     """Create a directory that only its owner may enter, with its parents; an existing one is narrowed."""
-    path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    durable.make_directory(path, mode=_DIRECTORY_MODE)
     path.chmod(_DIRECTORY_MODE)
 
 
 def write_secret(path: Path, content: bytes) -> None:
     """Replace a file that only its owner may read, atomically and durably."""
-    _replace(path, content, _SECRET_MODE)
+    durable.write(path, content, mode=_SECRET_MODE)
 
 
 def write_public(path: Path, content: bytes) -> None:
     """Replace a file that anyone may read, atomically and durably."""
-    _replace(path, content, _PUBLIC_MODE)
+    durable.write(path, content, mode=_PUBLIC_MODE)
 
 
 def read_secret(path: Path) -> bytes:
@@ -44,20 +45,3 @@ def read_secret(path: Path) -> bytes:
             return file.read()
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}", fix="Check path and owner.") from error
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    staged = path.with_name(f".{path.name}.new")
-    # O_EXCL after unlink: a left-over of a killed process must not lend its mode or be followed as a link.
-    staged.unlink(missing_ok=True)
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.weights.digests import payload_digest
@@ -83,12 +84,8 @@ class ArtifactFiles:
         """Make the directory with its manifest, on disk before this returns."""
         shutil.rmtree(directory, ignore_errors=True)  # What a full disk left of an earlier attempt.
         directory.mkdir()
-        with (directory / _MANIFEST).open("xb") as file:
-            file.write(signed)
-            file.flush()
-            os.fsync(file.fileno())
         (directory / _FRAMES).touch()
-        sync_directory(directory)
+        durable.write(directory / _MANIFEST, signed)
         return cls(directory, signed, manifest)
 
     @classmethod
@@ -164,7 +161,7 @@ class ArtifactFiles:
         self._present[frame] = True
 
     def adopt(self, draft: Draft) -> None:
-        """Make the payloads of a draft this artifact's; they survive a crash only once ``sync`` returned.
+        """Make the payloads of a draft this artifact's: by name at once, by content once ``sync`` returned.
 
         Raises:
             ValueError: they are not what the manifest speaks of.
@@ -172,15 +169,17 @@ class ArtifactFiles:
         """
         if draft.size_bytes != self.manifest.size_bytes:
             raise ValueError(f"{draft.size_bytes} bytes for a manifest of {self.manifest.size_bytes}")
-        draft.path.replace(self.directory / _FRAMES)
+        durable.rename(draft.path, self.directory / _FRAMES)
         self._present[:] = True
 
     def move(self, room: Path) -> None:
         """Move the directory into another; it has moved for good when this returns."""
-        source = self.directory
-        self.directory = source.rename(room / source.name)
-        sync_directory(room)
-        sync_directory(source.parent)
+        source, target = self.directory, room / self.directory.name
+        try:
+            durable.rename(source, target)
+        finally:
+            if not source.exists():  # What can fail after the rename is a sync.
+                self.directory = target
 
     def forget(self, frame: int) -> None:
         """Count a frame as missing from now on."""
@@ -188,11 +187,7 @@ class ArtifactFiles:
 
     def sync(self) -> None:
         """Return when the payloads are on disk."""
-        descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.sync(self.directory / _FRAMES)
 
     def _pread(self, descriptor: int, frame: int) -> bytes:
         return os.pread(descriptor, self.manifest.frames[frame].payload_bytes, int(self._offsets[frame]))
@@ -205,23 +200,6 @@ class ArtifactFiles:
 def directory_name(key: ArtifactKey) -> str:
     """Give what an artifact's directory is called."""
     return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
-
-
-def make_directory(directory: Path) -> None:
-    """Make a directory, with its parents, that is there after a crash; one that is there is left alone."""
-    if not directory.exists():
-        make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Return when what was created, renamed or removed in ``directory`` is on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """What a store must remember even if every artifact is lost: the newest epoch and the head announced."""
 
-import os
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from node import durable
 from node.policy import PolicyVersion
-from node.weights.artifact_files import sync_directory
 from node.weights.high_water import HighWater
 
 
@@ -54,10 +53,4 @@ class StoreMark(BaseModel):
 
     def save(self, path: Path) -> None:
         """Replace the file; the new mark is on disk before this returns."""
-        scratch = path.with_suffix(".new")
-        with scratch.open("wb") as file:
-            file.write(self.model_dump_json().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        sync_directory(path.parent)
+        durable.write(path, self.model_dump_json().encode())

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from node import limits
+from node import durable, limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.artifact_files import (
@@ -31,7 +31,6 @@ from node.weights.artifact_files import (
     Draft,
     directory_name,
     disk_errors_refused,
-    make_directory,
 )
 from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
@@ -363,7 +362,7 @@ class ArtifactStore:
         if self._scratch.exists():
             shutil.rmtree(self._scratch)
         for room in (self._complete, self._incoming, self._scratch):
-            make_directory(room)
+            durable.make_directory(room)
         for room in (self._complete, self._incoming):
             for directory in sorted(room.iterdir()):
                 self._recover_artifact(directory, whole=room == self._complete)
@@ -389,9 +388,14 @@ class ArtifactStore:
             )
             shutil.rmtree(directory)
             return
+        if artifact.manifest.key in self._artifacts:
+            # Without power between the syncs of a move it is in both rooms.
+            shutil.rmtree(directory)
+            return
         self._artifacts[artifact.manifest.key] = artifact
         if artifact.is_whole and not whole:
             artifact.sync()
             artifact.move(self._complete)
         elif whole and not artifact.is_whole:
+            shutil.rmtree(self._incoming / directory.name, ignore_errors=True)
             artifact.move(self._incoming)

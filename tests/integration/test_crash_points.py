@@ -14,12 +14,15 @@ from learner.epoch import raise_epoch
 from learner.master_words import MasterWords
 from learner.model import load_policy
 from learner.public_base import keep_public_base
+from learner.step_log import StepLine, StepLog
 from node.coordinator.accounts import StoredGroup, Transaction
 from node.coordinator.ledger import Ledger
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
 from node.rollout import Verdict
+from node.run import StepReport
+from node.weights.chain import newest_reachable
 from node.weights.head_file import Head, StoreMark
 from node.weights.held import HeldPolicy
 from node.weights.manifest import sign
@@ -79,6 +82,7 @@ def test_a_store_has_what_it_announced_and_goes_on(
         assert head >= told.newest
         if announcement is not None:
             assert announcement.head == LEARNER.versions[head].version
+            assert newest_reachable(announcement.artifacts) == head
             for artifact in announcement.artifacts:
                 read_whole(store, artifact.key)
         live(directory)
@@ -259,6 +263,40 @@ def test_a_small_file_is_the_old_one_or_the_new_one(
 
 
 @EVERY_STOP
+def test_every_step_that_was_told_of_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
+) -> None:
+    told, durable_step = Acknowledged(), Acknowledged()
+
+    def live(directory: Path) -> None:
+        told.newest = 0
+        log = StepLog(directory / "steps.jsonl")
+        log.catch_up(step_line(durable_step.newest) if durable_step.newest else None)
+        for version in range(durable_step.newest + 1, 4):
+            durable_step.say(version)  # its checkpoint is there
+            log.append(step_line(version))
+            told.say(version)
+
+    def versions(directory: Path) -> list[int]:
+        return [json.loads(line)["version"] for line in (directory / "steps.jsonl").read_text().splitlines()]
+
+    stops = 0
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+        stops += 1
+        found = (directory / "steps.jsonl").read_bytes() if (directory / "steps.jsonl").exists() else b""
+        assert found.count(b"\n") >= told.newest
+        live(directory)
+        assert versions(directory) == [1, 2, 3]
+        durable_step.newest = 0
+    assert stops > 4
+
+
+def step_line(version: int) -> StepLine:
+    report = StepReport(version, 0.5, 0.0, 0, 0.01, 0.9, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
+    return StepLine(at_s=0.0, report=report, tokens=8, flops=0.0, groups=())
+
+
+@EVERY_STOP
 @pytest.mark.parametrize("who", ["learner", "sampler"])
 def test_the_public_base_is_kept_whole_or_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, who: str
@@ -271,17 +309,23 @@ def test_the_public_base_is_kept_whole_or_written_again(
         for span in LAYOUT.tensors
     }
 
+    kept_whole = Acknowledged()
+
     def live(directory: Path) -> None:
+        kept_whole.newest = 0
         path = directory / "base.words"
         if who == "learner":
             kept = keep_public_base(path, MasterWords(masters, LAYOUT), layout=LAYOUT)
         else:
             kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
         assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version
+        kept_whole.say(1)
 
     stops = 0
     for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
         stops += 1
+        if kept_whole.newest:
+            assert (directory / "base.words").read_bytes() == words.tobytes()
         live(directory)
     assert stops >= 1
 

@@ -4,8 +4,9 @@ Three ways to stop, from kind to cruel:
 
     killed      the process ends, and what it wrote is there: kill -9
     torn        the same, in the middle of a write
-    power cut   what was not synced is gone: contents since the last fsync of the file, names since that of
-                the directory; only a rename is in both of its directories or in neither, as journals have it
+    power cut   what was not synced is gone: contents since the last fsync of the file, names (made, renamed
+                or removed) since that of their directory. A rename from one directory to another is two
+                changes: between the two syncs the entry is in both, or in neither
 
 Sees what goes through ``os``: rename, mkdir, unlink, fsync, write and pwrite. What is written in other ways
 (file objects, safetensors) counts once it is synced.
@@ -51,14 +52,15 @@ class CrashingDisk:
         self._names: dict[int, dict[str, int]] = {}
         self._kinds: dict[int, bool] = {}
         """By inode: whether it is a directory."""
-        self._renames: list[tuple[int, str, int, str]] = []
-        """Not synced yet: from which directory and name to which."""
         self._alive: list[int] = []
         """Descriptors that keep inodes from being used again."""
 
     @contextmanager
     def stopping_at(self, number: int) -> Iterator[None]:
-        """Stop at the n-th call, from 1, and at all that follow; then the disk is as a restart finds it."""
+        """Stop at the n-th call, from 1, and at all that follow, or else when the body is through.
+
+        Afterwards the disk is as a restart finds it.
+        """
         self._left = number
         self._remember(self._root)
         with self._monkeypatch.context() as patched:
@@ -66,13 +68,10 @@ class CrashingDisk:
                 patched.setattr(os, name, self._watched(name, getattr(os, name)))
             try:
                 yield
-            except Stopped:
+            finally:
                 patched.undo()
                 if self._stop is Stop.POWER_CUT:
                     self._lose_what_was_not_synced()
-                raise
-            finally:
-                patched.undo()
                 for descriptor in self._alive:
                     os.close(descriptor)
                 self._alive.clear()
@@ -87,8 +86,6 @@ class CrashingDisk:
                 raise Stopped
             if name in ("unlink", "rename", "replace", "rmdir"):
                 self._keep_alive(Path(os.fsdecode(arguments[-1])), options.get("dir_fd"))
-            if name in ("rename", "replace"):
-                self._note_rename(*(Path(os.fsdecode(path)) for path in arguments[:2]))
             result = call(*arguments, **options)
             if name == "fsync":
                 self._sync(arguments[0])
@@ -100,10 +97,6 @@ class CrashingDisk:
         with contextlib.suppress(OSError):  # nothing is there
             self._alive.append(os.open(path, os.O_RDONLY, dir_fd=directory))
 
-    def _note_rename(self, source: Path, target: Path) -> None:
-        directories = (source.parent.stat().st_ino, target.parent.stat().st_ino)
-        self._renames.append((directories[0], source.name, directories[1], target.name))
-
     def _sync(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -112,18 +105,8 @@ class CrashingDisk:
         if stat.S_ISDIR(status.st_mode):
             self._names[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
             self._kinds |= {entry.inode(): entry.is_dir() for entry in os.scandir(path)}
-            self._sync_renames(status.st_ino)
         else:
             self._contents[status.st_ino] = path.read_bytes()
-
-    def _sync_renames(self, directory: int) -> None:
-        """Take the renames of a directory that was synced out of, or into, the other one too."""
-        for rename in [rename for rename in self._renames if directory in (rename[0], rename[2])]:
-            self._renames.remove(rename)
-            source, source_name, target, target_name = rename
-            moved = self._names.get(source, {}).pop(source_name, None)
-            if target != directory and moved is not None:
-                self._names.setdefault(target, {})[target_name] = moved
 
     def _remember(self, path: Path) -> None:
         """Take what is there at the start for synced."""
@@ -152,7 +135,7 @@ class CrashingDisk:
 def every_stop(
     root: Path, monkeypatch: pytest.MonkeyPatch, *, stop: Stop, live: Callable[[Path], None], most: int = 2000
 ) -> Iterator[Path]:
-    """Run ``live`` on directory after directory, stopped one call later each time, until it gets through.
+    """Run ``live`` on directory after directory, stopped one call later each time, the last time at its end.
 
     Yields:
         The directory as a restart finds it.
@@ -166,6 +149,14 @@ def every_stop(
                 live(directory)
         except Stopped:
             yield directory
-            continue
-        return
+        else:
+            yield directory
+            return
     raise AssertionError(f"not through after {most} calls")
+
+
+@contextmanager
+def power_cut_after(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Cut the power when the body is through."""
+    with CrashingDisk(root, stop=Stop.POWER_CUT, monkeypatch=monkeypatch).stopping_at(1 << 30):
+        yield

@@ -1,0 +1,113 @@
+"""Changes of the disk that a power cut cannot take back once the call has returned.
+
+    write, replacing    a file under its name: the old content or the new, never half of either
+    append              more at the end of a file
+    rename              an entry to another name or directory
+    make_directory      a directory with its parents
+    sync                what another library wrote
+
+POSIX promises nothing of a file before it was synced, and nothing of its name before the directory
+was. Whoever announces, acknowledges or counts on something afterwards writes it by way of this module.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file, or make it; as ``replacing``."""
+    with replacing(path, mode=mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file whose content becomes that of ``path`` when the body is through.
+
+    Where the body or the disk fails, ``path`` is as it was and the room on the disk is free again.
+
+    Args:
+        mode: permissions of the new file, narrowed by the umask.
+    Raises:
+        OSError: it cannot be written.
+    """
+    staged = path.with_name(f".{path.name}.new")
+    # O_EXCL after unlink: a left-over of a killed process must not lend its mode or be followed as a link.
+    staged.unlink(missing_ok=True)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        rename(staged, path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file, which is made where there is none: all of ``content``, or nothing if the disk fails.
+
+    A process that is killed in the middle leaves a part of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        end = os.fstat(descriptor).st_size
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+            if not end:
+                sync(path.parent)
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename an entry, within a directory or from one to another.
+
+    The directory it comes to is synced first: without power in between it is in both, and not lost.
+
+    Raises:
+        OSError: it cannot be renamed, or one of the directories cannot be synced.
+    """
+    source.replace(target)
+    sync(target.parent)
+    if source.parent != target.parent:
+        sync(source.parent)
+
+
+def make_directory(directory: Path, *, mode: int = 0o777) -> None:
+    """Make a directory, with its parents; one that is there is left alone.
+
+    Args:
+        mode: its permissions, narrowed by the umask; parents get those that are usual.
+    """
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(mode=mode, exist_ok=True)
+        sync(directory.parent)
+
+
+def sync(path: Path) -> None:
+    """Return when the content of a file, or the names in a directory, are on disk.
+
+    Raises:
+        OSError: it is not there, or the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

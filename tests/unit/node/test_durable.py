@@ -1,0 +1,131 @@
+"""What returned has happened, whatever becomes of the power."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node import durable
+from node.identity.files import make_private_directory, write_secret
+from support.crashes import power_cut_after
+
+Change = Callable[[Path], None]
+
+
+def write_new(directory: Path) -> None:
+    durable.write(directory / "file", b"new")
+
+
+def write_over(directory: Path) -> None:
+    durable.write(directory / "kept", b"new")
+
+
+def write_a_secret(directory: Path) -> None:
+    write_secret(directory / "file", b"new")
+
+
+def append_first(directory: Path) -> None:
+    durable.append(directory / "log", b"1\n")
+
+
+def append_more(directory: Path) -> None:
+    durable.append(directory / "kept", b" and more")
+
+
+def rename_within(directory: Path) -> None:
+    durable.rename(directory / "kept", directory / "moved")
+
+
+def rename_across(directory: Path) -> None:
+    durable.rename(directory / "kept", directory / "room" / "kept")
+
+
+def make_directories(directory: Path) -> None:
+    durable.make_directory(directory / "one" / "two")
+
+
+def make_private(directory: Path) -> None:
+    make_private_directory(directory / "one" / "two")
+
+
+def sync_file(directory: Path) -> None:
+    (directory / "kept").write_bytes(b"new")
+    durable.sync(directory / "kept")
+
+
+def sync_names(directory: Path) -> None:
+    (directory / "kept").unlink()
+    durable.sync(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "files"),
+    [
+        (write_new, {"kept": b"old", "file": b"new"}),
+        (write_over, {"kept": b"new"}),
+        (write_a_secret, {"kept": b"old", "file": b"new"}),
+        (append_first, {"kept": b"old", "log": b"1\n"}),
+        (append_more, {"kept": b"old and more"}),
+        (rename_within, {"moved": b"old"}),
+        (rename_across, {"room/kept": b"old"}),
+        (make_directories, {"kept": b"old", "one/two": None}),
+        (make_private, {"kept": b"old", "one/two": None}),
+        (sync_file, {"kept": b"new"}),
+        (sync_names, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_change_that_returned_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, files: dict[str, bytes | None]
+) -> None:
+    (tmp_path / "kept").write_bytes(b"old")
+    (tmp_path / "room").mkdir()
+    with power_cut_after(tmp_path, monkeypatch):
+        change(tmp_path)
+    found = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.name != "room"}
+    found.pop("one", None)
+    assert {name: path.read_bytes() if path.is_file() else None for name, path in found.items()} == files
+
+
+def test_the_model_forgets_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kept", "removed", "renamed", "written"):
+        (tmp_path / name).write_bytes(b"old")
+    (tmp_path / "room").mkdir()
+    with power_cut_after(tmp_path, monkeypatch):
+        (tmp_path / "made").write_bytes(b"new")
+        durable.sync(tmp_path / "made")
+        (tmp_path / "written").write_bytes(b"new")
+        (tmp_path / "removed").unlink()
+        (tmp_path / "renamed").rename(tmp_path / "room" / "renamed")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == dict.fromkeys(
+        ("kept", "removed", "renamed", "written"), b"old"
+    )
+    assert not list((tmp_path / "room").iterdir())
+
+
+def fail_with(code: int) -> Callable[[int], None]:
+    def fsync(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fsync
+
+
+def test_a_disk_that_fails_leaves_the_file_as_it_was_and_the_room_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
+    for change in (write_over, append_more, append_first):
+        with pytest.raises(OSError, match="Input/output error"):
+            change(tmp_path)
+        assert path.read_bytes() == b"old"
+    assert {each.name: each.stat().st_size for each in tmp_path.iterdir()} == {"kept": 3, "log": 0}
+
+
+def test_a_file_that_was_left_over_does_not_lend_its_mode(tmp_path: Path) -> None:
+    (tmp_path / ".secret.new").touch(mode=0o666)
+    durable.write(tmp_path / "secret", b"x", mode=0o600)
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
