@@ -26,6 +26,7 @@ from node.identity.tokens import Token
 from node.role import ROLE_MODULES, RoleContext, load_build
 from node.run import Role
 from node.service import Service
+from node.state_lock import StateLock
 from node.systemd import Systemd
 from node.telemetry.http import TelemetryServer
 from node.telemetry.logging import bind_peer, configure_logging
@@ -60,6 +61,11 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
         listen = config.telemetry.http_listen
         observers.append(TelemetryServer(listen=listen, registry=registry, clock=clock))
 
+    async def hold_state() -> Sequence[Service]:
+        for role in roles:
+            _hold_state(config.node.state_dir / role)
+        return ()
+
     async def build_telemetry() -> Sequence[Service]:
         return observers
 
@@ -67,7 +73,8 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
         for observer in observers:
             observer.announce(phase)
 
-    stages = [Stage("telemetry", build_telemetry)]
+    # The lock comes first: a second process in a directory is told of that, not of a port that is taken.
+    stages = [Stage("state directory", hold_state), Stage("telemetry", build_telemetry)]
     stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
@@ -83,12 +90,6 @@ def _role_stage(
     async def build() -> Sequence[Service]:
         run_description = RunDescription.load(config.node.run_file)
         state_dir = config.node.state_dir / role
-        try:
-            make_private_directory(state_dir)
-        except OSError as error:
-            raise StartupError(
-                f"{state_dir} cannot be made: {error.strerror}", fix="Set node.state_dir to where it can."
-            ) from error
         identity = None
         if config.node.tls:
             identity = await obtain_identity(config.node, role=role, run=run_description, now=clock.now())
@@ -111,6 +112,17 @@ def _role_stage(
         return await build_role(context)
 
     return Stage(role, build)
+
+
+def _hold_state(state_dir: Path) -> None:
+    """Make a role's directory and lock it, before anything is read or written there."""
+    try:
+        make_private_directory(state_dir)
+    except OSError as error:
+        raise StartupError(
+            f"{state_dir} cannot be made: {error.strerror}", fix="Set node.state_dir to where it can."
+        ) from error
+    StateLock.take(state_dir)
 
 
 async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:

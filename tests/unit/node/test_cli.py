@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from node.cli import COMMANDS, main
+from node.errors import ExitCode
 from node.identity.init_run import init_run
 
 HEAVY = ("torch", "vllm", "grpc", "transformers", "numpy", "pydantic", "cryptography", "prometheus_client")
@@ -194,18 +196,14 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def tiny_role(run_dir: Path) -> list[str]:
+    roles = ["--role", "learner", "--state-dir", str(run_dir)]
+    return [sys.executable, "-c", _RUN_TINY_ROLE, *roles, *LEARNER]
+
+
 @pytest.fixture
 def daemon(run_dir: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [
-        sys.executable,
-        "-c",
-        _RUN_TINY_ROLE,
-        "--role",
-        "learner",
-        "--state-dir",
-        str(run_dir),
-        *LEARNER,
-    ]
+    command = tiny_role(run_dir)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         try:
             yield process
@@ -239,3 +237,23 @@ def test_a_daemon_tells_its_story_serves_its_telemetry_and_drains_on_sigterm(
     stopped = events_until(daemon, "stopped")
     assert (stopped["drained"]["role"], stopped["drained"]["node"]) == ("learner", "learner")
     assert daemon.wait(10) == 0
+
+
+def test_a_second_process_in_a_state_directory_does_not_start_and_the_first_goes_on(
+    daemon: "subprocess.Popen[str]", run_dir: Path
+) -> None:
+    port = events_until(daemon, "ready")["telemetry listens"]["port"]
+    # Its port is taken as well: the directory is what it is told of.
+    command = [*tiny_role(run_dir), "--set", f"telemetry.http_listen=127.0.0.1:{port}"]
+    second = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
+    assert second.returncode == ExitCode.COULD_NOT_START, second.stderr
+    assert (
+        f"{run_dir / 'learner'} is in use by process {daemon.pid} on {socket.gethostname()}" in second.stderr
+    )
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as response:
+        assert response.status == 200
+    daemon.kill()
+    daemon.wait(10)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as third:
+        events_until(third, "ready")
+        third.kill()
