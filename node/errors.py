@@ -31,6 +31,7 @@ class Reason(enum.StrEnum):
     LAYOUT_MISMATCH = "layout_mismatch"
     TOKENIZER_MISMATCH = "tokenizer_mismatch"
     NOT_JOINED = "not_joined"
+    NAME_IN_USE = "name_in_use"
     FENCED = "fenced"
     LEASE_LOST = "lease_lost"
     UNKNOWN_VERSION = "unknown_version"
@@ -57,6 +58,7 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
     Reason.TOKENIZER_MISMATCH: "FAILED_PRECONDITION",
     Reason.NOT_JOINED: "FAILED_PRECONDITION",
+    Reason.NAME_IN_USE: "ALREADY_EXISTS",
     Reason.FENCED: "FAILED_PRECONDITION",
     Reason.LEASE_LOST: "ABORTED",
     Reason.UNKNOWN_VERSION: "NOT_FOUND",
@@ -74,7 +76,15 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
 """Name of the gRPC status each refusal travels as (names, so that this file needs no grpc)."""
 
 RETRYABLE: Final[frozenset[Reason]] = frozenset(
-    {Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.NOT_JOINED, Reason.UNKNOWN_VERSION}
+    {
+        Reason.BUSY,
+        Reason.DRAINING,
+        Reason.DISK,
+        Reason.DAMAGED,
+        Reason.NOT_JOINED,
+        Reason.NAME_IN_USE,
+        Reason.UNKNOWN_VERSION,
+    }
 )
 """Reasons after which the same peer may succeed later: by waiting, joining or planning again."""
 

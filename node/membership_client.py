@@ -11,6 +11,7 @@ leases, and compares the two clocks.
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class MembershipClient:
         self._notices = notices
         self._clock = clock
         self._backoff = backoff
+        self._instance = secrets.token_hex(8)
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
@@ -162,14 +164,16 @@ class MembershipClient:
         """Stay a member until ``stopping``, then say so.
 
         Raises:
-            RefusedError: for a reason in ``FINAL``.
+            RefusedError: for a reason in ``FINAL``; NAME_IN_USE, once it has joined: another process of
+                this name came while it was cut off. Two that replaced each other would go on for ever.
+                At its first join it waits for the other to go.
         """
         while not stopping.is_set():
             try:
                 await run_until(stopping, self._join(ready))
                 await self._beat_until_lost(stopping)
             except RefusedError as refused:
-                if refused.reason in FINAL:
+                if refused.reason in FINAL or (refused.reason is Reason.NAME_IN_USE and self.joins):
                     raise
                 logger.warning(
                     "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
@@ -189,6 +193,7 @@ class MembershipClient:
             learner_epoch=self._member.learner_epoch,
             held=None if held is None else policy_version_to_wire(held),
             vocabulary_size=self._member.vocabulary_size,
+            instance=self._instance,
         )
         response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         self._settings = settings_from_wire(response)
@@ -268,6 +273,7 @@ class MembershipClient:
             waits_for=self._state.waits_for(),
             step=None if step is None else step_report_to_wire(step),
             revocations_digest=b"" if revocations is None else revocations.digest,
+            instance=self._instance,
         )
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:

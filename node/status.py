@@ -36,6 +36,9 @@ TIMEOUT_S: Final = 10.0
 
 REFRESH_S: Final = 2.0
 
+SHOW_TWINS_S: Final = 120.0
+"""How long a process that was refused is shown: several of its retries, which are up to 30 s apart."""
+
 _REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
@@ -90,7 +93,7 @@ def render(status: RunStatus) -> RenderableType:
     table.add_column("waits for")
     for peer in status.peers:
         table.add_row(*_row(peer))
-    return Group(_header(status), Text(), table)
+    return Group(_header(status), Text(), table, *_twins(status.peers))
 
 
 def to_json(status: RunStatus) -> str:
@@ -181,6 +184,17 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         # From the peer itself: no control characters reach the terminal.
         Text("".join(filter(str.isprintable, peer.waits_for))),
     )
+
+
+def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
+    """Say of which peers a second process was kept out lately."""
+    for peer in peers:
+        if peer.refused_twins and peer.refused_twin_s <= SHOW_TWINS_S:
+            yield Text(
+                f"{peer.node_id}: another process of this name was refused {peer.refused_twins} times, last "
+                f"{peer.refused_twin_s:.0f} s ago; stop one of the two",
+                style="yellow",
+            )
 
 
 def _counts(verdicts: dict[str, int], shown: Iterable[Verdict]) -> str:

@@ -55,7 +55,8 @@ class CoordinatorConfig(BaseModel):
     """Time after the last beat of its holder at which a lease ends. Shorter gives a dead sampler's
     prompts on sooner; shorter than a cut that samplers survive gives away work they will finish."""
     silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
-    """Time without a beat after which a peer is shown as silent. Nothing else depends on it."""
+    """Time without a beat after which a peer is shown as silent, and after which another process may take
+    its name: a machine that lost its power and is back sooner waits for the rest of it."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve a peer that
     was away longer; each costs the model's size."""

@@ -5,7 +5,11 @@
                                 '---------------beat-----------------'        live --leave------>'
 
 A peer that left must join again; a peer that only fell silent goes on where it was. Joining is
-always allowed and repeatable: a peer that comes back from a cut does it every time.
+repeatable: a peer that comes back from a cut does it every time.
+
+A name belongs to one process. A process is told from another of its name by the instance it drew when it
+started; while one is connected and heard of, samplers and relays of the same name are refused. A learner's
+twins are told apart by their epochs instead.
 """
 
 import enum
@@ -15,6 +19,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.run import Role
 
 GONE_AFTER_S: Final = 3600.0
 """Silence after which a peer counts as having left: longer than any cut or reboot worth waiting for."""
@@ -40,6 +45,13 @@ class Member:
     state: PeerState
     last_seen_s: float
     joins: int
+    instance: str = ""
+    """Of the process that holds the name; empty: it did not say."""
+    is_connected: bool = True
+    """Whether its heartbeat stream may still be open."""
+    refused_twins: int = 0
+    """Times another process was refused under the name."""
+    refused_twin_at_s: float = 0.0
 
 
 class Membership:
@@ -54,18 +66,41 @@ class Membership:
         """Every peer known, in the order of their first join."""
         return tuple(self._members.values())
 
-    def join(self, peer: Peer, now: float) -> Member:
-        """Let a peer in, or in again."""
-        joins = self._members[peer].joins if peer in self._members else 0
-        return self._put(Member(peer, PeerState.JOINED, now, joins + 1))
+    def join(self, peer: Peer, now: float, *, instance: str = "") -> Member:
+        """Let a peer in, or in again.
 
-    def beat(self, peer: Peer, now: float) -> Member:
+        Raises:
+            RefusedError: NAME_IN_USE; another process of this name is here.
+        """
+        member = self._members.get(peer, Member(peer, PeerState.LEFT, now, joins=0))
+        self._check_no_twin(member, instance, now)
+        joined = replace(
+            member,
+            state=PeerState.JOINED,
+            last_seen_s=now,
+            joins=member.joins + 1,
+            instance=instance,
+            is_connected=True,
+        )
+        return self._put(joined)
+
+    def beat(self, peer: Peer, now: float, *, instance: str = "") -> Member:
         """Note a sign of life.
 
         Raises:
             RefusedError: NOT_JOINED; the peer is unknown or was given up.
+                NAME_IN_USE; another process of this name has joined since.
         """
-        return self._put(replace(self.present(peer), state=PeerState.LIVE, last_seen_s=now))
+        member = self.present(peer)
+        self._check_no_twin(member, instance, now)
+        if _are_twins(member, instance):
+            raise _not_joined(peer)
+        return self._put(replace(member, state=PeerState.LIVE, last_seen_s=now, is_connected=True))
+
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a peer's stream ended: another process may take its name now."""
+        if peer in self._members:
+            self._put(replace(self._members[peer], is_connected=False))
 
     def leave(self, peer: Peer) -> None:
         """Note an orderly end; unknown peers are passed over."""
@@ -80,11 +115,7 @@ class Membership:
         """
         member = self._members.get(peer)
         if member is None or member.state is PeerState.LEFT:
-            raise RefusedError(
-                Reason.NOT_JOINED,
-                f"{peer.role} {peer.node_id} is not in the run: the coordinator restarted or gave it up",
-                fix="join again",
-            )
+            raise _not_joined(peer)
         return member
 
     def expire(self, now: float) -> tuple[Member, ...]:
@@ -108,6 +139,33 @@ class Membership:
             elif silence_s > self._silent_after_s and member.state is not PeerState.SILENT:
                 yield replace(member, state=PeerState.SILENT)
 
+    def _check_no_twin(self, member: Member, instance: str, now: float) -> None:
+        silence_s = now - member.last_seen_s
+        is_here = member.is_connected and member.state in (PeerState.JOINED, PeerState.LIVE)
+        if not _are_twins(member, instance) or not is_here or silence_s > self._silent_after_s:
+            return
+        self._put(replace(member, refused_twins=member.refused_twins + 1, refused_twin_at_s=now))
+        raise RefusedError(
+            Reason.NAME_IN_USE,
+            f"{member.peer.role} {member.peer.node_id} is in the run as another process, "
+            f"heard of {max(0.0, silence_s):.1f} s ago",
+            fix="stop one of the two; a peer on a copy of this state directory needs a name of its own: "
+            "a new directory and a new token",
+        )
+
     def _put(self, member: Member) -> Member:
         self._members[member.peer] = member
         return member
+
+
+def _are_twins(member: Member, instance: str) -> bool:
+    is_known = bool(member.instance and instance) and member.peer.role in (Role.SAMPLER, Role.RELAY)
+    return is_known and member.instance != instance
+
+
+def _not_joined(peer: Peer) -> RefusedError:
+    return RefusedError(
+        Reason.NOT_JOINED,
+        f"{peer.role} {peer.node_id} is not in the run: the coordinator restarted or gave it up",
+        fix="join again",
+    )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
@@ -34,6 +35,8 @@ from node.wire import (
 logger = logging.getLogger(__name__)
 
 _VERSION_CHARACTERS: Final = 50
+
+_INSTANCE_CHARACTERS: Final = 64
 
 CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
@@ -79,7 +82,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             await self._spool.admit_learner(_learner(peer, request))
         elif peer.role is Role.SAMPLER and learner is not None:
             check_model(request.layout_digest, request.tokenizer_digest, learner)
-        member = self._roster.join(peer, _held(request), now=self._clock.now())
+        with _twins_logged(peer, context):
+            member = self._roster.join(
+                peer,
+                _held(request),
+                now=self._clock.now(),
+                instance=request.instance[:_INSTANCE_CHARACTERS],
+            )
         logger.info(
             "peer joined",
             extra={
@@ -102,12 +111,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
         """Answer each beat; a stream that its peer ends in good order means that the peer leaves."""
         peer = peer_of(context)
-        stream = self._streams[peer] = object()
+        stream, has_heard = object(), False
         try:
-            has_heard = False
             async for request in request_iterator:
-                yield self._answer(peer, request, has_heard=has_heard)
+                with _twins_logged(peer, context):
+                    answer = self._answer(peer, request, has_heard=has_heard)
+                if not has_heard:
+                    # Not before: a stream that is refused does not take the place of one that goes on.
+                    self._streams[peer] = stream
+                yield answer
                 has_heard = True
+            self._disconnected(peer, stream)
             # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
@@ -115,6 +129,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 self._roster.leave(peer)
                 logger.info("peer left", extra={"peer_role": peer.role, "node_id": peer.node_id})
         finally:
+            self._disconnected(peer, stream)
             if self._streams.get(peer) is stream:
                 del self._streams[peer]
 
@@ -141,6 +156,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             now_s=now,
         )
 
+    def _disconnected(self, peer: Peer, stream: object) -> None:
+        if self._streams.get(peer) is stream:
+            self._roster.disconnected(peer)
+
     def _answer(
         self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
     ) -> membership_pb2.HeartbeatResponse:
@@ -157,6 +176,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             metrics=metric_families_from_wire(request.metrics),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             has_heard=has_heard,
+            instance=request.instance[:_INSTANCE_CHARACTERS],
         )
         answer = self._roster.beat(peer, beat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
@@ -197,6 +217,24 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         vocabulary_size=request.vocabulary_size,
         version=request.held.number,
     )
+
+
+@contextmanager
+def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
+    try:
+        yield
+    except RefusedError as refused:
+        if refused.reason is Reason.NAME_IN_USE:
+            logger.warning(
+                "two processes use one name",
+                extra={
+                    "peer_role": peer.role,
+                    "node_id": peer.node_id,
+                    "refused": context.peer(),
+                    "detail": str(refused),
+                },
+            )
+        raise
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

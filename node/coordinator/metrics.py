@@ -65,6 +65,9 @@ class CoordinatorMetrics:
         self.dropped_verdicts = counter(
             "dropped_verdicts", "Verdicts their samplers were not told: they had stopped to beat."
         )
+        self.refused_twins = counter(
+            "refused_twins", "Times a process was refused because another of its name was in the run."
+        )
         self.damaged_groups = counter(
             "damaged_groups", "Groups whose bytes in the spool were not those stored."
         )

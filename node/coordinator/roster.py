@@ -4,7 +4,8 @@ Brings together membership, lag and the fleet's metrics; nothing here outlives t
 peers say it all again when they join.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from node.coordinator.membership import Member, Membership, PeerState
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.outbox import Outbox
 from node.drain_book import Judgement
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_BEAT
 from node.policy import PolicyVersion
@@ -39,6 +41,8 @@ class Beat:
     step: StepReport | None = None
     has_heard: bool = False
     """Whether the answer before arrived: a peer writes the next beat of a stream only then."""
+    instance: str = ""
+    """Which process of the peer's name this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,17 @@ class Roster:
         """The newest announced version; None before the first."""
         return self._head()
 
-    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float) -> Member:
-        """Let a peer in, or in again."""
+    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float, instance: str = "") -> Member:
+        """Let a peer in, or in again.
+
+        Raises:
+            RefusedError: NAME_IN_USE.
+        """
+        with self._twins_counted():
+            member = self._membership.join(peer, now, instance=instance)
         self._lag_table.holds(peer, held)
         self._said[peer] = _Said()
-        return self._membership.join(peer, now)
+        return member
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined.
@@ -105,9 +115,10 @@ class Roster:
         """Take a beat.
 
         Raises:
-            RefusedError: NOT_JOINED.
+            RefusedError: NOT_JOINED; NAME_IN_USE.
         """
-        self._membership.beat(peer, now)
+        with self._twins_counted():
+            self._membership.beat(peer, now, instance=beat.instance)
         self._lag_table.holds(peer, beat.held)
         self._said[peer] = _Said(beat.clock_offset_s, beat.waits_for[:_WAITS_FOR_CHARACTERS])
         if beat.metrics:
@@ -124,6 +135,10 @@ class Roster:
     def leave(self, peer: Peer) -> None:
         """Note that a peer has gone in good order."""
         self._membership.leave(peer)
+
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a peer's stream ended, in whatever order."""
+        self._membership.disconnected(peer)
 
     def tell(self, sampler_id: str, judgement: Judgement) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a beat."""
@@ -169,7 +184,17 @@ class Roster:
             verdicts={verdict.value: n for verdict, n in verdicts.items()},
             staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
             joins=member.joins,
+            refused_twins=member.refused_twins,
+            refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
         )
+
+    @contextmanager
+    def _twins_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError as refused:
+            self._metrics.refused_twins.inc(refused.reason is Reason.NAME_IN_USE)
+            raise
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
         outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None

@@ -153,6 +153,8 @@ def peer_status_to_wire(peer: PeerStatus) -> membership_pb2.PeerStatus:
         verdicts=peer.verdicts,
         staleness_mean_versions=peer.staleness_mean_versions,
         joins=peer.joins,
+        refused_twins=peer.refused_twins,
+        refused_twin_s=peer.refused_twin_s,
     )
 
 
@@ -170,6 +172,8 @@ def peer_status_from_wire(message: membership_pb2.PeerStatus) -> PeerStatus:
         verdicts=dict(message.verdicts),
         staleness_mean_versions=message.staleness_mean_versions,
         joins=message.joins,
+        refused_twins=message.refused_twins,
+        refused_twin_s=message.refused_twin_s,
     )
 
 

@@ -409,6 +409,52 @@ async def test_a_learner_that_has_trained_is_refused_by_a_ledger_that_knows_noth
         assert await reason(learner.join(held=held)) == "rollback"
 
 
+async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub: RunningHub) -> None:
+    identity = hub.made.sampler
+    async with hub.peer() as learner, hub.peer(identity) as first, hub.peer(identity) as second:
+        await learner.join()
+        await first.join(instance="a")
+        beats = first.membership.Heartbeat()
+
+        async def beat(sequence: int) -> bool:
+            await beats.write(membership_pb2.HeartbeatRequest(sequence=sequence, instance="a"))
+            return isinstance(await beats.read(), membership_pb2.HeartbeatResponse)
+
+        async def row() -> membership_pb2.PeerStatus:
+            (row,) = [peer for peer in (await learner.status()).peers if peer.node_id == "sampler-1"]
+            return row
+
+        assert await beat(1)
+        for _ in range(2):
+            assert await reason(second.join(instance="b")) == "name_in_use"
+        # Nor does a stream without a join take the place of the one that goes on.
+        stranger = second.membership.Heartbeat()
+        await stranger.write(membership_pb2.HeartbeatRequest(sequence=1, instance="b"))
+        assert await reason(stranger.read()) == "name_in_use"
+        assert await beat(2)
+        hub.clock.advance(5)
+        told = await row()
+        assert (told.state, told.joins, told.refused_twins, told.refused_twin_s) == ("live", 1, 3, 5.0)
+        assert hub.metric("heterorl_coordinator_refused_twins_total") == 3
+        # The first comes back after a cut that the coordinator has not noticed: the older stream ends later.
+        await first.join(instance="a")
+        newer = first.membership.Heartbeat()
+        await newer.write(membership_pb2.HeartbeatRequest(sequence=1, instance="a"))
+        await newer.read()
+        beats.cancel()
+        assert await reason(second.join(instance="b")) == "name_in_use"
+        newer.cancel()
+
+        async def is_in() -> bool:
+            try:
+                return bool(await second.join(instance="b"))
+            except grpc.aio.AioRpcError:
+                return False
+
+        await eventually(is_in)
+        assert (await row()).state == "joined"
+
+
 async def test_a_stopping_coordinator_says_so_to_every_open_stream(hub: RunningHub) -> None:
     async with hub.peer() as learner:
         await learner.join()

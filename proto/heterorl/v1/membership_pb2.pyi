@@ -85,6 +85,7 @@ class JoinRequest(_message.Message):
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -99,6 +100,10 @@ class JoinRequest(_message.Message):
     """Learners: persisted, raised at every start; fences older learners. Others: 0."""
     vocabulary_size: _builtins.int
     """Learners: number of token ids in the vocabulary; ids must be below it. Others: 0."""
+    instance: _builtins.str
+    """Drawn at random when the process started, at most 64 characters: a peer that comes back after a cut has
+    the same one, another process of the same name has not. Empty: older software, not told apart.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -114,10 +119,11 @@ class JoinRequest(_message.Message):
         learner_epoch: _builtins.int = ...,
         held: _common_pb2.PolicyVersion | None = ...,
         vocabulary_size: _builtins.int = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,6 +194,7 @@ class HeartbeatRequest(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts beats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -198,6 +205,8 @@ class HeartbeatRequest(_message.Message):
     """What the peer waits for right now ("prompt lease", "policy version", ...). Empty: nothing."""
     revocations_digest: _builtins.bytes
     """Relays: digest of the revocations they have from the coordinator. Others: empty."""
+    instance: _builtins.str
+    """As in JoinRequest."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer serves now. Unset: nothing."""
@@ -226,10 +235,11 @@ class HeartbeatRequest(_message.Message):
         waits_for: _builtins.str = ...,
         step: Global___StepReport | None = ...,
         revocations_digest: _builtins.bytes = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -666,6 +676,8 @@ class PeerStatus(_message.Message):
     VERDICTS_FIELD_NUMBER: _builtins.int
     STALENESS_MEAN_VERSIONS_FIELD_NUMBER: _builtins.int
     JOINS_FIELD_NUMBER: _builtins.int
+    REFUSED_TWINS_FIELD_NUMBER: _builtins.int
+    REFUSED_TWIN_S_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -686,6 +698,10 @@ class PeerStatus(_message.Message):
     """Mean staleness of its groups when trained on, versions; 0 before the first."""
     joins: _builtins.int
     """Times it joined."""
+    refused_twins: _builtins.int
+    """Times another process was refused under this name, which was in use, since the coordinator started."""
+    refused_twin_s: _builtins.float
+    """Seconds since the last of them; 0 before the first."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What it serves. Unset: nothing."""
@@ -709,10 +725,12 @@ class PeerStatus(_message.Message):
         verdicts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         staleness_mean_versions: _builtins.float = ...,
         joins: _builtins.int = ...,
+        refused_twins: _builtins.int = ...,
+        refused_twin_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

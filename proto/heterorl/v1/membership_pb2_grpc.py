@@ -156,6 +156,8 @@ class MembershipServiceServicer(object):
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
         learner's checkpoint. Final: restore the ledger.
+        * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
+        in the run. Tried again until that one is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +172,7 @@ class MembershipServiceServicer(object):
 
         * `FAILED_PRECONDITION` (not_joined): the coordinator does not know this peer (it
         restarted, or gave the peer up). Join again.
+        * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -108,6 +108,8 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
+    * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
+      in the run. Tried again until that one is gone.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -118,6 +120,7 @@ class MembershipServiceStub:
 
     * `FAILED_PRECONDITION` (not_joined): the coordinator does not know this peer (it
       restarted, or gave the peer up). Join again.
+    * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]
     """The state of the whole run. For operators and any member."""
@@ -138,6 +141,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
+    * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
+      in the run. Tried again until that one is gone.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -148,6 +153,7 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
 
     * `FAILED_PRECONDITION` (not_joined): the coordinator does not know this peer (it
       restarted, or gave the peer up). Join again.
+    * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The state of the whole run. For operators and any member."""
@@ -171,6 +177,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
           learner's checkpoint. Final: restore the ledger.
+        * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
+          in the run. Tried again until that one is gone.
         """
 
     @_abc_1.abstractmethod
@@ -187,6 +195,7 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
 
         * `FAILED_PRECONDITION` (not_joined): the coordinator does not know this peer (it
           restarted, or gave the peer up). Join again.
+        * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
         """
 
     @_abc_1.abstractmethod

@@ -81,3 +81,73 @@ def test_only_peers_that_left_are_forgotten_longest_gone_first(
     members.join(peers[0], 6)
     members.expire(7)
     assert len(members.members) == 3
+
+
+@pytest.mark.parametrize("role", [Role.SAMPLER, Role.RELAY])
+def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: Role) -> None:
+    peer = Peer("run", role, "s1")
+    members.join(peer, 0, instance="first")
+    for now in (1.0, 2.0):
+        for come in (members.join, members.beat):
+            with pytest.raises(
+                RefusedError, match=r"as another process, heard of 1\.0 s ago; stop one"
+            ) as error:
+                come(peer, now, instance="second")
+            assert error.value.reason is Reason.NAME_IN_USE
+        members.beat(peer, now, instance="first")
+    (member,) = members.members
+    assert (member.instance, member.joins, member.state) == ("first", 1, PeerState.LIVE)
+    assert (member.refused_twins, member.refused_twin_at_s) == (4, 2.0)
+
+
+def test_a_process_that_comes_back_after_a_cut_is_no_twin(members: Membership) -> None:
+    members.join(PEER, 0, instance="first")
+    members.beat(PEER, 1, instance="first")
+    assert members.join(PEER, 1.1, instance="first").joins == 2
+    members.beat(PEER, 1.2, instance="first")
+    assert members.members[0].refused_twins == 0
+
+
+@pytest.mark.parametrize("how", ["leave", "stream ended", "silence", "silence before the next look"])
+def test_a_name_is_free_when_its_process_is_gone_and_whoever_had_it_must_join_again(
+    members: Membership, how: str
+) -> None:
+    members.join(PEER, 0, instance="first")
+    members.beat(PEER, 1, instance="first")
+    now = 1.5
+    if how == "leave":
+        members.leave(PEER)
+    elif how == "stream ended":
+        members.disconnected(PEER)
+    else:
+        now = 11.1
+        if how == "silence":
+            assert [member.state for member in members.expire(now)] == [PeerState.SILENT]
+    assert members.join(PEER, now, instance="second").joins == 2
+    members.beat(PEER, now, instance="second")
+    with pytest.raises(RefusedError) as error:
+        members.beat(PEER, now, instance="first")
+    assert error.value.reason is Reason.NAME_IN_USE
+    members.disconnected(PEER)
+    with pytest.raises(RefusedError) as error:
+        members.beat(PEER, now, instance="first")
+    assert error.value.reason is Reason.NOT_JOINED
+
+
+def test_a_stream_that_goes_on_is_a_connection_again(members: Membership) -> None:
+    members.join(PEER, 0, instance="first")
+    members.disconnected(PEER)
+    members.beat(PEER, 1, instance="first")
+    with pytest.raises(RefusedError):
+        members.join(PEER, 2, instance="second")
+
+
+@pytest.mark.parametrize(
+    ("peer", "first", "second"),
+    [(PEER, "", "b"), (PEER, "a", ""), (Peer("run", Role.LEARNER, "learner"), "a", "b")],
+    ids=["older first", "older second", "learners have epochs"],
+)
+def test_who_cannot_be_told_apart_is_let_in(members: Membership, peer: Peer, first: str, second: str) -> None:
+    members.join(peer, 0, instance=first)
+    members.beat(peer, 1, instance=first)
+    assert members.join(peer, 2, instance=second).joins == 2

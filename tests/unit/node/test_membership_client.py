@@ -230,6 +230,34 @@ async def test_a_refusal_that_may_pass_is_tried_again() -> None:
         await peer.client.settings()
 
 
+async def test_a_process_whose_name_is_in_use_waits_for_it_to_be_free() -> None:
+    hub = Hub()
+    hub.refuse_join = Reason.NAME_IN_USE
+    async with serving(hub) as port, peering(port) as peer:
+        first, second = await hub.joins.get(), await hub.joins.get()
+        assert first.instance == second.instance != ""
+        hub.refuse_join = None
+        await peer.client.settings()
+        assert (await hub.beats.get()).instance == first.instance
+
+
+async def test_a_process_whose_name_was_taken_while_it_was_cut_off_ends() -> None:
+    hub = Hub()
+    hub.refuse_beat = Reason.NAME_IN_USE
+    async with serving(hub) as port:
+        peer = Peering(port)
+        with pytest.raises(RefusedError) as caught:
+            await peer.run()
+    assert caught.value.reason is Reason.NAME_IN_USE
+    assert hub.joins.qsize() == 1
+
+
+async def test_two_processes_of_one_name_say_that_they_are_two() -> None:
+    hub = Hub()
+    async with serving(hub) as port, peering(port), peering(port):
+        assert (await hub.joins.get()).instance != (await hub.joins.get()).instance
+
+
 async def test_a_hub_that_stops_answering_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_client, "ANSWER_TIMEOUT_S", 0.1)
     hub = Hub()

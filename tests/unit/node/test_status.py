@@ -69,6 +69,15 @@ def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
     assert "abandoned" not in text
 
 
+def test_a_second_process_of_a_name_is_shown_while_it_tries() -> None:
+    twin = replace(PEER, refused_twins=7, refused_twin_s=3.2)
+    assert rendered(replace(RUN, peers=(twin,))).splitlines()[-1] == (
+        "far-away: another process of this name was refused 7 times, last 3 s ago; stop one of the two"
+    )
+    for quiet in (PEER, replace(twin, refused_twin_s=1000.0)):
+        assert "another process" not in rendered(replace(RUN, peers=(quiet,)))
+
+
 def test_a_run_that_has_just_begun_can_be_shown() -> None:
     newborn = replace(RUN, head=None, step=None, peers=(), slots={}, verdicts={})
     assert "version -" in rendered(newborn)
