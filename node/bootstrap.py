@@ -28,7 +28,7 @@ from node.run import Role
 from node.service import Service
 from node.systemd import Systemd
 from node.telemetry.http import TelemetryServer
-from node.telemetry.logging import bind_peer, configure_logging
+from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.exponent_conditioned.choice import implementation
@@ -39,10 +39,9 @@ NAME_FILE: Final = "node_id"
 
 
 def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
-    """Run a process with ``roles`` until it is stopped."""
+    """Run a process with ``roles`` until it is stopped; logging is configured."""
     config = resolved.config
     names = [role for role in ROLE_MODULES if role in set(roles)]
-    configure_logging(log_format=config.telemetry.log_format, level=config.telemetry.log_level, roles=names)
     _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
     keep_freed_memory()
     _log.info("weight codec", extra={"implementation": implementation().name})
