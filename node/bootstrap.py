@@ -21,15 +21,16 @@ from node.identity.files import make_private_directory, write_public
 from node.identity.init_run import IDENTITY_DIRECTORY
 from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
-from node.identity.store import Identity, check_own, load_identity
+from node.identity.store import Identity, check_own, expiries, load_identity
 from node.identity.tokens import Token
 from node.role import ROLE_MODULES, RoleContext, load_build
 from node.run import Role
 from node.service import Service
 from node.state_lock import StateLock
 from node.systemd import Systemd
+from node.telemetry.disk import DiskWatch
 from node.telemetry.http import TelemetryServer
-from node.telemetry.logging import bind_peer, configure_logging
+from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.exponent_conditioned.choice import implementation
@@ -40,10 +41,9 @@ NAME_FILE: Final = "node_id"
 
 
 def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
-    """Run a process with ``roles`` until it is stopped."""
+    """Run a process with ``roles`` until it is stopped; logging is configured."""
     config = resolved.config
     names = [role for role in ROLE_MODULES if role in set(roles)]
-    configure_logging(log_format=config.telemetry.log_format, level=config.telemetry.log_level, roles=names)
     _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
     keep_freed_memory()
     _log.info("weight codec", extra={"implementation": implementation().name})
@@ -67,7 +67,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
         return ()
 
     async def build_telemetry() -> Sequence[Service]:
-        return observers
+        return [*observers, DiskWatch(config.node.state_dir, metrics=node_metrics)]
 
     def announce(phase: Phase) -> None:
         for observer in observers:
@@ -93,6 +93,8 @@ def _role_stage(
         identity = None
         if config.node.tls:
             identity = await obtain_identity(config.node, role=role, run=run_description, now=clock.now())
+        for name, not_after_s in () if identity is None else expiries(identity):
+            node_metrics.watch_certificate(name, not_after_s=not_after_s)
         node_id = identity.node_id if identity else config.node.node_id or kept_name(state_dir, role=role)
         bind_peer(role=role, node_id=node_id)
         context = RoleContext(

@@ -62,6 +62,12 @@ def _run_daemon(argv: Sequence[str]) -> int:
     # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
     # to exec, which needs none of them. Read when grpc is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # Before anything heavy is imported: see node.telemetry.foreign_output.
+    telemetry = resolved.config.telemetry
+    logs = importlib.import_module("node.telemetry.logging")
+    logs.configure_process_logging(
+        log_format=telemetry.log_format, level=telemetry.log_level, roles=arguments.roles
+    )
     bootstrap = importlib.import_module("node.bootstrap")
     exit_code: int = bootstrap.run(resolved, roles=arguments.roles)
     return exit_code

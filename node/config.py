@@ -95,7 +95,7 @@ class TelemetrySection(BaseModel):
     """``auto``: for people on a terminal, one JSON object a line elsewhere."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """``info`` tells the story of a run; ``debug`` adds every rpc that fails and every retry."""
+    """``info`` tells the story of a run; ``debug`` adds every group, every rpc that fails and every retry."""
 
 
 _SECTIONS: Final = {

@@ -12,7 +12,7 @@ leases, gives back those still generating and hands in what is finished.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from node.clock import Clock
 from node.errors import RefusedError
@@ -22,6 +22,7 @@ from node.rpc.channel import ConnectionLost
 from node.until import run_until
 from sampler.engines.base import Engine, FinishedRequest, GenerationRequest
 from sampler.generation import Generation
+from sampler.group_tally import GroupTally
 from sampler.leasing import Leasing
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.tasks.base import Task, import_path, load_task
@@ -72,6 +73,7 @@ class Rollouts:
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._clock = clock
+        self._tally = GroupTally(now=clock.monotonic())
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the work on leases the hub has given to others."""
@@ -140,6 +142,8 @@ class Rollouts:
             self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._workload))
             for task in grading:
                 task.cancel()
+        if (rest := self._tally.rest(now=self._clock.monotonic())) is not None:
+            logger.info("groups handed in", extra=asdict(rest))
 
     async def _give_back(self) -> None:
         try:
@@ -205,7 +209,10 @@ class Rollouts:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
-        logger.info(
+        told = self._tally.add(group, verdict, reward_mean=_reward_mean(group), now=self._clock.monotonic())
+        if told is not None:
+            logger.info("groups handed in", extra=asdict(told))
+        logger.debug(
             "group",
             extra={
                 "group_id": group.group_id,

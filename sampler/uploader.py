@@ -74,7 +74,7 @@ class Uploader:
                 logger.debug("submission put off", extra=fields)
             else:
                 if detail:
-                    logger.info(
+                    logger.debug(
                         "group judged at once",
                         extra={"group_id": group.group_id, "verdict": verdict.value, "detail": detail},
                     )

@@ -87,7 +87,12 @@ def configurations(
                     else {}
                 ),
             },
-            "telemetry": {"http_listen": f"127.0.0.1:{ports.telemetry[name]}", "log_format": "json"},
+            "telemetry": {
+                "http_listen": f"127.0.0.1:{ports.telemetry[name]}",
+                "log_format": "json",
+                # The witness reads of every group that was handed in.
+                "log_level": "debug",
+            },
             role_of(name): _section(name, plan, ports, model),
             **({"sampler.custom_tasks": _TASKS} if name in plan.samplers else {}),
         }

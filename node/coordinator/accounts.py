@@ -115,7 +115,7 @@ class Accounts:
 
     def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
         """Count verdicts on one sampler's groups."""
-        return self._verdicts.get(sampler_id, Counter())
+        return self._verdicts.get(sampler_id, {})
 
     def staleness_mean(self, sampler_id: str) -> float:
         """Give the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""

@@ -1,11 +1,12 @@
 """How far behind the head every peer is, in versions and in seconds; pure."""
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 from node.coordinator.versions import VersionLog
 from node.identity.peer import Peer
 from node.policy import NO_BASE, PolicyVersion
+from node.run import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +25,34 @@ class LagTable:
     def __init__(self, versions: VersionLog) -> None:
         self._versions = versions
         self._held: dict[Peer, PolicyVersion | None] = {}
+        self._number_of: dict[Peer, int] = {}
+        """Of samplers in the run that hold more than the base model."""
+        self._holders = Counter[int]()
+        """How many of them hold each version: few numbers, however many samplers."""
 
     def holds(self, peer: Peer, held: PolicyVersion | None) -> None:
         """Note what a peer says it holds."""
         self._held[peer] = held
+        self._recount(peer, 0 if held is None or peer.role is not Role.SAMPLER else held.number)
 
     def held(self, peer: Peer) -> PolicyVersion | None:
-        """Give what a peer holds; None: nothing."""
+        """Return what a peer holds; None: nothing."""
         return self._held.get(peer)
+
+    def leave(self, peer: Peer) -> None:
+        """Note that nobody waits for a peer any more; what it held last is still known."""
+        self._recount(peer, 0)
 
     def forget(self, peer: Peer) -> None:
         self._held.pop(peer, None)
+        self._recount(peer, 0)
 
-    def longest(self, peers: Iterable[Peer], *, head: PolicyVersion | None) -> int:
-        """Give the largest distance to the ``head`` of those peers that hold more than the base model."""
-        held = (self._held.get(peer) for peer in peers)
-        numbers = [version.number for version in held if version is not None and version.number > 0]
-        return 0 if head is None else max(0, head.number - min(numbers, default=head.number))
+    def longest(self, *, head: PolicyVersion | None) -> int:
+        """Return the largest distance to the ``head`` of samplers that hold more than the base model."""
+        return 0 if head is None else max(0, head.number - min(self._holders, default=head.number))
 
     def lag(self, peer: Peer, *, head: PolicyVersion | None, now: float) -> Lag:
-        """Give a peer's distance to the ``head``."""
+        """Return a peer's distance to the ``head``."""
         held = self._held.get(peer)
         number = NO_BASE if held is None else held.number
         if head is None or head.number <= number:
@@ -52,3 +61,13 @@ class LagTable:
         # Announced this moment: not in the log yet.
         seconds = 0.0 if succeeded_at_s is None else max(0.0, now - succeeded_at_s)
         return Lag(head.number - number, seconds)
+
+    def _recount(self, peer: Peer, number: int) -> None:
+        before = self._number_of.pop(peer, 0)
+        if before > 0:
+            self._holders[before] -= 1
+            if not self._holders[before]:
+                del self._holders[before]
+        if number > 0:
+            self._number_of[peer] = number
+            self._holders[number] += 1

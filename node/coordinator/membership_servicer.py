@@ -173,7 +173,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
-            metrics=metric_families_from_wire(request.metrics),
+            metrics=metric_families_from_wire(request.metrics) if self._roster.shows_metrics_of(peer) else (),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],

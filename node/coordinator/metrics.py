@@ -128,9 +128,21 @@ class _PeerCollector(Collector):
             "Time since a version newer than a peer's was announced.",
             labels=["node", "role"],
         )
+        silence = GaugeMetricFamily(
+            "heterorl_coordinator_peer_silence_seconds",
+            "Time since the last heartbeat of a peer.",
+            labels=["node", "role"],
+        )
+        clock_offset = GaugeMetricFamily(
+            "heterorl_coordinator_peer_clock_offset_seconds",
+            "The coordinator's clock minus a peer's, by the peer's own estimate.",
+            labels=["node", "role"],
+        )
         for row in rows:
             if row.state != PeerState.LEFT:
-                version_lag.add_metric([row.node_id, row.role], row.version_lag_versions)
-                lag.add_metric([row.node_id, row.role], row.lag_s)
-        yield version_lag
-        yield lag
+                who = [row.node_id, row.role]
+                version_lag.add_metric(who, row.version_lag_versions)
+                lag.add_metric(who, row.lag_s)
+                silence.add_metric(who, row.last_seen_s)
+                clock_offset.add_metric(who, row.clock_offset_s)
+        yield from (version_lag, lag, silence, clock_offset)

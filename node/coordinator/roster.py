@@ -101,6 +101,7 @@ class Roster:
             member = self._membership.join(peer, now, instance=instance)
         self._lag_table.holds(peer, held)
         self._said[peer] = _Said()
+        self._fleet.admit(peer)
         return member
 
     def check_present(self, peer: Peer) -> None:
@@ -110,6 +111,10 @@ class Roster:
             RefusedError: NOT_JOINED.
         """
         self._membership.present(peer)
+
+    def shows_metrics_of(self, peer: Peer) -> bool:
+        """Return whether the metrics of a peer are shown, so that a heartbeat's are worth reading."""
+        return self._fleet.shows(peer)
 
     def beat(self, peer: Peer, beat: Beat, *, now: float) -> BeatAnswer:
         """Take a beat.
@@ -121,6 +126,7 @@ class Roster:
             self._membership.beat(peer, now, instance=beat.instance)
         self._lag_table.holds(peer, beat.held)
         self._said[peer] = _Said(beat.clock_offset_s, beat.waits_for[:_WAITS_FOR_CHARACTERS])
+        self._fleet.admit(peer)  # again: one that fell silent gave its place up
         if beat.metrics:
             self._fleet.update(peer, beat.metrics)
         if beat.step is not None and (self.step is None or beat.step.version >= self.step.version):
@@ -129,12 +135,14 @@ class Roster:
             self.head,
             self._verdicts_for(peer, has_heard=beat.has_heard),
             self._must_repair(beat.held),
-            self._longest_lag() if peer.role is Role.LEARNER else 0,
+            self._lag_table.longest(head=self.head) if peer.role is Role.LEARNER else 0,
         )
 
     def leave(self, peer: Peer) -> None:
         """Note that a peer has gone in good order."""
         self._membership.leave(peer)
+        self._lag_table.leave(peer)
+        self._fleet.drop(peer)
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
@@ -146,11 +154,12 @@ class Roster:
         self._metrics.dropped_verdicts.inc(outbox.put(judgement))
 
     def expire(self, now: float) -> tuple[Member, ...]:
-        """Note who has gone silent, forget what was kept for those that left; give who changed."""
+        """Note who has gone silent, forget what was kept for those that left; return who changed."""
         changed = self._membership.expire(now)
         for member in changed:
+            self._fleet.drop(member.peer)
             if member.state is PeerState.LEFT:
-                self._fleet.drop(member.peer)
+                self._lag_table.leave(member.peer)
         known = {member.peer for member in self._membership.members}
         for peer in self._said.keys() - known:
             del self._said[peer]
@@ -199,11 +208,6 @@ class Roster:
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
         outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
         return () if outbox is None else outbox.take(VERDICTS_PER_BEAT, has_heard=has_heard)
-
-    def _longest_lag(self) -> int:
-        members = self._membership.members
-        samplers = (m.peer for m in members if m.peer.role is Role.SAMPLER and m.state is not PeerState.LEFT)
-        return self._lag_table.longest(samplers, head=self.head)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

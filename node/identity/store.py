@@ -186,6 +186,15 @@ def check_dates(identity: Identity, now: float) -> None:
         )
 
 
+def expiries(identity: Identity) -> tuple[tuple[str, float], ...]:
+    """Return when the certificates expire that an identity stands on: name and Unix seconds."""
+    authority = read_certificate(identity.ca_pem)
+    return (
+        (identity.role.value, identity.not_after_s),
+        ("authority", authority.not_valid_after_utc.timestamp()),
+    )
+
+
 def _is_issued_by(certificate_pem: bytes, ca_pem: bytes) -> bool:
     certificate, ca = map(read_certificate, (certificate_pem, ca_pem))
     try:

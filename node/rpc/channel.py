@@ -20,6 +20,7 @@ from node.identity.peer import Peer, hub_name
 from node.identity.store import Identity, check_dates
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
+from node.rpc.keepalive import KEEPALIVE, Keepalive
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -31,11 +32,6 @@ FIRST_BACKOFF_S: Final = 0.2
 BACKOFF_CAP_S: Final = 30.0
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
-    # A dead link is found 30 s after its last byte; the server allows pings from 10 s on.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_BACKOFF_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(BACKOFF_CAP_S * 1000)),
     # Without it, channels to one address share one connection.
@@ -105,8 +101,10 @@ class Backoff:
         self._ceiling_s = self._first_s
 
 
-def dial(target: str, caller: Identity | Peer, *, purpose: Purpose, now: float) -> grpc.aio.Channel:
-    """Give a channel to the hub at ``target``; it connects at its first call and for ever after.
+def dial(
+    target: str, caller: Identity | Peer, *, purpose: Purpose, now: float, keepalive: Keepalive = KEEPALIVE
+) -> grpc.aio.Channel:
+    """Return a channel to the hub at ``target``; it connects at its first call and for ever after.
 
     The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is.
 
@@ -115,10 +113,11 @@ def dial(target: str, caller: Identity | Peer, *, purpose: Purpose, now: float) 
         caller: an identity speaks mutual TLS; a mere name means TLS is off, on loopback only.
         purpose: bounds the messages.
         now: Unix seconds.
+        keepalive: must be the server's.
     Raises:
         StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
-    options = _options(_MESSAGE_BYTES[purpose])
+    options = _options(_MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS
     if isinstance(caller, Peer):
@@ -133,7 +132,7 @@ def dial(target: str, caller: Identity | Peer, *, purpose: Purpose, now: float) 
 
 def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
     """Give a channel to a run's enrolment port: the hub is verified, the caller has no name yet."""
-    options = _options(ENROLMENT_MESSAGE_BYTES)
+    options = _options(ENROLMENT_MESSAGE_BYTES, KEEPALIVE)
     options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
 
@@ -195,9 +194,10 @@ def _hint(details: str) -> str:
     return ""
 
 
-def _options(message_bytes: int) -> list[tuple[str, Any]]:
+def _options(message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:
     return [
         *_OPTIONS,
+        *keepalive.client_options,
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
     ]

@@ -22,6 +22,7 @@ from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
 from node.rpc.gate import CountRefusal, Gate, GateLimits
+from node.rpc.keepalive import KEEPALIVE, Keepalive
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class ServerLimits:
     concurrent_rpcs: int = 65_536
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
+    keepalive: Keepalive = KEEPALIVE
+    """Must be the clients': a server cuts who pings more often than it expects."""
 
 
 class RpcServer:
@@ -184,10 +187,7 @@ class RpcServer:
             # Without both, a burst of calls on one connection is shed as CANCELLED.
             ("grpc.server.max_pending_requests", 10_000),
             ("grpc.server.max_pending_requests_hard_limit", 20_000),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            *self._limits.keepalive.server_options,
             # The largest of any service; the gate knows the limit of each.
             (
                 "grpc.max_receive_message_length",

@@ -2,24 +2,31 @@
 
 Peers behind NAT cannot be scraped, so their metrics ride the heartbeat. Each sample gets the
 labels ``node`` and ``role``. Nothing a peer sends can claim another peer's labels, another
-subsystem's name, or memory without bound.
+subsystem's name, or memory without bound. Peers beyond ``PEERS`` have no series; ``fleet_places``
+decides which, and how many there are is a metric.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from node.identity.peer import Peer
+from node.run import Role
+from node.telemetry.fleet_places import FleetPlaces
 from node.telemetry.metrics import MetricFamily
+
+_log = logging.getLogger(__name__)
 
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_RULES: Final = ("name", "shape", "samples", "peers")
+_RULES: Final = ("name", "shape", "samples")
+_ROLES: Final = (Role.LEARNER, Role.RELAY, Role.SAMPLER)
 _RESERVED_LABELS: Final = frozenset({"node", "role"})
 _SUFFIXES: Final = {
     "counter": frozenset({"_total"}),
@@ -31,20 +38,44 @@ _HELP_CHARACTERS: Final = 400
 SAMPLES_PER_PEER: Final = 2_000
 """About ten times what a peer has; 500 peers at the bound are 1 M samples, 300 MB."""
 PEERS: Final = 500
+"""With series. A sampler has 80 samples: a scrape of so many takes 0.2 s of a thread."""
 
 
 class FleetCollector(Collector):
     """The newest metrics of every peer."""
 
     def __init__(self) -> None:
+        self._places = FleetPlaces(capacity=PEERS)
         self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
+        self._has_told = False
         self.refused = Counter[str]()
         """Families passed over, by rule."""
 
+    def shows(self, peer: Peer) -> bool:
+        """Return whether a peer has a place, so that its metrics are worth reading."""
+        return peer in self._places
+
+    def admit(self, peer: Peer) -> bool:
+        """Ask for a place for a peer that was heard of; return whether it has one."""
+        answer = self._places.ask(peer)
+        if answer.displaced is not None:
+            self._families.pop(answer.displaced, None)
+        if not self._has_told and (not answer.has_place or answer.displaced is not None):
+            self._has_told = True
+            _log.warning(
+                "more peers than the metrics show",
+                extra={
+                    "shown_peers": PEERS,
+                    "first_without": (answer.displaced or peer).node_id,
+                    "note": "samplers that joined last have no series of their own until others leave; "
+                    "heterorl_coordinator_fleet_peers_left_out counts them",
+                },
+            )
+        return answer.has_place
+
     def update(self, peer: Peer, families: Iterable[MetricFamily]) -> None:
-        """Take a peer's metrics in place of its earlier ones; what breaks a rule is passed over."""
-        if peer not in self._families and len(self._families) >= PEERS:
-            self.refused["peers"] += 1
+        """Replace a peer's metrics if it has a place; what breaks a rule is passed over and counted."""
+        if not self.admit(peer):
             return
         kept: dict[str, MetricFamily] = {}
         samples = 0
@@ -61,11 +92,12 @@ class FleetCollector(Collector):
         self._families[peer] = tuple(kept.values())
 
     def drop(self, peer: Peer) -> None:
-        """Forget a peer that is gone."""
+        """Forget a peer that left or is not heard of: what it said is true no more, and its place is free."""
         self._families.pop(peer, None)
+        self._places.give_up(peer)
 
     def collect(self) -> Iterator[Metric]:
-        """Give one metric per name, with the samples of every peer that has it."""
+        """Return one metric per name, with the samples of every peer that has it."""
         refused = CounterMetricFamily(
             "heterorl_coordinator_fleet_families_refused",
             "Metrics of peers that were passed over, by the rule they break.",
@@ -74,6 +106,14 @@ class FleetCollector(Collector):
         for rule in _RULES:
             refused.add_metric([rule], self.refused[rule])
         yield refused
+        left_out = GaugeMetricFamily(
+            "heterorl_coordinator_fleet_peers_left_out",
+            "Peers heard of whose metrics are not shown, because there are more peers than places.",
+            labels=["role"],
+        )
+        for role in _ROLES:
+            left_out.add_metric([role], self._places.waiting(role))
+        yield left_out
         metrics: dict[str, Metric] = {}
         # A copy: the scraper runs in another thread than ``update``.
         for peer, families in tuple(self._families.items()):

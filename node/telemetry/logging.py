@@ -6,22 +6,40 @@
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
 Every record says which peer of the process it is about: what ``bind_peer`` said in the context it
-was made in, else all roles of the process.
+was made in, else all roles of the process. A message that repeats is logged some times a minute and then
+counted; what ends a process, in Python or in native code, is an event too.
 """
 
 import contextvars
 import datetime
+import faulthandler
 import json
 import logging
 import math
 import sys
+import threading
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, TextIO
+
+from node.telemetry.foreign_output import capture_standard_error
+from node.telemetry.repeats import RepeatLimit
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_log = logging.getLogger(__name__)
 
 OUR_PACKAGES: Final = ("node", "learner", "sampler", "deploy", "bench")
 """Logged at the configured level. Everybody else has to have a warning to be heard."""
 
 _RESERVED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+REPEATS_S: Final = 60.0
+WARNINGS_PER_INTERVAL: Final = 20
+"""Of one message. Who is refused 1 400 times a second fills no disk, and 20 lines show what it does."""
+STORY_PER_INTERVAL: Final = 3000
+"""Of one message at INFO: a bound, far above the steps and batches of the fastest run."""
 
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
@@ -29,6 +47,26 @@ _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("
 def bind_peer(*, role: str, node_id: str) -> None:
     """Name the peer in every record made from here on in this context: this task and those it starts."""
     _peer.set((role, node_id))
+
+
+def configure_process_logging(
+    *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
+) -> None:
+    """Make everything this process writes its log: records, what native code says, and how it ends.
+
+    Off a terminal, standard output and error are taken over; see ``foreign_output``. To be called
+    before threads are started and before anything heavy is imported.
+    """
+    roles = tuple(roles)
+    stream = sys.stderr
+    if not _is_for_people(log_format, stream):
+        stream = capture_standard_error(JsonFormatter("+".join(roles)).format)
+        log_format = "json"
+    configure_logging(log_format=log_format, level=level, roles=roles, stream=stream)
+    faulthandler.enable()
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+    sys.unraisablehook = _log_unraisable
 
 
 def configure_logging(
@@ -40,15 +78,72 @@ def configure_logging(
 ) -> None:
     """Send all records of the process to ``stream``, standard error if None; replaces what was there."""
     stream = stream or sys.stderr
-    is_human = log_format == "human" or (log_format == "auto" and stream.isatty())
     process_role = "+".join(roles)
-    handler = logging.StreamHandler(stream)
+    handler = BoundedHandler(stream)
+    is_human = _is_for_people(log_format, stream)
     handler.setFormatter(HumanFormatter(process_role) if is_human else JsonFormatter(process_role))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.WARNING)
     for package in OUR_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def _is_for_people(log_format: Literal["auto", "json", "human"], stream: TextIO) -> bool:
+    return log_format == "human" or (log_format == "auto" and stream.isatty())
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _log.critical("uncaught exception", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_value is not None:
+        told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        name = None if failed.thread is None else failed.thread.name
+        _log.critical("uncaught exception in a thread", exc_info=told, extra={"thread_name": name})
+
+
+def _log_unraisable(failed: "UnraisableHookArgs") -> None:
+    if failed.exc_value is not None:
+        told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        _log.error("exception nobody could catch", exc_info=told, extra={"object": repr(failed.object)})
+
+
+class BoundedHandler(logging.StreamHandler[TextIO]):
+    """Writes records; of a message that repeats, the first of each interval and then how many there were."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._warnings = RepeatLimit[tuple[str, int, str]](passed=WARNINGS_PER_INTERVAL, interval_s=REPEATS_S)
+        self._story = RepeatLimit[tuple[str, int, str]](passed=STORY_PER_INTERVAL, interval_s=REPEATS_S)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, after what was kept back before it. Called with the handler's lock held."""
+        if record.levelno < logging.INFO:
+            super().emit(record)
+            return
+        limit = self._story if record.levelno < logging.WARNING else self._warnings
+        decision = limit.decide((record.name, record.levelno, str(record.msg)), now=record.created)
+        for told in decision.suppressed:
+            self._tell(*told.key, told.count)
+        if decision.passes:
+            super().emit(record)
+
+    def close(self) -> None:
+        """Tell the rest; ``logging.shutdown`` calls this at the end of the process."""
+        self.acquire()
+        try:
+            for told in (*self._warnings.rest(), *self._story.rest()):
+                self._tell(*told.key, told.count)
+        finally:
+            self.release()
+        super().close()
+
+    def _tell(self, name: str, level: int, message: str, count: int) -> None:
+        record = logging.LogRecord(name, level, "", 0, "repeated, not logged", None, None)
+        vars(record).update(repeated=message, times=count, within_s=REPEATS_S)
+        super().emit(record)
 
 
 class _PeerFormatter(logging.Formatter):

@@ -141,6 +141,30 @@ class NodeMetrics:
             registry=registry,
         )
 
+        self._certificates = Gauge(
+            "heterorl_node_certificate_expiry_seconds",
+            "Until a certificate of this process expires, by its own clock; below 0 it has.",
+            ["certificate"],
+            registry=registry,
+        )
+        self._disk_free_bytes = Gauge(
+            "heterorl_node_disk_free_bytes",
+            "Free on the file system of the state directory, for a process without privileges.",
+            registry=registry,
+        )
+        self._disk_free_ratio = Gauge(
+            "heterorl_node_disk_free_ratio", "The same as a share of the file system.", registry=registry
+        )
+
+    def watch_certificate(self, name: str, *, not_after_s: float) -> None:
+        """Show from now on how long a certificate is valid; ``not_after_s`` is Unix seconds."""
+        self._certificates.labels(name).set_function(lambda: not_after_s - self._clock.now())
+
+    def show_disk(self, *, free_bytes: int, size_bytes: int) -> None:
+        """Show what is left of the file system of the state directory."""
+        self._disk_free_bytes.set(free_bytes)
+        self._disk_free_ratio.set(free_bytes / size_bytes if size_bytes else 0.0)
+
     def count_refusal(self, *, service: str, reason: Reason) -> None:
         self._refusals.labels(service, reason).inc()
 

@@ -18,6 +18,7 @@ from node.errors import Reason
 from node.identity.revocation import RevocationList
 from node.identity.store import Identity
 from node.rpc.gate import GateLimits
+from node.rpc.keepalive import KEEPALIVE, Keepalive
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from support.identity import MadeRun
 
@@ -60,6 +61,7 @@ async def serving(
     drain_grace_s: float = 0.2,
     recheck_s: float = 0.02,
     handshake_s: float = 10.0,
+    keepalive: Keepalive = KEEPALIVE,
     **gate_limits: Any,
 ) -> AsyncIterator[Serving]:
     """Serve until the body ends, then drain."""
@@ -80,7 +82,9 @@ async def serving(
         count_refusal=count_refusal,
         drain_grace_s=drain_grace_s,
         audience=audience,
-        limits=ServerLimits(gate=GateLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s),
+        limits=ServerLimits(
+            gate=GateLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
+        ),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

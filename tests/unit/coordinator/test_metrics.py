@@ -29,3 +29,12 @@ def test_a_role_without_peers_is_shown_as_none_rather_than_not_at_all() -> None:
         return registry.get_sample_value("heterorl_coordinator_peers", {"role": role, "state": state})
 
     assert (peers("sampler", "live"), peers("sampler", "silent"), peers("learner", "live")) == (2, 0, 0)
+
+
+def test_a_scrape_finds_how_long_a_peer_was_silent_and_how_far_its_clock_is_off() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+    metrics.show_peers((replace(ROW, last_seen_s=30.0, clock_offset_s=-90.0),), head=3)
+    labels = {"node": "s1", "role": "sampler"}
+    assert registry.get_sample_value("heterorl_coordinator_peer_silence_seconds", labels) == 30.0
+    assert registry.get_sample_value("heterorl_coordinator_peer_clock_offset_seconds", labels) == -90.0

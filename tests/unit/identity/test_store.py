@@ -4,9 +4,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from node.errors import StartupError
-from node.identity.authority import new_key
+from node.identity.authority import AUTHORITY_LIFETIME_S, new_key
 from node.identity.files import write_secret
-from node.identity.store import check_dates, check_own, load_identity, load_or_make_key, save_identity
+from node.identity.store import (
+    check_dates,
+    check_own,
+    expiries,
+    load_identity,
+    load_or_make_key,
+    save_identity,
+)
 from node.run import Role
 from support.identity import NOW_S, MadeRun, make_run
 
@@ -135,3 +142,9 @@ def test_an_encrypted_key_is_an_error_and_not_a_crash(made: MadeRun, tmp_path: P
         load_identity(tmp_path)
     with pytest.raises(StartupError, match="is damaged"):
         load_or_make_key(tmp_path)
+
+
+def test_the_certificates_an_identity_stands_on_are_named_with_their_ends(made: MadeRun) -> None:
+    ends = dict(expiries(made.sampler))
+    assert ends["sampler"] == made.sampler.not_after_s
+    assert ends["authority"] == pytest.approx(made.made_at_s + AUTHORITY_LIFETIME_S, abs=86400)

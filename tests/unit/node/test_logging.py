@@ -3,14 +3,23 @@ import io
 import json
 import logging
 import math
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Final, Literal
 
 import pytest
 
-from node.telemetry.logging import OUR_PACKAGES, bind_peer, configure_logging, to_json
+from node.telemetry.logging import (
+    OUR_PACKAGES,
+    WARNINGS_PER_INTERVAL,
+    bind_peer,
+    configure_logging,
+    to_json,
+)
 
 _log = logging.getLogger("node.test")
 
@@ -133,3 +142,85 @@ async def test_a_record_names_the_peer_of_its_task_and_threads() -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_json_is_strict_where_floats_are_not(value: float) -> None:
     assert json.loads(to_json({"x": [value]})) == {"x": [str(value)]}
+
+
+def test_a_warning_that_repeats_is_logged_some_times_and_then_counted() -> None:
+    with logged(io.StringIO()) as stream:
+        for _ in range(1400):
+            _log.warning("group refused", extra={"reason": "over_limit"})
+        _log.info("step")
+        logging.root.handlers[0].close()
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        *["group refused"] * WARNINGS_PER_INTERVAL,
+        "step",
+        "repeated, not logged",
+    ]
+    told = events[-1]
+    assert (told["repeated"], told["times"], told["level"]) == (
+        "group refused",
+        1400 - WARNINGS_PER_INTERVAL,
+        "warning",
+    )
+
+
+def test_the_story_is_told_whole_and_debug_without_a_bound() -> None:
+    with logged(io.StringIO(), level="debug") as stream:
+        for _ in range(1000):
+            _log.info("step")
+        for _ in range(5000):
+            _log.debug("group")
+    assert stream.getvalue().count("\n") == 6000
+
+
+_DYING: Final = """
+import os, sys, threading
+from node.telemetry.logging import configure_process_logging
+configure_process_logging(log_format="auto", level="info", roles=["sampler"])
+print("to standard output", flush=True)
+{}
+"""
+
+
+def last_words(code: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a process that ends by ``code``; give its exit code and what it logged."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DYING.format(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_an_exception_nobody_caught_is_one_event_with_its_traceback() -> None:
+    code, events = last_words("raise ValueError('broken')")
+    [event] = [event for event in events if event["event"] == "uncaught exception"]
+    assert code == 1
+    assert event["level"] == "critical"
+    assert "ValueError: broken" in event["exception"]
+    assert "to standard output" in [event.get("text") for event in events]
+
+
+def test_an_exception_in_a_thread_is_one_event() -> None:
+    _, events = last_words(
+        "thread = threading.Thread(target=lambda: 1 / 0, name='codec'); thread.start(); thread.join()"
+    )
+    [event] = [event for event in events if event["event"] == "uncaught exception in a thread"]
+    assert event["thread_name"] == "codec"
+    assert "ZeroDivisionError" in event["exception"]
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("os.write(2, b'free(): invalid pointer\\n'); os.abort()", -signal.SIGABRT),
+        ("os.write(2, b'last words'); os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("os.write(2, b'last words\\n'); os._exit(7)", 7),
+    ],
+)
+def test_the_last_words_of_a_process_are_not_lost_however_it_ends(code: str, exit_code: int) -> None:
+    ended_with, events = last_words(code)
+    assert ended_with == exit_code
+    said = "\n".join(event.get("text", "") for event in events)
+    assert "invalid pointer" in said or "last words" in said
+    if exit_code == -signal.SIGABRT:
+        assert "Fatal Python error: Aborted" in said

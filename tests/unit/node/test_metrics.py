@@ -159,3 +159,18 @@ def test_waits_of_other_threads_count_too(registry: CollectorRegistry) -> None:
     leave.set()
     thread.join()
     assert metrics.waits_for == ""
+
+
+def test_the_time_until_a_certificate_expires_runs_with_the_clock(registry: CollectorRegistry) -> None:
+    clock = ManualClock(1000.0)
+    metrics = NodeMetrics(registry, roles=["sampler"], clock=clock)
+    metrics.watch_certificate("sampler", not_after_s=1100.0)
+    metrics.watch_certificate("authority", not_after_s=9000.0)
+
+    def left(name: str) -> float | None:
+        return registry.get_sample_value("heterorl_node_certificate_expiry_seconds", {"certificate": name})
+
+    assert (left("sampler"), left("authority")) == (100.0, 8000.0)
+    clock.advance(150.0)
+    assert left("sampler") == -50.0
+    assert "heterorl_node_certificate_expiry_seconds" in families(registry)

@@ -1,0 +1,53 @@
+"""How much room is left where a process keeps what must survive it."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from node.telemetry.metrics import NodeMetrics
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 15.0
+"""A disk that fills at 1 GB/s is seen with 15 GB to go."""
+
+
+class DiskWatch:
+    """A service that looks at the file system of the state directory now and then."""
+
+    name = "disk watch"
+
+    def __init__(self, directory: Path, *, metrics: NodeMetrics) -> None:
+        """Watch ``directory``; as long as it is not there, the folder it will be made in."""
+        self._directory = directory
+        self._metrics = metrics
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Look until ``stopping``."""
+        await self._look()
+        ready()
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await stopping.wait()
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            # In a thread: a network file system whose server is gone does not answer.
+            usage = await asyncio.to_thread(_usage, self._directory)
+        except OSError as error:
+            _log.warning("free disk not known", extra={"path": str(self._directory), "error": error.strerror})
+            return
+        self._metrics.show_disk(free_bytes=usage.free, size_bytes=usage.total)
+
+
+def _usage(directory: Path) -> "shutil._ntuple_diskusage":
+    for folder in (directory.absolute(), *directory.absolute().parents):
+        with contextlib.suppress(FileNotFoundError):
+            return shutil.disk_usage(folder)
+    raise FileNotFoundError(2, "no folder above it is there", str(directory))

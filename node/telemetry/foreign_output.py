@@ -1,0 +1,89 @@
+"""What others write to a process's standard output and error, as events of its log.
+
+    native code, crash dumps --pipe--> a small process of ours --one JSON object a line--> the log
+    our own records ----------------------------------------------------------------------^
+
+The text goes through a pipe to a process that was forked before anything was loaded: it outlives ours
+by the moment it takes to write the last words down, which a thread would not. It ends when everyone
+that could write has ended, and passes signals over until then.
+"""
+
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn, TextIO
+
+from node.telemetry.foreign_text import Foreign, ForeignText, RepeatBound
+
+QUIET_S: Final = 0.1
+"""Lines that follow each other faster belong together: a traceback is one event."""
+
+_READ_BYTES: Final = 64 << 10
+_STANDARD_OUTPUT: Final = 1
+_STANDARD_ERROR: Final = 2
+
+FormatRecord = Callable[[logging.LogRecord], str]
+
+
+def capture_standard_error(format_record: FormatRecord) -> TextIO:
+    """Take standard output and error of this process over; return where its log goes from now on.
+
+    To be called before threads are started and before anything heavy is imported.
+
+    Args:
+        format_record: makes a line out of a record; runs in the other process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    log = os.dup(_STANDARD_ERROR)
+    if os.fork() == 0:
+        os.close(writing)
+        _relay(reading, log, format_record)
+    os.close(reading)
+    for captured in (_STANDARD_OUTPUT, _STANDARD_ERROR):
+        os.dup2(writing, captured)
+    os.close(writing)
+    return os.fdopen(log, "w", encoding="utf-8", errors="backslashreplace")
+
+
+def _relay(reading: int, log: int, format_record: FormatRecord) -> NoReturn:
+    """Write down what comes until the last writer has closed its end."""
+    exit_code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        with os.fdopen(log, "w", encoding="utf-8", errors="backslashreplace") as out:
+            _copy(reading, out, format_record)
+        exit_code = 0
+    finally:
+        os._exit(exit_code)  # this is a fork: what the parent does at its exit is not ours to do
+
+
+def _copy(reading: int, out: TextIO, format_record: FormatRecord) -> None:
+    text, bound = ForeignText(), RepeatBound()
+    is_open = True
+    while is_open:
+        if not text.is_empty and not select.select([reading], [], [], QUIET_S)[0]:
+            events = text.flush()
+        else:
+            data = os.read(reading, _READ_BYTES)
+            is_open = bool(data)
+            events = text.feed(data) if is_open else text.flush()
+        for event in bound.passed(events, now=time.monotonic()):
+            out.write(format_record(_record(event)) + "\n")
+        out.flush()
+
+
+def _record(event: Foreign) -> logging.LogRecord:
+    level = logging.getLevelNamesMapping()[event.level.upper()]
+    record = logging.LogRecord("native", level, "", 0, event.event, None, None)
+    vars(record).update(text=event.text, **({"source": event.source} if event.source else {}))
+    return record

@@ -1,0 +1,112 @@
+"""Text that others write to a process's standard error, taken apart into events; pure.
+
+gRPC, CUDA, the C library and a dying interpreter write lines in forms of their own. A line of gRPC is an
+event with its level and the place it comes from; other lines that come together are one event.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from node.telemetry.repeats import RepeatLimit
+
+_ABSEIL: Final = re.compile(rb"([IWEF])\d{4} [\d:.]+ +\d+ ([\w./+-]+:\d+)\] (.*)", re.DOTALL)
+"""Level, month and day, time, thread, file:line, text: how gRPC writes."""
+_ABSEIL_LEVELS: Final = {
+    b"I": "info",
+    b"W": "warning",
+    b"E": "error",
+    b"F": "critical",
+}
+_PREAMBLE: Final = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+
+NATIVE: Final = "native message"
+PLAIN: Final = "standard error"
+
+TEXT_BYTES: Final = 64 << 10
+"""Longest text of one event; a longer one is cut in two."""
+
+NATIVE_PER_MINUTE: Final = 10
+"""Of one place in a source. Anybody can make a handshake fail, as often as they like."""
+PLAIN_PER_MINUTE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Something that was written by others."""
+
+    level: str
+    event: str
+    text: str
+    source: str = ""
+    """file:line where it says so."""
+
+
+class ForeignText:
+    """Makes events out of bytes; pure."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._plain: list[bytes] = []
+        self._plain_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing waits for more."""
+        return not self._unfinished and not self._plain
+
+    def feed(self, data: bytes) -> list[Foreign]:
+        """Return the events that are finished with ``data``."""
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        events = [event for line in lines for event in self._line(line)]
+        if len(self._unfinished) > TEXT_BYTES:
+            line, self._unfinished = self._unfinished, b""
+            events += self._line(line)
+        return events
+
+    def flush(self) -> list[Foreign]:
+        """Return what waited for more, because nothing more came."""
+        line, self._unfinished = self._unfinished, b""
+        return [*(self._line(line) if line else ()), *self._plain_event()]
+
+    def _line(self, line: bytes) -> list[Foreign]:
+        if line.startswith(_PREAMBLE):
+            return []
+        if match := _ABSEIL.fullmatch(line):
+            level, source, text = match.groups()
+            native = Foreign(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
+            return [*self._plain_event(), native]
+        self._plain.append(line)
+        self._plain_bytes += len(line) + 1
+        return self._plain_event() if self._plain_bytes > TEXT_BYTES else []
+
+    def _plain_event(self) -> list[Foreign]:
+        text = _text(b"\n".join(self._plain)).strip("\n")
+        self._plain, self._plain_bytes = [], 0
+        return [Foreign("warning", PLAIN, text)] if text.strip() else []
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+class RepeatBound:
+    """Passes what does not repeat too often, and how much of it there was."""
+
+    def __init__(self) -> None:
+        self._native = RepeatLimit[tuple[str, str]](passed=NATIVE_PER_MINUTE, interval_s=60)
+        self._plain = RepeatLimit[tuple[str, str]](passed=PLAIN_PER_MINUTE, interval_s=60)
+
+    def passed(self, events: Iterable[Foreign], *, now: float) -> Iterator[Foreign]:
+        """Return the events to be logged at ``now``, seconds."""
+        for event in events:
+            limit = self._native if event.event == NATIVE else self._plain
+            decision = limit.decide((event.level, event.source), now=now)
+            for told in decision.suppressed:
+                level, source = told.key
+                yield Foreign(
+                    level, event.event, f"{told.count} more were not logged within a minute", source
+                )
+            if decision.passes:
+                yield event

@@ -1,0 +1,81 @@
+"""What a sampler handed in since it last said so: one line of the story for many groups; pure."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.rollout import RolloutGroup, Verdict
+
+TELL_EVERY_S: Final = 30.0
+"""A sampler of a small model hands in tens of groups a second: each of them is an event at DEBUG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The groups that the hub answered for within some time."""
+
+    groups: int
+    within_s: float
+    verdicts: dict[str, int]
+    """What the hub said at once."""
+    tokens: int
+    reward_mean: float
+    oldest_version: int
+    newest_version: int
+    sampled_s: float
+    """Mean of a group, from the start of sampling to its last token."""
+    graded_s: float
+    """Mean of a group, from its last token to its rewards."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    verdicts: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    reward: float = 0.0
+    oldest_version: int = 0
+    newest_version: int = 0
+    sampled_s: float = 0.0
+    graded_s: float = 0.0
+
+
+class GroupTally:
+    """Adds groups up; every call takes ``now``, seconds that only grow."""
+
+    def __init__(self, *, now: float) -> None:
+        self._since_s = now
+        self._sums = _Sums()
+
+    def add(self, group: RolloutGroup, verdict: Verdict, *, reward_mean: float, now: float) -> Handed | None:
+        """Count a group; return what is to be told, about every ``TELL_EVERY_S``."""
+        sums = self._sums
+        is_first = not sums.verdicts
+        sums.oldest_version = (
+            group.oldest_version if is_first else min(sums.oldest_version, group.oldest_version)
+        )
+        sums.newest_version = max(sums.newest_version, group.newest_version)
+        sums.verdicts[verdict.value] += 1
+        sums.tokens += group.tokens
+        sums.reward += reward_mean
+        sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
+        sums.graded_s += group.graded_at_s - group.sampling_finished_at_s
+        return self.rest(now=now) if now - self._since_s >= TELL_EVERY_S else None
+
+    def rest(self, *, now: float) -> Handed | None:
+        """Return what was added since it was last told, None where there was nothing; begin anew."""
+        sums, since_s = self._sums, self._since_s
+        self._sums, self._since_s = _Sums(), now
+        groups = sums.verdicts.total()
+        if not groups:
+            return None
+        return Handed(
+            groups=groups,
+            within_s=round(now - since_s, 1),
+            verdicts=dict(sums.verdicts),
+            tokens=sums.tokens,
+            reward_mean=round(sums.reward / groups, 4),
+            oldest_version=sums.oldest_version,
+            newest_version=sums.newest_version,
+            sampled_s=round(sums.sampled_s / groups, 3),
+            graded_s=round(sums.graded_s / groups, 3),
+        )

@@ -1,0 +1,56 @@
+"""A connection that nobody uses stays: its pings are not taken for an attack."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from node.rpc.channel import Purpose, dial
+from node.rpc.keepalive import KEEPALIVE, Keepalive
+from support.identity import MadeRun, make_run
+from support.rpc import every_service, invoke, serving
+
+MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
+CLIENT = Keepalive(ping_after_s=1.0)
+PATIENT = Keepalive(ping_after_s=60.0, allowed_every_s=0.5)
+"""Stands to the client as our server does to our clients, 20 times as fast; it does not ping itself."""
+SUSPICIOUS = Keepalive(ping_after_s=60.0, allowed_every_s=300.0)
+"""What a server does that was never told of our pings."""
+WATCHED_S = 6.0
+"""Six pings: a connection is cut at the third that the server does not allow, the fourth in all."""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def was_cut(made: MadeRun, server: Keepalive) -> bool:
+    """Return whether an idle connection ends within ``WATCHED_S``."""
+    async with (
+        serving(made, every_service, keepalive=server) as hub,
+        dial(hub.address, made.sampler, purpose=Purpose.BULK, now=time.time(), keepalive=CLIENT) as channel,
+    ):
+        await invoke(channel, MANIFEST)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        try:
+            async with asyncio.timeout(WATCHED_S):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def test_an_idle_connection_that_pings_is_cut_only_by_a_server_that_does_not_allow_it(
+    made: MadeRun,
+) -> None:
+    # The second shows that there are pings at all.
+    by_patient, by_suspicious = await asyncio.gather(was_cut(made, PATIENT), was_cut(made, SUSPICIOUS))
+    assert (by_patient, by_suspicious) == (False, True)
+
+
+def test_our_server_allows_the_pings_of_our_clients() -> None:
+    assert KEEPALIVE.allowed_every_s <= KEEPALIVE.ping_after_s / 2

@@ -1,0 +1,143 @@
+"""Whose metrics a scrape of the coordinator shows when there are more peers than places."""
+
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.coordinator.accounts import Balance
+from node.coordinator.membership import GONE_AFTER_S
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.roster import Beat, Roster
+from node.identity.peer import Peer
+from node.policy import PolicyVersion
+from node.run import Role
+from node.telemetry.fleet import PEERS, FleetCollector
+from node.telemetry.metrics import MetricFamily, MetricSample, exposition
+from support.coordinator import LEARNER, NOW_S, make_accounts
+
+SILENT_AFTER_S = 10.0
+LEARNER_PEER = Peer("run", Role.LEARNER, "late-learner")
+RELAY = Peer("run", Role.RELAY, "late-relay")
+
+
+def sampler(number: int) -> Peer:
+    return Peer("run", Role.SAMPLER, f"s{number}")
+
+
+def gauge(name: str, value: float) -> tuple[MetricFamily, ...]:
+    return (MetricFamily(name, "gauge", "", (MetricSample(name, {}, value),)),)
+
+
+METRICS = {
+    Role.LEARNER: gauge("heterorl_learner_kl_nats", 0.5),
+    Role.RELAY: gauge("heterorl_relay_head_version", 3.0),
+    Role.SAMPLER: gauge("heterorl_sampler_held_version", 2.0),
+}
+
+
+class Run:
+    """A real roster with its exposition, and peers that join and send heartbeats."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        fleet = FleetCollector()
+        self.registry.register(fleet)
+        self.roster = Roster(
+            make_accounts(Balance(learner=LEARNER)),
+            silent_after_s=SILENT_AFTER_S,
+            head=lambda: PolicyVersion(3),
+            fleet=fleet,
+            metrics=CoordinatorMetrics(self.registry),
+        )
+
+    def join(self, *peers: Peer, now: float = NOW_S) -> None:
+        for peer in peers:
+            self.roster.join(peer, None, now=now)
+            self.beat(peer, now=now)
+
+    def beat(self, *peers: Peer, now: float = NOW_S) -> None:
+        for peer in peers:
+            self.roster.beat(peer, Beat(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
+
+    def scrape(self) -> tuple[set[str], dict[str, float]]:
+        """Return whose metrics are shown, and how many peers of each role have none."""
+        shown, left_out = set(), {}
+        for family in text_string_to_metric_families(exposition(self.registry).decode()):
+            for sample in family.samples:
+                if family.name in {metrics[0].name for metrics in METRICS.values()}:
+                    shown.add(sample.labels["node"])
+                elif family.name == "heterorl_coordinator_fleet_peers_left_out":
+                    left_out[sample.labels["role"]] = sample.value
+        return shown, left_out
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_the_learner_is_shown_when_it_joins_as_the_1001st(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.join(*map(sampler, range(1000)))
+    run.join(LEARNER_PEER, RELAY)
+    shown, left_out = run.scrape()
+    assert {"late-learner", "late-relay"} <= shown
+    assert len(shown) == PEERS
+    assert left_out == {"learner": 0, "relay": 0, "sampler": 1002 - PEERS}
+    # It took the places of the samplers that had theirs for the shortest time.
+    assert shown >= {f"s{n}" for n in range(PEERS - 2)}
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.message for record in told] == ["more peers than the metrics show"]
+
+
+def test_a_sampler_that_leaves_frees_its_place_for_the_one_that_has_waited_longest(run: Run) -> None:
+    run.join(*map(sampler, range(PEERS + 2)))
+    run.roster.leave(sampler(7))
+    run.beat(sampler(PEERS + 1), sampler(PEERS))
+    shown, left_out = run.scrape()
+    assert "s7" not in shown
+    assert f"s{PEERS}" in shown
+    assert f"s{PEERS + 1}" not in shown
+    assert left_out["sampler"] == 1
+
+
+@pytest.mark.parametrize("silence_s", [SILENT_AFTER_S + 1, GONE_AFTER_S + 1])
+def test_a_peer_that_is_not_heard_of_is_not_shown_and_frees_its_place(run: Run, silence_s: float) -> None:
+    run.join(*map(sampler, range(PEERS + 1)))
+    later = NOW_S + silence_s
+    living = [sampler(n) for n in range(PEERS + 1) if n != 3]
+    run.beat(*living, now=later)
+    run.roster.expire(later)
+    run.beat(*living, now=later)
+    shown, left_out = run.scrape()
+    assert shown == {peer.node_id for peer in living}
+    assert left_out["sampler"] == 0
+
+
+def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
+    run.join(LEARNER_PEER)
+    later = NOW_S + SILENT_AFTER_S + 1
+    run.roster.expire(later)
+    assert run.scrape()[0] == set()
+    run.beat(LEARNER_PEER, now=later)
+    assert run.scrape()[0] == {"late-learner"}
+
+
+def test_peers_that_wait_and_leave_are_forgotten(run: Run) -> None:
+    run.join(*map(sampler, range(PEERS + 3)))
+    for number in range(PEERS, PEERS + 3):
+        run.roster.leave(sampler(number))
+    run.roster.leave(sampler(0))
+    shown, left_out = run.scrape()
+    assert len(shown) == PEERS - 1
+    assert left_out["sampler"] == 0
+
+
+def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> None:
+    run.join(*map(sampler, range(PEERS + 1)))
+    assert run.roster.shows_metrics_of(sampler(0))
+    assert not run.roster.shows_metrics_of(sampler(PEERS))
+    run.join(LEARNER_PEER)
+    assert run.roster.shows_metrics_of(LEARNER_PEER)
+    assert not run.roster.shows_metrics_of(sampler(PEERS - 1))

@@ -1,0 +1,41 @@
+"""gRPC ignores an option it does not know, without a word: the compiled core says what it knows."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("node", "learner", "sampler", "deploy", "bench")
+_OPTION = re.compile(r"grpc(\.[a-z0-9_]+)+")
+
+
+def options_used() -> Iterator[tuple[str, str]]:
+    """Return every string that is the name of an option, and the file it stands in."""
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            value = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(value, str) and _OPTION.fullmatch(value) and not value.startswith("grpc.aio"):
+                yield value, str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def core() -> bytes:
+    """The compiled core, which holds the name of every option it reads."""
+    spec = importlib.util.find_spec("grpc._cython.cygrpc")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_bytes()
+
+
+@pytest.mark.parametrize(("option", "file"), sorted(set(options_used())))
+def test_an_option_is_one_that_grpc_reads(option: str, file: str, core: bytes) -> None:
+    assert f"{option}\0".encode() in core, f"{file}: gRPC knows no option {option}"
+
+
+def test_a_misspelt_option_would_be_found(core: bytes) -> None:
+    assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in core
+    assert len(set(options_used())) > 10

@@ -1,0 +1,44 @@
+"""One line for many groups."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.rollout import RolloutGroup, Verdict
+from sampler.group_tally import TELL_EVERY_S, GroupTally
+from support.groups import make_group
+
+
+@pytest.fixture
+def group() -> RolloutGroup:
+    return replace(make_group(), sampling_started_at_s=100.0, sampling_finished_at_s=102.0, graded_at_s=102.5)
+
+
+def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup) -> None:
+    tally = GroupTally(now=0.0)
+    told = [
+        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=TELL_EVERY_S * n / 1000)
+        for n in range(1, 1001)
+    ]
+    assert told[:-1] == [None] * 999
+    last = told[-1]
+    assert last is not None
+    assert (last.groups, last.within_s, last.verdicts) == (1000, TELL_EVERY_S, {"spooled": 1000})
+    assert (last.tokens, last.reward_mean) == (1000 * group.tokens, 0.5)
+    assert (last.sampled_s, last.graded_s) == (2.0, 0.5)
+    assert (last.oldest_version, last.newest_version) == (group.oldest_version, group.newest_version)
+    assert tally.rest(now=TELL_EVERY_S) is None
+
+
+def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
+    tally = GroupTally(now=0.0)
+    tally.add(group, Verdict.SPOOLED, reward_mean=1.0, now=1.0)
+    tally.add(group, Verdict.DUPLICATE, reward_mean=0.0, now=2.0)
+    rest = tally.rest(now=5.0)
+    assert rest is not None
+    assert (rest.groups, rest.within_s, rest.reward_mean) == (2, 5.0, 0.5)
+    assert rest.verdicts == {"spooled": 1, "duplicate": 1}
+
+
+def test_nothing_is_told_of_nothing() -> None:
+    assert GroupTally(now=0.0).rest(now=100.0) is None
