@@ -15,15 +15,23 @@ import xxhash
 
 from node.coordinator.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.admission import Learner
-from node.coordinator.leases import UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.generations import Generation
+from node.coordinator.leases import SETTLED, UNTRAINED, Attempt, Slot, SlotState
 from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Verdict
 from node.run import StepRecord
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
-_SCHEMA: Final = """
+_GENERATIONS: Final = """
+CREATE TABLE generations (
+    number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
+    begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
+) STRICT;
+"""
+
+_SCHEMA: Final = f"""
 CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
 CREATE TABLE learner (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -47,7 +55,9 @@ CREATE TABLE steps (
     version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
-"""
+{_GENERATIONS}"""
+
+_STEP_COLUMNS: Final = "version, group_ids, staleness_versions"
 
 _LOCK_TIMEOUT_S: Final = 1.0
 """Long enough for a predecessor that is closing the file, short enough to say that there is one."""
@@ -94,7 +104,7 @@ class Ledger:
         settled = {
             SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
         }
-        open_states = sorted(set(SlotState) - {SlotState.TRAINED, SlotState.ABANDONED})
+        open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
         learner = rows(
             "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
@@ -115,13 +125,30 @@ class Ledger:
                 for sampler_id, verdict, n in rows("SELECT sampler_id, verdict, n FROM verdicts")
             ),
             staleness=tuple(rows("SELECT sampler_id, versions FROM staleness").fetchall()),
-            last_step=rows("SELECT coalesce(max(version), 0) FROM steps").fetchone()[0],
+            last_step=next(
+                map(_step, rows(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version DESC LIMIT 1")), None
+            ),
             learner=Learner(*learner) if learner is not None else None,
             announced=tuple(
                 Announced(*row)
                 for row in rows(
                     "SELECT number, root, at_s FROM versions ORDER BY number DESC LIMIT ?",
                     [VERSIONS_REMEMBERED],
+                )
+            ),
+            next_slot=rows(
+                "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
+                "coalesce((SELECT max(first_slot) FROM generations), 0))"
+            ).fetchone()[0],
+            generations=tuple(_generation(row) for row in rows("SELECT * FROM generations ORDER BY number")),
+            lost_slots=tuple(
+                number for (number,) in rows("SELECT number FROM slots WHERE state = ?", [SlotState.LOST])
+            ),
+            found_slots=tuple(
+                number
+                for (number,) in rows(
+                    "SELECT DISTINCT slots.number FROM slots JOIN generations "
+                    "ON slots.number >= lost_from_slot AND slots.number < first_slot"
                 )
             ),
         )
@@ -171,13 +198,8 @@ class Ledger:
 
     def steps(self) -> tuple[StepRecord, ...]:
         """Read every step record, oldest first."""
-        rows = self._connection.execute(
-            "SELECT version, group_ids, staleness_versions FROM steps ORDER BY version"
-        )
-        return tuple(
-            StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness)))
-            for version, group_ids, staleness in rows
-        )
+        rows = self._connection.execute(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version")
+        return tuple(map(_step, rows))
 
     def _write(self, transaction: Transaction) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
@@ -205,10 +227,25 @@ class Ledger:
             "ON CONFLICT DO UPDATE SET versions = versions + excluded.versions",
             transaction.staleness,
         )
-        if (step := transaction.step) is not None:
+        write_each(
+            "INSERT INTO steps VALUES (?, ?, ?)",
+            (
+                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+                for step in transaction.steps
+            ),
+        )
+        if (generation := transaction.generation) is not None:
+            lost = generation.lost_versions
             write(
-                "INSERT INTO steps VALUES (?, ?, ?)",
-                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions)),
+                "INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    generation.number,
+                    generation.first_slot,
+                    generation.lost_from_slot,
+                    generation.begun_at_s,
+                    None if lost is None else lost.start,
+                    None if lost is None else lost.stop - 1,
+                ),
             )
         write_each(
             "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
@@ -234,7 +271,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, SCHEMA_VERSION):
+    if not 0 <= version <= SCHEMA_VERSION:
         raise StartupError(
             f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
             fix="Start the version of heterorl-node that wrote it.",
@@ -243,6 +280,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
+    if version == 1:
+        connection.executescript(f"BEGIN; {_GENERATIONS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])
@@ -263,6 +302,17 @@ def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
         f"the ledger {path} cannot be read: {error}",
         fix="Restore it, with its -wal file, from a backup, or begin a new run.",
     )
+
+
+def _step(row: tuple[int, str, str]) -> StepRecord:
+    version, group_ids, staleness_versions = row
+    return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness_versions)))
+
+
+def _generation(row: tuple[int, int, int, float, int | None, int | None]) -> Generation:
+    number, first_slot, lost_from_slot, begun_at_s, first, last = row
+    lost = None if first is None or last is None else range(first, last + 1)
+    return Generation(number, first_slot, lost_from_slot, begun_at_s, lost)
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:

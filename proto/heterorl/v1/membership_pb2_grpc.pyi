@@ -106,8 +106,10 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
-    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
-      learner's checkpoint. Final: restore the ledger.
+    * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
+      an older copy of the run's learner. Final; the learner that is there is not fenced.
+    * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
+      trained. Final: restore the ledger.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -136,8 +138,10 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
-    * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
-      learner's checkpoint. Final: restore the ledger.
+    * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
+      an older copy of the run's learner. Final; the learner that is there is not fenced.
+    * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
+      trained. Final: restore the ledger.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -169,8 +173,10 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
-        * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
-          learner's checkpoint. Final: restore the ledger.
+        * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
+          an older copy of the run's learner. Final; the learner that is there is not fenced.
+        * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
+          trained. Final: restore the ledger.
         """
 
     @_abc_1.abstractmethod
