@@ -1,5 +1,7 @@
 """The ledger: one SQLite file that holds every lease, group, verdict and step of a run.
 
+One coordinator writes it, which holds its lock; anyone may read it meanwhile, as a backup does.
+
 Each transaction is on disk (WAL, synchronous=FULL) before anyone is told of it. SQLite keeps
 no checksum of what it stores, so each group in the spool carries its own.
 
@@ -17,10 +19,13 @@ from node.coordinator.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.admission import Learner
 from node.coordinator.generations import Generation
 from node.coordinator.leases import SETTLED, UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.ledger_lock import LedgerLock
 from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Verdict
 from node.run import StepRecord
+
+FILE_NAME: Final = "ledger.sqlite"
 
 SCHEMA_VERSION: Final = 2
 
@@ -60,14 +65,15 @@ CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL
 _STEP_COLUMNS: Final = "version, group_ids, staleness_versions"
 
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+"""Longest wait for somebody else who writes: a tool in a person's hands, or a backup of a killed ledger."""
 
 
 class Ledger:
-    """An open ledger; nobody else can open it meanwhile."""
+    """An open ledger; nobody else can open it to write meanwhile."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: LedgerLock) -> None:
         self._connection = connection
+        self._lock = lock
 
     @classmethod
     def open(cls, path: Path, *, run_id: str) -> Self:
@@ -76,27 +82,27 @@ class Ledger:
         Raises:
             StartupError: it is damaged, locked, of another run or from a newer software.
         """
+        lock = LedgerLock.take(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
                 path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
-        except (OSError, sqlite3.Error) as error:
+        except sqlite3.Error as error:
+            lock.release()
             raise StartupError(
                 f"the ledger {path} cannot be opened: {error}", fix="Check the path and its permissions."
             ) from error
         try:
             _prepare(connection, path, run_id)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StartupError) as error:
             connection.close()
-            raise _startup_error(path, error) from error
-        except StartupError:
-            connection.close()
-            raise
-        return cls(connection)
+            lock.release()
+            raise (_startup_error(path, error) if isinstance(error, sqlite3.Error) else error) from error
+        return cls(connection, lock)
 
     def close(self) -> None:
         self._connection.close()
+        self._lock.release()
 
     def balance(self) -> Balance:
         """Read what the accounts start from."""
@@ -265,9 +271,30 @@ class Ledger:
             )
 
 
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger of an older schema up to this software's, in place."""
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+        connection.executescript(f"BEGIN; {_GENERATIONS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+
+def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
+    """Give up every open slot of a restored ledger, and number those to come from a new beginning."""
+    migrate(connection)
+    open_states = sorted(set(SlotState) - SETTLED)
+    marks = ", ".join("?" * len(open_states))
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(
+        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
+    )
+    connection.execute("DELETE FROM groups")
+    connection.execute(
+        "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",
+        [generation.first_slot, generation.lost_from_slot, generation.begun_at_s],
+    )
+    connection.execute("COMMIT")
+
+
 def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
-    # Exclusive: a second coordinator on the same file would lease the same prompts.
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -280,8 +307,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
-    if version == 1:
-        connection.executescript(f"BEGIN; {_GENERATIONS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    migrate(connection)
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])
@@ -296,7 +322,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
     if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StartupError(
-            f"the ledger {path} is in use by another process", fix="Stop the other coordinator of this run."
+            f"the ledger {path} is locked by another program", fix="Let it finish, or stop it."
         )
     return StartupError(
         f"the ledger {path} cannot be read: {error}",
