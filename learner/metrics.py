@@ -48,6 +48,9 @@ class LearnerMetrics:
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
         self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
         self.groups = counter("groups", "Groups by what became of them here.", "verdict")
+        self.doubled_groups = counter(
+            "doubled_groups", "Groups delivered that were trained on before; refused, each one."
+        )
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."

@@ -110,11 +110,12 @@ async def build(context: RoleContext) -> list[Service]:
     drain = RolloutDrain(
         rollouts,
         learner_epoch=signer.learner_epoch,
-        version=lambda: trainee.version,
+        version=trainee.version,
         capacity_groups=config.buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(random.random),
         count_lost_stream=metrics.lost_drain_streams.inc,
+        waiting=context.node_metrics.waiting,
     )
     store = ArtifactStore(
         state_dir / "published",

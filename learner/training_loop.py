@@ -197,6 +197,8 @@ class TrainingLoop:
     def _tell(self, delivered: DeliveredGroup, verdict: Verdict, detail: str) -> None:
         self._metrics.groups.labels(verdict).inc()
         self._drain.judge(delivered.group.group_id, verdict, detail)
+        if verdict is Verdict.DUPLICATE:
+            self._metrics.doubled_groups.inc()
         if verdict is not Verdict.ACCEPTED:
             _log.warning(
                 "group refused",

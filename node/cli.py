@@ -18,6 +18,7 @@ from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
 COMMANDS: Final = {
     "init": ("node.identity.init_run", "make a new run: its keys and certificates"),
     "token": ("node.identity.token_command", "make a token that lets one new peer in"),
+    "ledger": ("node.coordinator.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "status": ("node.status", "show who is in the run and how far behind"),
     "config": ("node.config_command", "show every configuration value and who set it; start nothing"),
     "emulate-link": ("node.link_emulator", "put a long, narrow link between a peer and its hub"),

@@ -38,15 +38,25 @@ class Owed:
 class DrainBook:
     """The learner's side of the account."""
 
-    def __init__(self, *, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:
+    def __init__(self, *, version: int, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:
+        """Begin with the checkpoint of ``version`` and the records in it."""
         if capacity_groups < 1:
             raise ValueError(f"capacity_groups is {capacity_groups}; a learner without room gets no group")
+        self._version = version
         self._capacity_groups = capacity_groups
         self._held: dict[str, Judgement | None] = {}
         self._unacknowledged = list(unacknowledged)
         self._owed_judgements: dict[str, Judgement] = {}
         self._owed_steps: list[StepRecord] = []
         self._credit_outstanding = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the newest step that is known here: those up to it are acknowledged or will be said.
+
+        The checkpoint on disk may be one step ahead, whose record is about to come.
+        """
+        return self._version
 
     @property
     def held_group_ids(self) -> tuple[str, ...]:
@@ -91,6 +101,7 @@ class DrainBook:
         for group_id in step.group_ids:
             del self._held[group_id]
             self._owed_judgements.pop(group_id, None)
+        self._version = step.version
         self._unacknowledged.append(step)
         self._owed_steps.append(step)
 

@@ -36,6 +36,7 @@ class Reason(enum.StrEnum):
     LEASE_LOST = "lease_lost"
     UNKNOWN_VERSION = "unknown_version"
     ROLLBACK = "rollback"
+    LEDGER_BEHIND = "ledger_behind"
     BAD_SIGNATURE = "bad_signature"
     DAMAGED = "damaged"
     WRONG_BASE = "wrong_base"
@@ -63,6 +64,7 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.LEASE_LOST: "ABORTED",
     Reason.UNKNOWN_VERSION: "NOT_FOUND",
     Reason.ROLLBACK: "FAILED_PRECONDITION",
+    Reason.LEDGER_BEHIND: "FAILED_PRECONDITION",
     Reason.BAD_SIGNATURE: "PERMISSION_DENIED",
     Reason.DAMAGED: "DATA_LOSS",
     Reason.WRONG_BASE: "FAILED_PRECONDITION",

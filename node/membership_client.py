@@ -62,6 +62,7 @@ FINAL: Final = frozenset(
         Reason.TOKENIZER_MISMATCH,
         Reason.FENCED,
         Reason.ROLLBACK,
+        Reason.LEDGER_BEHIND,
         Reason.WRONG_ROLE,
         Reason.UNAUTHENTICATED,
     }

@@ -7,18 +7,23 @@ whenever something is, one reader that takes groups and acknowledgements.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.drain_book import DrainBook, Judgement, Owed
-from node.errors import RETRYABLE, RefusedError
+from node.errors import RETRYABLE, Reason, RefusedError
 from node.rollout import DeliveredGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
 
 logger = logging.getLogger(__name__)
+
+NEWEST_LEDGER: Final = "newest ledger"
+"""What a learner waits for whose coordinator has an older ledger."""
 
 _Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.DrainRolloutsResponse]
 
@@ -37,18 +42,22 @@ class RolloutDrain:
         channel: grpc.aio.Channel,
         *,
         learner_epoch: int,
-        version: Callable[[], int],
+        version: int,
         capacity_groups: int,
         unacknowledged: Iterable[StepRecord],
         backoff: Backoff,
         count_lost_stream: Callable[[], None],
+        waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
+        """Go on from the checkpoint of ``version``; ``waiting`` shows what the body waits for."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
-        self._version = version
-        self._book = DrainBook(capacity_groups=capacity_groups, unacknowledged=unacknowledged)
+        self._book = DrainBook(
+            version=version, capacity_groups=capacity_groups, unacknowledged=unacknowledged
+        )
         self._backoff = backoff
         self._count_lost_stream = count_lost_stream
+        self._waiting = waiting
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
         self.groups: asyncio.Queue[DeliveredGroup] = asyncio.Queue(maxsize=capacity_groups)
@@ -74,22 +83,32 @@ class RolloutDrain:
         The daemon's drain timeout bounds the second part: a record the hub has not
         acknowledged is in the checkpoint and is said again at the next start.
 
+        A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
+        operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
+
         Raises:
-            RefusedError: the hub's answer is final: another learner has taken over.
+            RefusedError: the coordinator's answer is final: another learner has taken over, this one is
+                behind; or the ledger is behind, and this is to stop.
         """
         ready()
         while not stopping.is_set() or self._book.unacknowledged:
+            wait: AbstractContextManager[None] = nullcontext()
             try:
                 await self._one_stream(stopping)
                 self._backoff.reset()
             except RefusedError as refused:
-                if refused.reason not in RETRYABLE:
+                if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
+                    wait = self._waiting(NEWEST_LEDGER)
+                    logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})
+                elif refused.reason not in RETRYABLE:
                     raise
-                logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
+                else:
+                    logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
             except ConnectionLost as lost:
                 self._count_lost_stream()
                 logger.warning("drain connection lost", extra={"detail": str(lost)})
-            await self._backoff.wait(None if stopping.is_set() else stopping)
+            with wait:
+                await self._backoff.wait(None if stopping.is_set() else stopping)
 
     async def _one_stream(self, stopping: asyncio.Event) -> None:
         call = self._stub.DrainRollouts()
@@ -113,7 +132,7 @@ class RolloutDrain:
         return rollout_pb2.DrainRolloutsRequest(
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
-                version=self._version(),
+                version=self._book.version,
                 steps=[step_record_to_wire(step) for step in self._book.unacknowledged],
                 held_group_ids=self._book.held_group_ids,
             )

@@ -90,3 +90,5 @@ class RunStatus:
     capacity_groups: int
     capacity_bound: str
     now_s: float
+    ledger_gap: str = ""
+    """What the learner has done and the ledger does not know, for people; empty: nothing known of."""

@@ -153,6 +153,11 @@ def _header(status: RunStatus) -> Text:
             ("step", _step(status.step)),
             ("slots", slots),
             ("groups", verdicts),
+            *(
+                (("ledger", Text(f"behind: {_printable(status.ledger_gap)}", "bold red")),)
+                if status.ledger_gap
+                else ()
+            ),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
         )
     )
@@ -182,7 +187,7 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
         Text(_counts(peer.verdicts, _REFUSALS)),
         # From the peer itself: no control characters reach the terminal.
-        Text("".join(filter(str.isprintable, peer.waits_for))),
+        Text(_printable(peer.waits_for)),
     )
 
 
@@ -195,6 +200,10 @@ def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
                 f"{peer.refused_twin_s:.0f} s ago; stop one of the two",
                 style="yellow",
             )
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text))
 
 
 def _counts(verdicts: dict[str, int], shown: Iterable[Verdict]) -> str:

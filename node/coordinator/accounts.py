@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.coordinator.admission import Learner, Load
+from node.coordinator.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.leases import UNTRAINED, Slot, SlotBook, SlotState
 from node.coordinator.versions import Announced, VersionLog
 from node.rollout import Verdict
@@ -37,9 +38,12 @@ class Transaction:
     """(sampler, verdict) of each verdict given."""
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
-    step: StepRecord | None = None
+    steps: tuple[StepRecord, ...] = ()
+    """Contiguous, oldest first."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
+    generation: Generation | None = None
+    """One that is known already, with what was lost before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,18 @@ class Balance:
     """By slot, of the groups in the spool."""
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
-    last_step: int = 0
+    last_step: StepRecord | None = None
+    """The newest record; None before the first."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
     """The newest ones."""
+    next_slot: int = 0
+    generations: tuple[Generation, ...] = ()
+    """Oldest first."""
+    lost_slots: tuple[int, ...] = ()
+    """In state LOST."""
+    found_slots: tuple[int, ...] = ()
+    """Between two generations, and named by a record since."""
 
 
 class Accounts:
@@ -69,17 +81,52 @@ class Accounts:
             lease_ttl_s=lease_ttl_s,
             slots=balance.slots,
             settled=balance.settled,
+            next_slot=balance.next_slot,
+            lost=LostSlots(
+                open_ones=balance.lost_slots, generations=balance.generations, found=balance.found_slots
+            ),
             now=now,
         )
+        self._generations = {generation.number: generation for generation in balance.generations}
         self.versions = VersionLog(balance.announced)
         self.learner = balance.learner
-        self.last_step = balance.last_step
-        """Version of the newest step record; 0 before the first."""
+        self.newest_record = balance.last_step
+        """The newest step record; None before the first."""
+        self.is_confirmed = self.book.next_slot == 0 and balance.last_step is None
+        """Whether the learner has said, since this process began, that the ledger lacks nothing. One
+        that never leased anything has nothing to lack. Until then no slot is leased."""
+        self.gap = ""
+        """What the learner has done and the ledger does not know, for people; empty: nothing known of."""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
         self._staleness = Counter(dict(balance.staleness))
+
+    @property
+    def last_step(self) -> int:
+        """Version of the newest step that is recorded, or lost as accepted; 0 before the first."""
+        recorded = 0 if self.newest_record is None else self.newest_record.version
+        return max(recorded, newest_lost_version(self._generations.values()))
+
+    @property
+    def open_loss(self) -> Generation | None:
+        """The newest generation, where the learner has not said yet what was lost before it."""
+        newest = max(self._generations.values(), key=lambda one: one.number, default=None)
+        return newest if newest is not None and newest.lost_versions is None else None
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps whose records were lost with older ledgers."""
+        return lost_steps(self._generations.values())
+
+    def confirm(self) -> None:
+        """Note that the learner finds nothing missing."""
+        self.is_confirmed, self.gap = True, ""
+
+    def doubt(self, gap: str) -> None:
+        """Note that the learner knows what the ledger does not."""
+        self.is_confirmed, self.gap = False, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""
@@ -93,10 +140,12 @@ class Accounts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
             self._staleness[sampler_id] += versions
-        if transaction.step is not None:
-            self.last_step = transaction.step.version
+        if transaction.steps:
+            self.newest_record = transaction.steps[-1]
         if transaction.learner is not None:
             self.learner = transaction.learner
+        if transaction.generation is not None:
+            self._generations[transaction.generation.number] = transaction.generation
         self.versions.add(transaction.announced)
 
     def load(self) -> Load:
@@ -107,6 +156,7 @@ class Accounts:
             untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
+            lost_steps=self.lost_steps,
         )
 
     def verdicts(self) -> Counter[Verdict]:

@@ -32,6 +32,8 @@ class Load:
     trained_groups: int
     version: int
     """The learner's."""
+    lost_steps: int = 0
+    """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Capacity:
 
     groups: int
     bound: str
-    """concurrency, staleness or buffer."""
+    """concurrency, staleness or buffer; learner or ledger, where the ledger is not known to be whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def capacities(bounds: Bounds, load: Load) -> dict[str, int]:
     group ever submitted and not refused. Source: AReaL, arXiv:2505.24298.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups
+    accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
     horizon = bounds.max_staleness_versions + load.version + 1
     return {
         "concurrency": bounds.concurrency_groups - running,

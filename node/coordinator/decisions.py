@@ -5,7 +5,7 @@ gives the answer. A decision that raises has changed nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
@@ -16,7 +16,6 @@ from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
 from node.rollout import PromptLease, RolloutGroup, Verdict
-from node.run import StepRecord
 
 Answer = TypeVar("Answer")
 
@@ -59,28 +58,6 @@ class Judged:
     """Unix seconds when the group was spooled; None where it was judged before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A group that a step consumed."""
-
-    sampler_id: str
-    group_id: str
-    staleness_versions: int
-    spooled_at_s: float | None
-    """Unix seconds; None where its slot had another group in the spool, or none."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step record did."""
-
-    trained: tuple[Trained, ...] = ()
-    doubled: tuple[str, ...] = ()
-    """Groups whose slot was settled before; then nothing of the record was taken."""
-    unknown: tuple[str, ...] = ()
-    """Groups never submitted here; they were passed over."""
-
-
 def lease(
     accounts: Accounts,
     work: Work,
@@ -93,12 +70,13 @@ def lease(
 ) -> Decision[Grant]:
     """Grant as many of ``wanted`` leases as every bound allows.
 
-    A sampler whose policy is older than the staleness bound gets nothing: what it began now
-    would be stale when done.
+    None before the learner has confirmed that the ledger lacks nothing: an older one would lease slots
+    again that were trained on. A sampler whose policy is older than the staleness bound gets nothing:
+    what it began now would be stale when done.
     """
     learner = accounts.learner
-    if learner is None:
-        return Decision(Grant((), 2.0, "learner"))
+    if learner is None or (waits_for := unconfirmed(accounts)):
+        return Decision(Grant((), 2.0, "learner" if learner is None else waits_for))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(Grant((), 1.0, "policy version"))
     room = capacity(bounds, accounts.load())
@@ -122,6 +100,13 @@ def lease(
     if granted == wanted:
         return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
     return Decision(Grant(leases, 0.5 if leases else 1.0, room.bound), Transaction(slots=slots))
+
+
+def unconfirmed(accounts: Accounts) -> str:
+    """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
+    if accounts.gap:
+        return "ledger"
+    return "" if accounts.is_confirmed and accounts.learner is not None else "learner"
 
 
 def submission(
@@ -164,9 +149,13 @@ def submission(
             return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Standing.DUPLICATE:
             return say(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+        case Standing.LOST:
+            return say(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = accounts.learner
     if learner is None:
         raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
+    if accounts.gap:
+        raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
     if isinstance(group, RefusedError):
         problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
     else:
@@ -183,7 +172,8 @@ def submission(
 def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
     """Take the learner's verdict; the answer is None where nothing changes.
 
-    DUPLICATE says that the learner has the group already: the slot is not up for another attempt.
+    DUPLICATE says that the learner has trained on the group before, and the ledger does not know of
+    it: the slot is lost, and neither delivered nor leased again.
 
     Raises:
         RefusedError: MALFORMED; the verdict is not the learner's to give.
@@ -192,105 +182,19 @@ def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
     if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
         raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
     before = accounts.book.open_slots.get(parsed[0])
-    is_kept = judged.verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
-    slot = accounts.book.accepted(*parsed) if is_kept else accounts.book.refused(*parsed)
+    match judged.verdict:
+        case Verdict.ACCEPTED:
+            slot = accounts.book.accepted(*parsed)
+        case Verdict.DUPLICATE:
+            slot = accounts.book.lost(*parsed)
+        case _:
+            slot = accounts.book.refused(*parsed)
     attempt = slot.attempt(parsed[1]) if slot is not None else None
     if before is None or slot is None or attempt is None:
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
     answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
     return Decision(answer, Transaction(slots=(slot,), verdicts=((attempt.holder, judged.verdict),)))
-
-
-def step(accounts: Accounts, record: StepRecord) -> Decision[StepOutcome]:
-    """Settle the groups a step consumed; a record that is on disk already changes nothing."""
-    if record.version <= accounts.last_step or accounts.learner is None:
-        return Decision(StepOutcome())
-    training = accounts.book.trained(record.group_ids)
-    if training.doubled:
-        return Decision(StepOutcome(doubled=training.doubled))
-    staleness = dict(zip(record.group_ids, record.staleness_versions, strict=True))
-    trained = []
-    for slot, winner in zip(training.slots, training.winners, strict=True):
-        name = group_id(slot.number, winner.number)
-        in_spool = accounts.book.open_slots[slot.number].winner == winner.number
-        spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
-        trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
-    transaction = Transaction(
-        slots=training.slots,
-        verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
-        staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
-        step=record,
-        learner=replace(accounts.learner, version=max(record.version, accounts.learner.version)),
-    )
-    return Decision(StepOutcome(tuple(trained), unknown=training.unknown), transaction)
-
-
-def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
-    """Let a learner be the run's; the first one's model becomes the run's.
-
-    Raises:
-        RefusedError: FENCED by a newer learner; ROLLBACK, where the ledger knows less than the learner;
-            LAYOUT_MISMATCH, TOKENIZER_MISMATCH, MALFORMED.
-    """
-    if joining.epoch < 1 or joining.vocabulary_size < 1:
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"a learner of epoch {joining.epoch} with a vocabulary of {joining.vocabulary_size}",
-            fix="both start at 1",
-        )
-    current = accounts.learner
-    if current is None:
-        if joining.version > 0:
-            raise _forgotten(1, joining.version)
-        return Decision(None, Transaction(learner=joining))
-    if (joining.epoch, joining.node_id) == (current.epoch, current.node_id):
-        check_model(joining.layout_digest, joining.tokenizer_digest, current)
-        return Decision(None)
-    if joining.epoch <= current.epoch:
-        raise RefusedError(
-            Reason.FENCED,
-            f"learner {joining.node_id} has epoch {joining.epoch}, "
-            f"learner {current.node_id} has joined with epoch {current.epoch}",
-            fix="stop one of them; a run has one learner",
-        )
-    check_model(joining.layout_digest, joining.tokenizer_digest, current)
-    return Decision(None, Transaction(learner=replace(joining, version=current.version)))
-
-
-def drain_opens(
-    accounts: Accounts, *, node_id: str, epoch: int, version: int, newest_record: int
-) -> Decision[None]:
-    """Let a learner drain, at the version of its checkpoint; its records are taken afterwards.
-
-    Args:
-        newest_record: version of the newest step record that it repeats; 0: it repeats none.
-    Raises:
-        RefusedError: FENCED; NOT_JOINED; ROLLBACK, where its checkpoint is older than its records, or
-            the ledger than both.
-    """
-    learner = accounts.learner
-    if learner is None or epoch > learner.epoch:
-        raise RefusedError(Reason.NOT_JOINED, f"no learner of epoch {epoch} has joined", fix="join first")
-    if (epoch, node_id) != (learner.epoch, learner.node_id):
-        raise RefusedError(
-            Reason.FENCED,
-            f"learner {node_id} has epoch {epoch}, learner {learner.node_id} drains with {learner.epoch}",
-            fix="stop one of them; a run has one learner",
-        )
-    if version < accounts.last_step:
-        raise RefusedError(
-            Reason.ROLLBACK,
-            f"the checkpoint is of version {version}, steps up to {accounts.last_step} are recorded",
-            fix="restore the learner from its newest checkpoint",
-        )
-    recorded = max(accounts.last_step, newest_record)
-    # The record of its newest step may be on its way while the checkpoint says so already.
-    if version > recorded + 1:
-        raise _forgotten(recorded + 1, version)
-    if version == learner.version:
-        return Decision(None)
-    return Decision(None, Transaction(learner=replace(learner, version=version)))
 
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
@@ -315,15 +219,6 @@ def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner)
                 f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
                 fix="give every peer the same model directory",
             )
-
-
-def _forgotten(first: int, last: int) -> RefusedError:
-    """Slots would be numbered from the start again, and a number is never used for two prompts."""
-    return RefusedError(
-        Reason.ROLLBACK,
-        f"the learner is at version {last} and the ledger lacks the steps from version {first} on",
-        fix="restore the coordinator's newest ledger.sqlite with its -wal file, or begin a new run",
-    )
 
 
 def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:

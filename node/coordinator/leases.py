@@ -8,6 +8,9 @@ A slot is one intended use of one prompt. It has attempts; the first attempt sub
         |-----------------refuse---------------'--------------------'
         '-- after the fifth failed attempt, instead: abandoned
 
+Lost is a slot that may have been trained on without the ledger knowing: it was open in a backup that
+was restored, or the learner says that it had the group before. It is never leased again.
+
 A late attempt, whose lease expired, still wins while the slot is available or leased again. What
 the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
 
@@ -22,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.generations import LostSlots
 from node.coordinator.prompt_order import prompt_of_slot
 
 MAX_ATTEMPTS: Final = 5
@@ -40,9 +44,10 @@ class SlotState(enum.StrEnum):
     ACCEPTED = "accepted"
     TRAINED = "trained"
     ABANDONED = "abandoned"
+    LOST = "lost"
 
 
-SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED})
+SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST})
 UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
 
 
@@ -84,6 +89,7 @@ class Standing(enum.Enum):
     WANTED = "wanted"
     NEVER_GRANTED = "never granted"
     DUPLICATE = "duplicate"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,10 @@ class Training:
     """Groups whose slot was settled before: trained on twice."""
     unknown: tuple[str, ...]
     """Groups that were never submitted here."""
+    lost: tuple[str, ...] = ()
+    """Groups of lost slots."""
+    found: tuple[Slot, ...] = ()
+    """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
 def group_id(slot: int, attempt: int) -> str:
@@ -120,18 +130,31 @@ class SlotBook:
         lease_ttl_s: float,
         slots: Collection[Slot] = (),
         settled: Mapping[SlotState, int] | None = None,
+        next_slot: int = 0,
+        lost: LostSlots | None = None,
         now: float = 0.0,
     ) -> None:
-        """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run."""
+        """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run.
+
+        Args:
+            next_slot: number of the next slot to be leased for the first time.
+            lost: slots that are never leased again although nobody knows what became of them.
+        """
         self._prompts = prompts
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
         self._open: dict[int, Slot] = {}
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled or {})
         self._deadline_s: dict[int, float] = {}
-        # Numbers have no gaps: the next is how many there are.
-        self._next_slot = sum(self._counts.values()) + len(slots)
+        self._lost = lost or LostSlots()
+        # Within a generation numbers have no gaps; a new one begins higher than there are slots.
+        self._next_slot = max(next_slot, sum(self._counts.values()) + len(slots))
         self.apply(slots, now=now)
+
+    @property
+    def next_slot(self) -> int:
+        """Number of the next slot that is leased for the first time; 0: none ever was."""
+        return self._next_slot
 
     @property
     def open_slots(self) -> Mapping[int, Slot]:
@@ -150,10 +173,25 @@ class SlotBook:
         """Whether the slot was ever leased."""
         return 0 <= slot < self._next_slot
 
+    def is_lost(self, slot: int) -> bool:
+        """Whether nobody knows what became of the slot."""
+        return slot in self._lost
+
+    def has_submitted(self, name: str) -> bool:
+        """Whether a group of this id was submitted here, or may have been in a time that was lost."""
+        number, attempt = parse_group_id(name) or (-1, 0)
+        entry = self._open.get(number)
+        if entry is None:
+            return self.is_known(number)
+        named = entry.attempt(attempt)
+        return named is not None and named.is_submitted
+
     def standing(self, slot: int, attempt: int, holder: str) -> Standing:
         """Say what a submission by ``holder`` would be."""
         if not self.is_known(slot):
             return Standing.NEVER_GRANTED
+        if slot in self._lost:
+            return Standing.LOST
         entry = self._open.get(slot)
         if entry is None:
             return Standing.DUPLICATE
@@ -234,23 +272,45 @@ class SlotBook:
             return None
         return _reopened(entry)
 
+    def lost(self, slot: int, attempt: int) -> Slot | None:
+        """Give a slot up whose group was trained on before; None where the group is not in play."""
+        entry = self._open.get(slot)
+        if entry is None or entry.state not in UNTRAINED or entry.winner != attempt:
+            return None
+        return replace(entry, state=SlotState.LOST, winner=0)
+
     def trained(self, group_ids: Iterable[str]) -> Training:
         """Settle the slots of the groups a step consumed."""
         slots: dict[int, Slot] = {}
-        winners, doubled, unknown = [], [], []
+        found: dict[int, Slot] = {}
+        winners, doubled, unknown, lost = [], [], [], []
         for name in group_ids:
             number, attempt = parse_group_id(name) or (-1, 0)
             entry = self._open.get(number)
             if not self.is_known(number):
                 unknown.append(name)
-            elif entry is None or number in slots:
+            elif number in slots or number in found:
+                doubled.append(name)
+            elif number in self._lost:
+                lost.append(name)
+                found[number] = replace(
+                    self._fresh(number), state=SlotState.TRAINED, granted=attempt, winner=attempt
+                )
+            elif entry is None:
                 doubled.append(name)
             elif (named := entry.attempt(attempt)) is None or not named.is_submitted:
                 unknown.append(name)
             else:
                 slots[number] = replace(entry, state=SlotState.TRAINED, winner=attempt)
                 winners.append(named)
-        return Training(tuple(slots.values()), tuple(winners), tuple(doubled), tuple(unknown))
+        return Training(
+            tuple(slots.values()),
+            tuple(winners),
+            tuple(doubled),
+            tuple(unknown),
+            lost=tuple(lost),
+            found=tuple(found.values()),
+        )
 
     def apply(self, slots: Iterable[Slot], *, now: float) -> None:
         """Make decided slots the truth; a lease that is new gets its full term."""
@@ -260,6 +320,10 @@ class SlotBook:
             self._counts[slot.state] += 1
             if before is not None:
                 self._counts[before.state] -= 1
+            elif slot.number in self._lost and self._lost.discard(slot.number):
+                self._counts[SlotState.LOST] -= 1
+            if slot.state is SlotState.LOST:
+                self._lost.add(slot.number)
             if slot.state not in SETTLED:
                 self._open[slot.number] = slot
             if slot.lease is None:

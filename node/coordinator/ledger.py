@@ -1,5 +1,7 @@
 """The ledger: one SQLite file that holds every lease, group, verdict and step of a run.
 
+One coordinator writes it, which holds its lock; anyone may read it meanwhile, as a backup does.
+
 Each transaction is on disk (WAL, synchronous=FULL) before anyone is told of it. SQLite keeps
 no checksum of what it stores, so each group in the spool carries its own.
 
@@ -15,15 +17,26 @@ import xxhash
 
 from node.coordinator.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.admission import Learner
-from node.coordinator.leases import UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.generations import Generation
+from node.coordinator.leases import SETTLED, UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.ledger_lock import LedgerLock
 from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Verdict
 from node.run import StepRecord
 
-SCHEMA_VERSION: Final = 1
+FILE_NAME: Final = "ledger.sqlite"
 
-_SCHEMA: Final = """
+SCHEMA_VERSION: Final = 2
+
+_GENERATIONS: Final = """
+CREATE TABLE generations (
+    number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
+    begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
+) STRICT;
+"""
+
+_SCHEMA: Final = f"""
 CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
 CREATE TABLE learner (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -47,17 +60,20 @@ CREATE TABLE steps (
     version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
-"""
+{_GENERATIONS}"""
+
+_STEP_COLUMNS: Final = "version, group_ids, staleness_versions"
 
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+"""Longest wait for somebody else who writes: a tool in a person's hands, or a backup of a killed ledger."""
 
 
 class Ledger:
-    """An open ledger; nobody else can open it meanwhile."""
+    """An open ledger; nobody else can open it to write meanwhile."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: LedgerLock) -> None:
         self._connection = connection
+        self._lock = lock
 
     @classmethod
     def open(cls, path: Path, *, run_id: str) -> Self:
@@ -66,27 +82,27 @@ class Ledger:
         Raises:
             StartupError: it is damaged, locked, of another run or from a newer software.
         """
+        lock = LedgerLock.take(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
                 path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
-        except (OSError, sqlite3.Error) as error:
+        except sqlite3.Error as error:
+            lock.release()
             raise StartupError(
                 f"the ledger {path} cannot be opened: {error}", fix="Check the path and its permissions."
             ) from error
         try:
             _prepare(connection, path, run_id)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StartupError) as error:
             connection.close()
-            raise _startup_error(path, error) from error
-        except StartupError:
-            connection.close()
-            raise
-        return cls(connection)
+            lock.release()
+            raise (_startup_error(path, error) if isinstance(error, sqlite3.Error) else error) from error
+        return cls(connection, lock)
 
     def close(self) -> None:
         self._connection.close()
+        self._lock.release()
 
     def balance(self) -> Balance:
         """Read what the accounts start from."""
@@ -94,7 +110,7 @@ class Ledger:
         settled = {
             SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
         }
-        open_states = sorted(set(SlotState) - {SlotState.TRAINED, SlotState.ABANDONED})
+        open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
         learner = rows(
             "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
@@ -115,13 +131,30 @@ class Ledger:
                 for sampler_id, verdict, n in rows("SELECT sampler_id, verdict, n FROM verdicts")
             ),
             staleness=tuple(rows("SELECT sampler_id, versions FROM staleness").fetchall()),
-            last_step=rows("SELECT coalesce(max(version), 0) FROM steps").fetchone()[0],
+            last_step=next(
+                map(_step, rows(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version DESC LIMIT 1")), None
+            ),
             learner=Learner(*learner) if learner is not None else None,
             announced=tuple(
                 Announced(*row)
                 for row in rows(
                     "SELECT number, root, at_s FROM versions ORDER BY number DESC LIMIT ?",
                     [VERSIONS_REMEMBERED],
+                )
+            ),
+            next_slot=rows(
+                "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
+                "coalesce((SELECT max(first_slot) FROM generations), 0))"
+            ).fetchone()[0],
+            generations=tuple(_generation(row) for row in rows("SELECT * FROM generations ORDER BY number")),
+            lost_slots=tuple(
+                number for (number,) in rows("SELECT number FROM slots WHERE state = ?", [SlotState.LOST])
+            ),
+            found_slots=tuple(
+                number
+                for (number,) in rows(
+                    "SELECT DISTINCT slots.number FROM slots JOIN generations "
+                    "ON slots.number >= lost_from_slot AND slots.number < first_slot"
                 )
             ),
         )
@@ -171,13 +204,8 @@ class Ledger:
 
     def steps(self) -> tuple[StepRecord, ...]:
         """Read every step record, oldest first."""
-        rows = self._connection.execute(
-            "SELECT version, group_ids, staleness_versions FROM steps ORDER BY version"
-        )
-        return tuple(
-            StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness)))
-            for version, group_ids, staleness in rows
-        )
+        rows = self._connection.execute(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version")
+        return tuple(map(_step, rows))
 
     def _write(self, transaction: Transaction) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
@@ -205,10 +233,25 @@ class Ledger:
             "ON CONFLICT DO UPDATE SET versions = versions + excluded.versions",
             transaction.staleness,
         )
-        if (step := transaction.step) is not None:
+        write_each(
+            "INSERT INTO steps VALUES (?, ?, ?)",
+            (
+                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+                for step in transaction.steps
+            ),
+        )
+        if (generation := transaction.generation) is not None:
+            lost = generation.lost_versions
             write(
-                "INSERT INTO steps VALUES (?, ?, ?)",
-                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions)),
+                "INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    generation.number,
+                    generation.first_slot,
+                    generation.lost_from_slot,
+                    generation.begun_at_s,
+                    None if lost is None else lost.start,
+                    None if lost is None else lost.stop - 1,
+                ),
             )
         write_each(
             "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
@@ -228,13 +271,34 @@ class Ledger:
             )
 
 
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger of an older schema up to this software's, in place."""
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+        connection.executescript(f"BEGIN; {_GENERATIONS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+
+def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
+    """Give up every open slot of a restored ledger, and number those to come from a new beginning."""
+    migrate(connection)
+    open_states = sorted(set(SlotState) - SETTLED)
+    marks = ", ".join("?" * len(open_states))
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(
+        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
+    )
+    connection.execute("DELETE FROM groups")
+    connection.execute(
+        "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",
+        [generation.first_slot, generation.lost_from_slot, generation.begun_at_s],
+    )
+    connection.execute("COMMIT")
+
+
 def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
-    # Exclusive: a second coordinator on the same file would lease the same prompts.
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, SCHEMA_VERSION):
+    if not 0 <= version <= SCHEMA_VERSION:
         raise StartupError(
             f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
             fix="Start the version of heterorl-node that wrote it.",
@@ -243,6 +307,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
+    migrate(connection)
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])
@@ -257,12 +322,23 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
     if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StartupError(
-            f"the ledger {path} is in use by another process", fix="Stop the other coordinator of this run."
+            f"the ledger {path} is locked by another program", fix="Let it finish, or stop it."
         )
     return StartupError(
         f"the ledger {path} cannot be read: {error}",
         fix="Restore it, with its -wal file, from a backup, or begin a new run.",
     )
+
+
+def _step(row: tuple[int, str, str]) -> StepRecord:
+    version, group_ids, staleness_versions = row
+    return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness_versions)))
+
+
+def _generation(row: tuple[int, int, int, float, int | None, int | None]) -> Generation:
+    number, first_slot, lost_from_slot, begun_at_s, first, last = row
+    lost = None if first is None or last is None else range(first, last + 1)
+    return Generation(number, first_slot, lost_from_slot, begun_at_s, lost)
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:

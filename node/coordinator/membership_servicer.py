@@ -151,9 +151,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             slots={state.value: n for state, n in accounts.book.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self._roster.step,
-            capacity_groups=0 if learner is None else capacity.groups,
-            capacity_bound="learner" if learner is None else capacity.bound,
+            capacity_groups=capacity.groups,
+            capacity_bound=capacity.bound,
             now_s=now,
+            ledger_gap=accounts.gap,
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:

@@ -60,8 +60,21 @@ class CoordinatorMetrics:
             "double_trainings", "Groups a step named although their slot was settled."
         )
         self.unknown_trainings = counter(
-            "unknown_trainings", "Groups a step named that were never submitted."
+            "unknown_trainings", "Groups the learner named that were never submitted."
         )
+        self.lost_trainings = counter(
+            "lost_trainings", "Groups a step named whose slots were lost with an older ledger."
+        )
+        self.doubled_deliveries = counter(
+            "doubled_deliveries", "Groups delivered that the learner had trained on before."
+        )
+        self._ledger_confirmed = gauge(
+            "ledger_confirmed", "1 once the learner has found nothing missing in the ledger; until then 0."
+        )
+        self._ledger_behind = gauge(
+            "ledger_behind", "1 while the learner knows of steps or groups that the ledger lacks."
+        )
+        self._lost_steps = gauge("lost_steps", "Steps whose records were lost, as an operator accepted.")
         self.dropped_verdicts = counter(
             "dropped_verdicts", "Verdicts their samplers were not told: they had stopped to beat."
         )
@@ -96,6 +109,12 @@ class CoordinatorMetrics:
         for bound, n in capacities.items():
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(learner_version)
+
+    def show_ledger(self, *, is_confirmed: bool, is_behind: bool, lost_steps: int) -> None:
+        """Show whether the ledger is known to be whole."""
+        self._ledger_confirmed.set(is_confirmed)
+        self._ledger_behind.set(is_behind)
+        self._lost_steps.set(lost_steps)
 
     def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:
         """Show the lag table; peers that are not in it any more disappear."""

@@ -11,6 +11,7 @@ from node.coordinator.accounts import Accounts
 from node.coordinator.admission import Work
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.hub import Hub
+from node.coordinator.ledger import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger import Ledger
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
@@ -34,7 +35,6 @@ from node.service import Service
 from node.telemetry.fleet import FleetCollector
 from node.weights.store import ArtifactStore
 
-LEDGER_FILE: Final = "ledger.sqlite"
 VERSIONS_DIRECTORY: Final = "versions"
 
 AddServicer = Callable[[grpc.aio.Server], None]
@@ -119,11 +119,11 @@ async def build(context: RoleContext) -> list[Service]:
 def _check_remembered(accounts: Accounts, published: Published, ledger: Ledger) -> None:
     """A new ledger would number slots from the start again: groups of two prompts would share their ids."""
     head = published.head()
-    if accounts.learner is None and head is not None:
+    if accounts.learner is None and accounts.open_loss is None and head is not None:
         ledger.close()
         raise StartupError(
             f"the ledger knows of no learner, but version {head.number} was published",
-            fix=f"Restore {LEDGER_FILE} with its -wal file from a backup, or begin a new run.",
+            fix=f"Restore {LEDGER_FILE} from a backup: `heterorl-node ledger restore FILE --state-dir DIR`.",
         )
 
 

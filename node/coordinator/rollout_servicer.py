@@ -7,6 +7,7 @@ from typing import Final
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.coordinator.accounts import StoredGroup
 from node.coordinator.drain import Drain
+from node.coordinator.history import Hello
 from node.coordinator.roster import Roster
 from node.coordinator.spool import Spool
 from node.drain_book import Judgement
@@ -118,11 +119,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if len(hello.held_group_ids) > HELD_GROUPS:
             raise RefusedError(Reason.OVER_LIMIT, f"a learner that holds {len(hello.held_group_ids)} groups")
         return await self._spool.open_drain(
-            node_id,
-            epoch=hello.learner_epoch,
-            version=hello.version,
-            steps=tuple(map(step_record_from_wire, hello.steps)),
-            held_group_ids=tuple(hello.held_group_ids),
+            Hello(
+                node_id,
+                hello.learner_epoch,
+                hello.version,
+                records=tuple(map(step_record_from_wire, hello.steps)),
+                held_group_ids=tuple(hello.held_group_ids),
+            )
         )
 
     async def _listen(self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: Drain) -> None:

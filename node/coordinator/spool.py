@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from node.clock import Clock
-from node.coordinator import decisions
+from node.coordinator import decisions, history
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Capacity, Learner, Work, capacities, capacity
 from node.coordinator.decisions import NOTHING, Decision, Grant, Submitted
 from node.coordinator.drain import Drain
+from node.coordinator.history import Hello, Outcome
 from node.coordinator.leases import Slot
 from node.coordinator.ledger import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
@@ -82,7 +83,8 @@ class Spool:
     @property
     def capacity(self) -> Capacity:
         """How many groups could be leased now."""
-        return capacity(self._bounds, self._accounts.load())
+        waits_for = decisions.unconfirmed(self._accounts)
+        return Capacity(0, waits_for) if waits_for else capacity(self._bounds, self._accounts.load())
 
     async def close(self) -> None:
         """Finish what was begun and close the ledger."""
@@ -164,9 +166,9 @@ class Spool:
         """Let a learner be the run's; an older one's stream ends.
 
         Raises:
-            RefusedError: see ``decisions.learner_joins``.
+            RefusedError: see ``history.learner_joins``.
         """
-        await self._settle(lambda _: decisions.learner_joins(self._accounts, learner))
+        await self._settle(lambda _: history.learner_joins(self._accounts, learner))
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -181,38 +183,27 @@ class Spool:
 
         await self._settle(decide)
 
-    async def open_drain(
-        self,
-        node_id: str,
-        *,
-        epoch: int,
-        version: int,
-        steps: tuple[StepRecord, ...],
-        held_group_ids: tuple[str, ...],
-    ) -> Drain:
+    async def open_drain(self, hello: Hello) -> Drain:
         """Begin a learner's stream; ends the one before it.
 
+        Whoever is refused ends nobody's stream, and nothing of what it said is taken.
+
         Raises:
-            RefusedError: see ``decisions.drain_opens``, and ``record_step``.
+            RefusedError: see ``history.drain_opens``; DUPLICATE; LEDGER_BEHIND.
         """
-
-        def opens(_: float) -> Decision[None]:
-            return decisions.drain_opens(
-                self._accounts,
-                node_id=node_id,
-                epoch=epoch,
-                version=version,
-                newest_record=max((record.version for record in steps), default=0),
+        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
+        self._show(outcome)
+        if outcome.accepted_loss:
+            logger.error(
+                "steps lost with an older ledger, as accepted",
+                extra={"first": outcome.accepted_loss[0], "last": outcome.accepted_loss[-1]},
             )
-
-        await self._settle(opens)
-        for record in steps:
-            await self._take_step(record)
+        self._accounts.confirm()
         if self._drain is not None:
             self._drain.end(_fenced())
-        drain = self._drain = Drain(held_group_ids, learner_epoch=epoch)
-        if steps:
-            drain.acknowledge(max(record.version for record in steps))
+        drain = self._drain = Drain(hello.held_group_ids, learner_epoch=hello.epoch)
+        if hello.records:
+            drain.acknowledge(hello.version)
         return drain
 
     async def deliver(self, drain: Drain) -> AsyncIterator[StoredGroup | int]:
@@ -245,6 +236,9 @@ class Spool:
         if judged is None:
             return
         self._metrics.count_verdict(judgement.verdict)
+        if judgement.verdict is Verdict.DUPLICATE:
+            self._metrics.doubled_deliveries.inc()
+            logger.error("learner had trained on a group before", extra={"group_id": judgement.group_id})
         if judged.delivered_since_s is not None:
             self._metrics.observe_lag("delivered", self._clock.now() - judged.delivered_since_s)
         self._tell(judged.sampler_id, judgement)
@@ -253,9 +247,16 @@ class Spool:
         """Put a step on disk and acknowledge it.
 
         Raises:
-            RefusedError: DUPLICATE; a group was trained on twice. Nothing of the record was taken.
+            RefusedError: DUPLICATE; a group was trained on twice. LEDGER_BEHIND; it names a group or follows
+                on a step that the ledger does not know. FENCED. Nothing of the record was taken.
         """
-        await self._take_step(record)
+
+        def decide(_: float) -> Decision[Outcome]:
+            if drain.is_ended:  # by a newer stream, while this waited for its turn
+                raise _fenced()
+            return history.step(self._accounts, record)
+
+        self._show(await self._settle(decide))
         drain.acknowledge(record.version)
 
     def show_load(self) -> None:
@@ -264,36 +265,29 @@ class Spool:
         self._metrics.show_load(
             self._accounts.book.counts(), capacities(self._bounds, load), learner_version=load.version
         )
+        self._metrics.show_ledger(
+            is_confirmed=self._accounts.is_confirmed,
+            is_behind=bool(self._accounts.gap),
+            lost_steps=self._accounts.lost_steps,
+        )
 
-    async def _take_step(self, record: StepRecord) -> None:
-        outcome = await self._settle(lambda _: decisions.step(self._accounts, record))
-        if outcome.doubled:
-            self._metrics.double_trainings.inc(len(outcome.doubled))
+    def _show(self, outcome: Outcome) -> None:
+        """Count and log what step records did; raise where they were refused."""
+        self._metrics.double_trainings.inc(len(outcome.doubled))
+        self._metrics.unknown_trainings.inc(len(outcome.unknown))
+        self._metrics.lost_trainings.inc(len(outcome.lost))
+        refusal = outcome.refusal
+        if refusal is not None:
+            named = (*outcome.doubled, *outcome.unknown)
             logger.error(
-                "step trained on settled groups",
-                extra={
-                    "version": record.version,
-                    "groups": len(outcome.doubled),
-                    "first": outcome.doubled[0],
-                },
+                "step trained on settled groups" if outcome.doubled else "ledger is behind the learner",
+                extra={"detail": str(refusal), "groups": len(named), "first": next(iter(named), "")},
             )
-            raise RefusedError(
-                Reason.DUPLICATE,
-                f"step {record.version} names {len(outcome.doubled)} groups that were settled before, "
-                f"{outcome.doubled[0]} among them",
-                fix="stop the learner: it trains on groups twice",
-            )
-        if outcome.unknown:
-            self._metrics.unknown_trainings.inc(len(outcome.unknown))
-            logger.error(
-                "step names unknown groups",
-                extra={
-                    "version": record.version,
-                    "groups": len(outcome.unknown),
-                    "first": outcome.unknown[0],
-                },
-            )
-        logger.info("step recorded", extra={"version": record.version, "groups": len(outcome.trained)})
+            if refusal.reason is Reason.LEDGER_BEHIND:
+                self._accounts.doubt(outcome.gap)
+            raise refusal
+        for record in outcome.recorded:
+            logger.info("step recorded", extra={"version": record.version, "groups": len(record.group_ids)})
         now = self._clock.now()
         for trained in outcome.trained:
             self._metrics.count_verdict(Verdict.TRAINED)

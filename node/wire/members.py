@@ -189,6 +189,7 @@ def run_status_to_wire(status: RunStatus) -> membership_pb2.GetStatusResponse:
         capacity_groups=status.capacity_groups,
         capacity_bound=status.capacity_bound,
         now_s=status.now_s,
+        ledger_gap=status.ledger_gap,
     )
 
 
@@ -204,4 +205,5 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         capacity_groups=message.capacity_groups,
         capacity_bound=message.capacity_bound,
         now_s=message.now_s,
+        ledger_gap=message.ledger_gap,
     )

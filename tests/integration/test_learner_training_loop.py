@@ -90,6 +90,7 @@ async def learner(
     clock = SystemClock()
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
+    node_metrics = NodeMetrics(registry, roles=["learner"], clock=clock)
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
@@ -100,11 +101,12 @@ async def learner(
     drain = RolloutDrain(
         channel,
         learner_epoch=1,
-        version=lambda: trainee.version,
+        version=trainee.version,
         capacity_groups=buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
         backoff=Backoff(lambda: 0.1),
         count_lost_stream=metrics.lost_drain_streams.inc,
+        waiting=node_metrics.waiting,
     )
 
     async def run_settings() -> RunSettings:
@@ -129,7 +131,7 @@ async def learner(
         announced=announced,
         hub_now=clock.now,
         metrics=metrics,
-        node_metrics=NodeMetrics(registry, roles=["learner"], clock=clock),
+        node_metrics=node_metrics,
     )
     stopping = asyncio.Event()
     tasks = [

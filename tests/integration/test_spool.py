@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from node.coordinator import spool as spool_module
 from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.history import Hello
 from node.coordinator.ledger import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
@@ -131,7 +132,7 @@ async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(pat
         other.execute("UPDATE groups SET data = CAST('bad' AS BLOB) WHERE slot = 0")
     other.close()
     async with open_spool(path) as (spool, _, _):
-        drain = await spool.open_drain("learner", epoch=1, version=0, steps=(), held_group_ids=())
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         drain.add_credits(1)
         outgoing = spool.deliver(drain)
         delivered = await anext(outgoing)
@@ -146,7 +147,7 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         await spool.lease("s1", 2, PolicyVersion(0))
         await submit(spool, "0.1")
         await submit(spool, "1.1")
-        drain = await spool.open_drain("learner", epoch=1, version=0, steps=(), held_group_ids=())
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         drain.add_credits(1)
         slot = drain.next_slot(spool.accounts.book.untrained())
         assert slot is not None

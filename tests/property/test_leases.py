@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from node.coordinator import decisions
+from node.coordinator import decisions, history
 from node.coordinator.accounts import Transaction
 from node.coordinator.admission import Bounds
 from node.coordinator.leases import MAX_ATTEMPTS, SETTLED, SlotState, parse_group_id
@@ -104,7 +104,7 @@ class Leases(RuleBasedStateMachine):
         self.version += 1
         self.trained[parsed[0]] += 1
         if is_lost:
-            assert self.desk.train(self.version, group_id) == decisions.StepOutcome()
+            assert self.desk.train(self.version, group_id) == history.Outcome()
 
     @rule()
     def crash(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator import decisions
+from node.coordinator import decisions, history
 from node.coordinator.accounts import Accounts, Balance, Transaction
 from node.coordinator.admission import Bounds, Learner, Work
 from node.coordinator.decisions import Decision
@@ -89,9 +89,9 @@ class Desk:
         )
         return submitted
 
-    def train(self, version: int, *group_ids: str, staleness: int = 0) -> decisions.StepOutcome:
+    def train(self, version: int, *group_ids: str, staleness: int = 0) -> history.Outcome:
         record = StepRecord(version, group_ids, (staleness,) * len(group_ids))
-        outcome: decisions.StepOutcome = self.settle(decisions.step(self.accounts, record))
+        outcome: history.Outcome = self.settle(history.step(self.accounts, record))
         return outcome
 
     def expire(self, after_s: float) -> int:

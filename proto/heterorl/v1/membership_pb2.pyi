@@ -586,6 +586,7 @@ class GetStatusResponse(_message.Message):
     CAPACITY_GROUPS_FIELD_NUMBER: _builtins.int
     CAPACITY_BOUND_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
+    LEDGER_GAP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -593,9 +594,15 @@ class GetStatusResponse(_message.Message):
     capacity_groups: _builtins.int
     """How many groups could be leased now, and which bound says so."""
     capacity_bound: _builtins.str
-    """Name of the bound that is tightest: concurrency, staleness or buffer."""
+    """Name of the bound that is tightest: concurrency, staleness or buffer. learner: nothing is leased
+    before it has found the ledger whole; ledger: it has found it older than itself.
+    """
     now_s: _builtins.float
     """Unix seconds on the coordinator's clock."""
+    ledger_gap: _builtins.str
+    """What the learner has done and the ledger does not know, one line for people. Empty: nothing
+    is known to be missing.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -606,7 +613,7 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned."""
+        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned, lost."""
 
     @_builtins.property
     def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -629,10 +636,11 @@ class GetStatusResponse(_message.Message):
         capacity_groups: _builtins.int = ...,
         capacity_bound: _builtins.str = ...,
         now_s: _builtins.float = ...,
+        ledger_gap: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "now_s", b"now_s", "peers", b"peers", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,7 +88,7 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness, buffer or learner. Empty: none."""
+    """The bound that was reached: concurrency, staleness, buffer, learner or ledger. Empty: none."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
         """The leases granted; may be empty."""
@@ -414,10 +414,14 @@ class DrainHello(_message.Message):
     learner_epoch: _builtins.int
     """As joined with."""
     version: _builtins.int
-    """Version of the checkpoint the learner runs from."""
+    """Version of the newest step whose record the learner has made, acknowledged or not. Where neither
+    the ledger nor `steps` has every version up to it, the ledger is older than the learner.
+    """
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRecord]:
-        """Steps whose record the hub may not have: everything since the last acknowledged one."""
+        """Steps whose record the hub may not have: everything since the last acknowledged one, each
+        version, oldest first, the last one of `version`.
+        """
 
     @_builtins.property
     def held_group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

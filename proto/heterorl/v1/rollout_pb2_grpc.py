@@ -105,6 +105,10 @@ class RolloutServiceServicer(object):
         Errors:
 
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch drains. Final.
+        * `FAILED_PRECONDITION` (rollback): the learner is behind the ledger, or has another history. Final.
+        * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
+        of: an older one was restored. Nothing was taken. Ask again after a pause.
+        * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,6 +65,10 @@ class RolloutServiceStub:
     Errors:
 
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch drains. Final.
+    * `FAILED_PRECONDITION` (rollback): the learner is behind the ledger, or has another history. Final.
+    * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
+      of: an older one was restored. Nothing was taken. Ask again after a pause.
+    * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
     """
 
 @_typing.type_check_only
@@ -104,6 +108,10 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     Errors:
 
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch drains. Final.
+    * `FAILED_PRECONDITION` (rollback): the learner is behind the ledger, or has another history. Final.
+    * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
+      of: an older one was restored. Nothing was taken. Ask again after a pause.
+    * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -164,6 +172,10 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
 
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch drains. Final.
+        * `FAILED_PRECONDITION` (rollback): the learner is behind the ledger, or has another history. Final.
+        * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
+          of: an older one was restored. Nothing was taken. Ask again after a pause.
+        * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
         """
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator import decisions
+from node.coordinator import decisions, history
 from node.coordinator.accounts import Balance
 from node.coordinator.leases import SlotState
 from node.drain_book import Judgement
@@ -150,11 +150,16 @@ def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) 
     assert desk.lease("s2") == ["0.2"]
 
 
-def test_a_learner_that_has_the_group_already_does_not_cause_another_attempt(desk: Desk) -> None:
+def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(
+    desk: Desk,
+) -> None:
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
-    assert desk.accounts.book.open_slots[0].state is SlotState.ACCEPTED
+    assert desk.accounts.book.untrained() == []
+    assert desk.accounts.book.counts()[SlotState.LOST] == 1
+    assert desk.lease() == ["1.1"]
+    assert desk.submit("0.1").verdict is Verdict.FOREIGN
 
 
 @pytest.mark.parametrize("verdict", [Verdict.SPOOLED, Verdict.TRAINED])
@@ -170,6 +175,8 @@ def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) ->
     desk.lease("s1", 2)
     desk.submit("0.1")
     desk.submit("1.1")
+    desk.train(1)
+    desk.train(2)
     outcome = desk.train(3, "0.1", "1.1", staleness=2)
     assert [(t.group_id, t.staleness_versions) for t in outcome.trained] == [("0.1", 2), ("1.1", 2)]
     assert desk.accounts.load().trained_groups == 2
@@ -181,7 +188,7 @@ def test_a_step_said_again_changes_nothing(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
     desk.train(1, "0.1")
-    assert desk.train(1, "0.1") == decisions.StepOutcome()
+    assert desk.train(1, "0.1") == history.Outcome()
     assert desk.accounts.verdicts()[Verdict.TRAINED] == 1
 
 
@@ -196,108 +203,3 @@ def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
     assert desk.train(2, *groups).doubled == (groups[-1],)
     assert desk.accounts.last_step == 1
     assert desk.accounts.book.open_slots[1].state is SlotState.SPOOLED
-
-
-def test_groups_nobody_submitted_are_passed_over_and_named(desk: Desk) -> None:
-    desk.lease("s1", 2)
-    desk.submit("0.1")
-    assert desk.train(1, "0.1", "1.1", "9.1", "x").unknown == ("1.1", "9.1", "x")
-    assert desk.accounts.load().trained_groups == 1
-    assert desk.accounts.last_step == 1
-
-
-def join(desk: Desk, **changes: object) -> None:
-    joining = replace(LEARNER, **changes)  # type: ignore[arg-type]
-    desk.settle(decisions.learner_joins(desk.accounts, joining))
-
-
-def test_the_first_learners_model_becomes_the_runs() -> None:
-    desk = Desk(make_accounts(Balance()))
-    join(desk)
-    assert desk.accounts.learner == LEARNER
-
-
-def test_a_learner_that_comes_back_keeps_its_place(desk: Desk) -> None:
-    join(desk)
-    desk.train(5)
-    join(desk, epoch=2, version=0)
-    assert desk.accounts.learner == replace(LEARNER, epoch=2, version=5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"epoch": 1}, Reason.FENCED),
-        ({"epoch": 2, "node_id": "other"}, Reason.FENCED),
-        ({"epoch": 2, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
-        ({"epoch": 3, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
-        ({"epoch": 3, "tokenizer_digest": b"x" * 16}, Reason.TOKENIZER_MISMATCH),
-        ({"epoch": 0}, Reason.MALFORMED),
-        ({"epoch": 3, "vocabulary_size": 0}, Reason.MALFORMED),
-    ],
-)
-def test_a_second_learner_is_refused(desk: Desk, changes: dict[str, object], reason: Reason) -> None:
-    join(desk, epoch=2)
-    with pytest.raises(RefusedError) as error:
-        join(desk, **changes)
-    assert refusal(error) is reason
-    assert desk.accounts.learner == replace(LEARNER, epoch=2)
-
-
-def drain(
-    desk: Desk, *, node_id: str = "learner", epoch: int = 2, version: int = 5, newest_record: int = 0
-) -> None:
-    desk.settle(
-        decisions.drain_opens(
-            desk.accounts, node_id=node_id, epoch=epoch, version=version, newest_record=newest_record
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("node_id", "epoch", "version", "reason"),
-    [
-        ("learner", 1, 5, Reason.FENCED),
-        ("other", 2, 5, Reason.FENCED),
-        ("learner", 3, 5, Reason.NOT_JOINED),
-        ("learner", 2, 4, Reason.ROLLBACK),
-    ],
-)
-def test_only_the_runs_learner_drains_and_only_from_its_newest_checkpoint(
-    desk: Desk, node_id: str, epoch: int, version: int, reason: Reason
-) -> None:
-    join(desk, epoch=2)
-    desk.train(5)
-    with pytest.raises(RefusedError) as error:
-        drain(desk, node_id=node_id, epoch=epoch, version=version)
-    assert refusal(error) is reason
-
-
-@pytest.mark.parametrize(("version", "newest_record"), [(5, 0), (6, 0), (8, 8), (9, 8)])
-def test_a_checkpoint_ahead_of_the_ledger_by_what_is_on_its_way_moves_the_learners_version(
-    desk: Desk, version: int, newest_record: int
-) -> None:
-    join(desk, epoch=2)
-    desk.train(5)
-    drain(desk, version=version, newest_record=newest_record)
-    assert desk.accounts.load().version == version
-
-
-@pytest.mark.parametrize(("version", "newest_record"), [(7, 0), (10, 8)])
-def test_a_ledger_that_lacks_steps_of_the_learner_is_found(
-    desk: Desk, version: int, newest_record: int
-) -> None:
-    join(desk, epoch=2)
-    desk.train(5)
-    with pytest.raises(RefusedError, match="restore the coordinator's newest ledger") as error:
-        drain(desk, version=version, newest_record=newest_record)
-    assert refusal(error) is Reason.ROLLBACK
-    assert desk.accounts.load().version == 5
-
-
-def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger() -> None:
-    desk = Desk(make_accounts(Balance()))
-    with pytest.raises(RefusedError, match="the ledger lacks the steps from version 1 on") as error:
-        join(desk, version=7)
-    assert refusal(error) is Reason.ROLLBACK
-    assert desk.accounts.learner is None

@@ -80,7 +80,7 @@ def test_the_ledger_is_read_as_the_coordinator_left_it(tmp_path: Path) -> None:
                 Slot(1, 6, SlotState.LEASED, (Attempt(1, "sampler-1"),), granted=1),
             ),
             verdicts=(("sampler-1", Verdict.SPOOLED), ("sampler-1", Verdict.TRAINED)),
-            step=StepRecord(1, ("0.1",), (0,)),
+            steps=(StepRecord(1, ("0.1",), (0,)),),
         )
     )
     ledger.close()

@@ -6,7 +6,8 @@ from node.run import StepRecord
 
 
 def make_book(capacity: int = 3, *unacknowledged: StepRecord) -> DrainBook:
-    book = DrainBook(capacity_groups=capacity, unacknowledged=unacknowledged)
+    version = max((step.version for step in unacknowledged), default=0)
+    book = DrainBook(version=version, capacity_groups=capacity, unacknowledged=unacknowledged)
     book.connected()
     return book
 
@@ -55,6 +56,15 @@ def test_a_step_is_unacknowledged_until_the_hub_has_it_on_disk() -> None:
     assert [step.version for step in book.unacknowledged] == [2]
 
 
+def test_the_version_of_a_hello_is_that_of_the_newest_record_known_acknowledged_or_not() -> None:
+    book = make_book(3, StepRecord(4, ("9.1",), (2,)))
+    assert book.version == 4
+    book.delivered("10.1")
+    book.stepped(StepRecord(5, ("10.1",), (0,)))
+    book.acknowledged(5)
+    assert (book.version, book.unacknowledged) == (5, ())
+
+
 def test_a_group_of_an_unacknowledged_step_is_not_taken_again() -> None:
     book = make_book(3, StepRecord(4, ("9.1",), (2,)))
     assert not book.delivered("9.1")
@@ -83,4 +93,4 @@ def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
 
 def test_a_learner_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity_groups"):
-        DrainBook(capacity_groups=0, unacknowledged=())
+        DrainBook(version=0, capacity_groups=0, unacknowledged=())

@@ -78,6 +78,12 @@ def test_a_second_process_of_a_name_is_shown_while_it_tries() -> None:
         assert "another process" not in rendered(replace(RUN, peers=(quiet,)))
 
 
+def test_a_ledger_that_is_behind_the_learner_is_said_above_the_table() -> None:
+    assert "ledger" not in rendered(RUN)
+    gap = "the learner is at version 910 and the ledger lacks the steps of versions 661 to 909"
+    assert f"ledger    behind: {gap}" in rendered(replace(RUN, capacity_bound="x", ledger_gap=gap))
+
+
 def test_a_run_that_has_just_begun_can_be_shown() -> None:
     newborn = replace(RUN, head=None, step=None, peers=(), slots={}, verdicts={})
     assert "version -" in rendered(newborn)

@@ -63,7 +63,17 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
     peer = PeerStatus("s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1)
     newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1)
     status = RunStatus(
-        "run", VERSION, 1, (peer, newcomer), {"leased": 2}, {"trained": 4}, step, 12, "staleness", 99.5
+        "run",
+        VERSION,
+        1,
+        (peer, newcomer),
+        {"leased": 2},
+        {"trained": 4},
+        step,
+        12,
+        "staleness",
+        99.5,
+        "lacks steps",
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

@@ -1,0 +1,91 @@
+"""Slot numbers after a loss that an operator accepted: a new generation of them begins; pure.
+
+A backup that is restored does not know which slots were leased after it was taken. Three kinds of
+slots then have an unknown fate: those it holds open, those it never heard of, and none of both may
+ever be leased again. The new generation counts from a number that no ledger of the run has reached.
+
+    0 ...... open slots ...... lost_from_slot ~~~~ never heard of ~~~~ first_slot ....... new leases
+                 |                                     |
+               LOST                                   lost: known by their place alone
+
+The learner may still hold groups of lost slots, or name them in a record that it repeats: these are
+passed over, each once. A second naming of the same slot is a double training like any other.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from node.run import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Slot numbers from ``first_slot`` on, begun because a loss was accepted."""
+
+    number: int
+    """Counts from 1; the slots of a new run belong to none."""
+    first_slot: int
+    lost_from_slot: int
+    """Slots from here to ``first_slot`` may have been leased in the time that was lost."""
+    begun_at_s: float
+    """Unix seconds."""
+    lost_versions: range | None = None
+    """Versions whose records were lost. None: the learner has not said yet."""
+
+
+class LostSlots:
+    """The slots of a run whose fate is unknown."""
+
+    def __init__(
+        self,
+        *,
+        open_ones: Iterable[int] = (),
+        generations: Iterable[Generation] = (),
+        found: Iterable[int] = (),
+    ) -> None:
+        """Restore.
+
+        Args:
+            open_ones: slots in state LOST.
+            found: slots between generations that a record has named since.
+        """
+        self._open_ones = set(open_ones)
+        self._between = [range(g.lost_from_slot, g.first_slot) for g in generations]
+        self._found = set(found)
+
+    def __contains__(self, slot: int) -> bool:
+        is_between = any(slot in numbers for numbers in self._between) and slot not in self._found
+        return is_between or slot in self._open_ones
+
+    def add(self, slot: int) -> None:
+        """Note that nobody knows what became of an open slot."""
+        self._open_ones.add(slot)
+
+    def discard(self, slot: int) -> bool:
+        """Note that a record has named a lost slot; return whether it was in state LOST before."""
+        was_open = slot in self._open_ones
+        self._open_ones.discard(slot)
+        if any(slot in numbers for numbers in self._between):
+            self._found.add(slot)
+        return was_open
+
+
+def missing_versions(last_step: int, version: int, records: Collection[StepRecord]) -> range:
+    """Return the versions up to ``version`` that neither the ledger nor a repeated record knows.
+
+    Args:
+        last_step: newest version whose record the ledger has, of a history without gaps.
+        records: contiguous; the last one is of ``version``.
+    """
+    first_repeated = min((record.version for record in records), default=version + 1)
+    return range(last_step + 1, max(last_step + 1, first_repeated))
+
+
+def lost_steps(generations: Iterable[Generation]) -> int:
+    """Count the steps whose records were lost."""
+    return sum(len(g.lost_versions) for g in generations if g.lost_versions is not None)
+
+
+def newest_lost_version(generations: Iterable[Generation]) -> int:
+    """Return the newest version whose record was lost; 0: none."""
+    return max((g.lost_versions[-1] for g in generations if g.lost_versions), default=0)

@@ -1,0 +1,215 @@
+"""Whether a ledger file is whole, and what it holds; reads only.
+
+Beyond what SQLite checks: every step follows on the one before, or its loss was accepted; every group
+trained on is of a slot of its own; the groups in the spool are the bytes that were stored.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+_SHOWN: Final = 5
+"""Problems named of each kind; the rest are like them."""
+
+_TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a ledger holds."""
+
+    path: str
+    run_id: str = ""
+    schema: int = 0
+    steps: int = 0
+    last_step: int = 0
+    lost_steps: int = 0
+    """Whose records were lost with older ledgers, as accepted."""
+    generations: int = 0
+    next_slot: int = 0
+    slots: dict[str, int] = field(default_factory=dict)
+    """By state."""
+    groups: int = 0
+    """In the spool."""
+    trained_groups: int = 0
+    newest_version: int = 0
+    """Newest that was announced."""
+    problems: tuple[str, ...] = ()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a ledger to read, whether a coordinator runs or not.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+        FileNotFoundError: there is none.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    uri = path.resolve().as_uri()
+    with closing(sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None)) as connection:
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            # In WAL mode SQLite writes beside the file. Where it may not, nobody else does.
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+        else:
+            yield connection
+            return
+    with closing(sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)) as connection:
+        yield connection
+
+
+def next_slot_of(path: Path) -> int:
+    """Return the number after the newest slot that a ledger knows of; 0 where it cannot be read."""
+    try:
+        with reading(path) as connection:
+            return _next_slot(connection)
+    except (OSError, sqlite3.Error):
+        return 0
+
+
+def examine(path: Path) -> Findings:
+    """Read a ledger from end to end.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    try:
+        with reading(path) as connection:
+            # One moment of a ledger that goes on being written.
+            connection.execute("BEGIN")
+            return _findings(connection, path)
+    except sqlite3.Error as error:
+        return Findings(str(path), problems=(f"it cannot be read: {error}",))
+
+
+def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
+    damage = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
+    if damage != ["ok"]:
+        return Findings(str(path), problems=tuple(damage))
+    missing = sorted(_TABLES - set(_column(connection, "SELECT name FROM sqlite_master")))
+    if missing:
+        return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
+    last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
+    lost = _lost_ranges(connection)
+    run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
+    problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
+    problems += _gaps(connection, lost)
+    problems += _trainings(connection)
+    problems += _spooled(connection)
+    return Findings(
+        path=str(path),
+        run_id=", ".join(run_ids),
+        schema=_number(connection, "PRAGMA user_version"),
+        steps=_number(connection, "SELECT count(*) FROM steps"),
+        last_step=max([last, *(numbers[-1] for numbers in lost)]),
+        lost_steps=sum(map(len, lost)),
+        generations=len(_generations(connection)),
+        next_slot=_next_slot(connection),
+        slots=dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state")),
+        groups=_number(connection, "SELECT count(*) FROM groups"),
+        trained_groups=_number(connection, "SELECT count(*) FROM steps, json_each(group_ids)"),
+        newest_version=_number(connection, "SELECT coalesce(max(number), 0) FROM versions"),
+        problems=tuple(problems),
+    )
+
+
+def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
+    """Find versions without a record, and slot numbers without a slot."""
+    expected, gaps = 1, 0
+    for version in _column(connection, "SELECT version FROM steps ORDER BY version"):
+        accepted = sum(len(range(max(expected, r.start), min(version, r.stop))) for r in lost)
+        if version - expected > accepted and (gaps := gaps + 1) <= _SHOWN:
+            missing = version - expected - accepted
+            yield f"it has no record of {missing} of the versions {expected} to {version - 1}"
+        expected = version + 1
+    begins, generations = 0, _generations(connection)
+    for ends, next_begins in (*generations, (_next_slot(connection), 0)):
+        there = _number(
+            connection, "SELECT count(*) FROM slots WHERE number >= ? AND number < ?", begins, ends
+        )
+        if there != max(0, ends - begins):
+            yield f"it has {there} of the slots {begins} to {ends - 1}"
+        begins = next_begins
+
+
+def _trainings(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find slots trained on twice, and disagreement between steps and slots."""
+    for slot, times in connection.execute(
+        "SELECT CAST(value AS INTEGER) AS slot, count(*) FROM steps, json_each(group_ids) "
+        "GROUP BY slot HAVING count(*) > 1 LIMIT ?",
+        [_SHOWN],
+    ):
+        yield f"slot {slot} was trained on {times} times"
+    for version, name, state in connection.execute(
+        "SELECT version, value, coalesce(state, 'never leased') FROM steps, json_each(group_ids) "
+        "LEFT JOIN slots ON slots.number = CAST(value AS INTEGER) WHERE state IS NOT 'trained' "
+        "OR winner != CAST(substr(value, instr(value, '.') + 1) AS INTEGER) LIMIT ?",
+        [_SHOWN],
+    ):
+        yield f"step {version} trained on group {name}, whose slot is {state}, or was won by another"
+    named = _number(
+        connection, "SELECT count(DISTINCT CAST(value AS INTEGER)) FROM steps, json_each(group_ids)"
+    )
+    trained = _number(connection, "SELECT count(*) FROM slots WHERE state = 'trained'")
+    if trained > named:
+        yield f"{trained} slots are trained, and steps name {named}"
+
+
+def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find groups in the spool that are damaged, missing or left over."""
+    shown = 0
+    for slot, data, digest in connection.execute("SELECT slot, data, digest FROM groups ORDER BY slot"):
+        if xxhash.xxh3_64_digest(data) != digest and (shown := shown + 1) <= _SHOWN:
+            yield f"the group of slot {slot} is not what was stored"
+    for (slot,) in connection.execute(
+        "SELECT number FROM slots LEFT JOIN groups ON slot = number "
+        "WHERE state IN ('spooled', 'accepted') AND attempt IS NOT winner LIMIT ?",
+        [_SHOWN],
+    ):
+        yield f"the group of slot {slot} is not in the spool"
+    for (slot,) in connection.execute(
+        "SELECT slot FROM groups LEFT JOIN slots ON slot = number "
+        "WHERE coalesce(state, '') NOT IN ('spooled', 'accepted') LIMIT ?",
+        [_SHOWN],
+    ):
+        yield f"the spool has a group of slot {slot}, which waits for none"
+
+
+def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Return (lost from slot, first slot) of each generation, oldest first."""
+    if not _number(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'generations'"):
+        return []  # of schema 1
+    rows = connection.execute("SELECT lost_from_slot, first_slot FROM generations ORDER BY number")
+    return rows.fetchall()
+
+
+def _lost_ranges(connection: sqlite3.Connection) -> list[range]:
+    if not _generations(connection):
+        return []
+    rows = connection.execute(
+        "SELECT lost_first_version, lost_last_version + 1 FROM generations "
+        "WHERE lost_last_version >= lost_first_version ORDER BY number"
+    )
+    return [range(*row) for row in rows]
+
+
+def _next_slot(connection: sqlite3.Connection) -> int:
+    newest = _number(connection, "SELECT coalesce(max(number) + 1, 0) FROM slots")
+    return max([newest, *(first for _, first in _generations(connection))])
+
+
+def _number(connection: sqlite3.Connection, query: str, *values: int) -> int:
+    return int(connection.execute(query, values).fetchone()[0])
+
+
+def _column(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
+    return (row[0] for row in connection.execute(query))

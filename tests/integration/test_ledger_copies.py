@@ -1,0 +1,303 @@
+"""Backup, verify and restore on real files and real processes; a ledger that lost its -wal."""
+
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from node.cli import main
+from node.coordinator.history import Hello
+from node.coordinator.leases import SlotState
+from node.coordinator.ledger import Ledger
+from node.coordinator.ledger_check import examine
+from node.coordinator.ledger_copies import SLOTS_PER_SECOND, back_up, restore
+from node.errors import Reason, StartupError
+from node.run import StepRecord
+from support.coordinator import NOW_S, Desk
+from support.ledgers import open_desk
+
+ROOT = Path(__file__).parents[2]
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from node.coordinator.history import Hello
+from support.ledgers import open_desk
+with open_desk(Path(sys.argv[1])) as desk:
+    desk.open_drain(Hello("learner", 1, desk.accounts.last_step))
+    for _ in range(int(sys.argv[2])):
+        desk.train_next()
+    desk.lease(held=desk.accounts.last_step)
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "coordinator" / "ledger.sqlite"
+
+
+def train(path: Path, steps: int) -> list[str]:
+    with open_desk(path) as desk:
+        desk.open_drain(Hello("learner", 1, desk.accounts.last_step))
+        return [name for _ in range(steps) for name in desk.train_next()]
+
+
+def start_writer(path: Path, steps: int) -> "subprocess.Popen[str]":
+    """Start a process that has written ``steps`` and goes on holding the ledger."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(steps)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}:{ROOT / 'tests'}"},
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "written\n"
+    return writer
+
+
+def kill(writer: "subprocess.Popen[str]") -> None:
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate(timeout=10)
+
+
+def test_a_backup_of_a_ledger_in_use_is_whole_and_of_one_moment(ledger: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copies" / "ledger.sqlite"
+    is_done = threading.Event()
+    seen = []
+
+    def copy_for_ever() -> None:
+        while not is_done.is_set():
+            seen.append(back_up(ledger, to=copy))
+
+    with open_desk(ledger) as desk:
+        copying = threading.Thread(target=copy_for_ever)
+        copying.start()
+        try:
+            while len(seen) < 3:
+                desk.train_next()
+        finally:
+            is_done.set()
+            copying.join(30)
+    assert len(seen) >= 3
+    assert all(findings.problems == () for findings in seen)
+    assert all(findings.steps == findings.trained_groups == findings.last_step for findings in seen)
+    assert [one.steps for one in seen] == sorted(one.steps for one in seen)
+    assert examine(copy).steps == seen[-1].steps
+    assert [path.name for path in copy.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_ledger_in_use_by_another_process_is_backed_up_by_the_command(
+    ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = start_writer(ledger, 4)
+    try:
+        copy = tmp_path / "copy.sqlite"
+        state_dir = str(ledger.parents[1])
+        assert main(["ledger", "backup", "--state-dir", state_dir, "--to", str(copy)]) == 0
+        assert "up to version 4" in capsys.readouterr().out
+        assert main(["ledger", "verify", str(copy), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["run_id"], found["steps"], found["slots"]) == ("run", 4, {"leased": 1, "trained": 4})
+        # The live one can be looked at as well, but nothing takes its place.
+        assert main(["ledger", "verify", str(ledger)]) == 0
+        assert main(["ledger", "restore", str(copy), "--state-dir", state_dir]) == 3
+        assert "is in use by another process" in capsys.readouterr().err
+    finally:
+        kill(writer)
+
+
+def test_a_killed_coordinators_ledger_is_backed_up_with_its_wal(ledger: Path, tmp_path: Path) -> None:
+    kill(start_writer(ledger, 6))
+    assert ledger.with_name("ledger.sqlite-wal").stat().st_size > 0
+    assert back_up(ledger, to=tmp_path / "copy.sqlite").steps == 6
+
+
+def test_a_lost_wal_leaves_an_older_ledger_that_the_learner_refuses(ledger: Path) -> None:
+    """The -wal of a ledger deleted after kill -9: everything since the last checkpoint is gone."""
+    train(ledger, 2)
+    kill(start_writer(ledger, 3))
+    ledger.with_name("ledger.sqlite-wal").unlink()
+    with open_desk(ledger) as desk:
+        assert desk.lease(held=5) == []
+        assert desk.accounts.last_step == 2
+        outcome = desk.open_drain(Hello("learner", 1, 5, (StepRecord(5, ("4.1",), (0,)),)))
+        assert outcome.refusal is not None
+        assert outcome.refusal.reason is Reason.LEDGER_BEHIND
+        assert "versions 3 to 4" in outcome.gap
+        assert desk.lease(held=5) == []
+
+
+def test_a_copy_that_cannot_be_finished_leaves_the_one_before(ledger: Path, tmp_path: Path) -> None:
+    train(ledger, 1)
+    copy = tmp_path / "copy.sqlite"
+    back_up(ledger, to=copy)
+    before = copy.read_bytes()
+    with open_desk(ledger) as desk:
+        (name,) = desk.lease(held=1) or [""]
+        desk.accounts.confirm()
+        (name,) = desk.lease(held=1)
+        desk.submit(name)
+    with closing(sqlite3.connect(ledger)) as other, other:
+        other.execute("UPDATE groups SET data = CAST('bad' AS BLOB)")
+    with pytest.raises(StartupError, match="is damaged: the group of slot 1 is not what was stored"):
+        back_up(ledger, to=copy)
+    assert copy.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.sqlite", "state"]
+
+
+def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
+    train(ledger, 1)
+    with pytest.raises(StartupError, match="is the ledger itself"):
+        back_up(ledger, to=ledger)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM steps WHERE version = 2", "no record of 1 of the versions 2 to 2"),
+        ("UPDATE steps SET group_ids = '[\"0.1\"]' WHERE version = 2", "slot 0 was trained on 2 times"),
+        ("UPDATE steps SET group_ids = '[\"1.2\"]' WHERE version = 2", "step 2 trained on group 1.2"),
+        ("UPDATE steps SET group_ids = '[\"77.1\"]' WHERE version = 2", "whose slot is never leased"),
+        ("DELETE FROM steps WHERE version = 3", "3 slots are trained, and steps name 2"),
+        ("DELETE FROM slots WHERE number = 1", "2 of the slots 0 to 2"),
+        (
+            "INSERT INTO groups VALUES (0, 1, 's1', 0, x'00', x'00')",
+            "a group of slot 0, which waits for none",
+        ),
+        ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
+        ("INSERT INTO run VALUES ('other')", "it names 2 runs"),
+        ("DROP TABLE steps", "it has no table steps"),
+    ],
+)
+def test_what_is_wrong_with_a_ledger_is_named(
+    ledger: Path, damage: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(ledger, 3)
+    assert examine(ledger).problems == ()
+    with closing(sqlite3.connect(ledger)) as other, other:
+        other.execute(damage)
+    assert main(["ledger", "verify", str(ledger)]) == 1
+    assert problem in capsys.readouterr().out
+
+
+def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"\x7fELF" * 2000)
+    assert "cannot be read" in examine(tmp_path / "other").problems[0]
+    assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
+
+
+def test_a_ledger_of_schema_1_is_opened_verified_and_restored(ledger: Path, tmp_path: Path) -> None:
+    train(ledger, 3)
+    with closing(sqlite3.connect(ledger)) as old, old:
+        old.executescript("DROP TABLE generations; PRAGMA user_version = 1;")
+    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    shutil.copy(ledger, tmp_path / "old.sqlite")
+    with open_desk(ledger) as desk:
+        assert desk.accounts.last_step == 3
+    assert examine(ledger).schema == 2
+    done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
+    assert (done.ledger.schema, done.ledger.generations) == (2, 1)
+
+
+def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:
+    train(ledger, 2)
+    copy = tmp_path / "copy.sqlite"
+    back_up(ledger, to=copy)
+    kill(start_writer(ledger, 3))  # as a crash leaves it, with a -wal file
+    done = restore(copy, ledger=ledger, accepts_loss=False, now=NOW_S)
+    assert done.first_slot is None
+    assert done.aside is not None
+    assert (examine(ledger).last_step, examine(done.aside).last_step) == (2, 5)
+    assert not ledger.with_name("ledger.sqlite-wal").exists()
+    # The gap rule decides when the learner comes.
+    with open_desk(ledger) as desk:
+        assert desk.open_drain(Hello("learner", 1, 5)).gap
+
+
+def test_a_damaged_ledger_is_kept_with_its_wal_which_never_meets_the_restored_one(
+    ledger: Path, tmp_path: Path
+) -> None:
+    train(ledger, 2)
+    copy = tmp_path / "copy.sqlite"
+    back_up(ledger, to=copy)
+    kill(start_writer(ledger, 3))
+    ledger.write_bytes(b"\x7fELF" * 2000)
+    done = restore(copy, ledger=ledger, accepts_loss=True, now=NOW_S)
+    assert done.aside is not None
+    assert done.aside.with_name(f"{done.aside.name}-wal").exists()
+    assert not ledger.with_name("ledger.sqlite-wal").exists()
+    assert (examine(ledger).problems, done.first_slot) == ((), int(NOW_S) * SLOTS_PER_SECOND)
+
+
+def test_a_copy_of_another_run_or_a_damaged_one_changes_nothing(ledger: Path, tmp_path: Path) -> None:
+    train(ledger, 2)
+    other = tmp_path / "other.sqlite"
+    Ledger.open(other, run_id="other").close()
+    with pytest.raises(StartupError, match="is of run 'other'"):
+        restore(other, ledger=ledger, accepts_loss=True, now=NOW_S)
+    other.write_bytes(ledger.read_bytes()[:8192])
+    with pytest.raises(StartupError, match=r"damaged|could not be restored"):
+        restore(other, ledger=ledger, accepts_loss=True, now=NOW_S)
+    assert examine(ledger).last_step == 2
+    left = {path.name for path in ledger.parent.iterdir()} - {"ledger.sqlite-wal", "ledger.sqlite-shm"}
+    assert left == {"ledger.sqlite", "ledger.sqlite.lock"}
+
+
+def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_twice(
+    ledger: Path, tmp_path: Path
+) -> None:
+    train(ledger, 2)
+    copy = tmp_path / "copy.sqlite"
+    with open_desk(ledger) as desk:
+        desk.accounts.confirm()
+        opened = desk.lease(wanted=3, held=2)  # in the copy, these are open
+        desk.submit(opened[0])
+    back_up(ledger, to=copy)
+    trained = {"0.1", "1.1"}
+    version = 2
+    for _ in range(4):
+        with open_desk(ledger) as desk:
+            desk.open_drain(Hello("learner", 1, version, held_group_ids=tuple(opened[:1])))
+            for _ in range(3):
+                names = desk.train_next()
+                assert trained.isdisjoint(names), names
+                trained.update(names)
+                version += 1
+        restore(copy, ledger=ledger, accepts_loss=True, now=NOW_S)
+        with open_desk(ledger) as desk:
+            assert desk.lease(held=version) == [], "nothing before the learner has said what was lost"
+            assert desk.accounts.book.counts()[SlotState.LOST] == 3
+    with open_desk(ledger) as desk:
+        outcome = desk.open_drain(Hello("learner", 1, version))
+        assert outcome.accepted_loss == range(3, version + 1)
+        desk.train_next()
+    # ... and the bound on staleness counts what was lost.
+    assert Desk(desk.accounts).accounts.load().lost_steps == version - 2
+    found = examine(ledger)
+    assert (found.problems, found.lost_steps, found.last_step) == ((), version - 2, version + 1)
+
+
+def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
+    ledger: Path, tmp_path: Path
+) -> None:
+    train(ledger, 2)
+    shutil.copy(ledger, tmp_path / "copy.sqlite")
+    train(ledger, 3)
+    shutil.copy(tmp_path / "copy.sqlite", ledger)
+    assert (
+        main(["ledger", "restore", str(ledger), "--state-dir", str(ledger.parents[1]), "--accept-loss"]) == 0
+    )
+    with open_desk(ledger) as desk:
+        assert desk.open_drain(Hello("learner", 1, 5)).accepted_loss == range(3, 6)
+        assert desk.train_next()[0].startswith("1")
+        assert int(desk.lease(held=6)[0].partition(".")[0]) > 1_000_000 * SLOTS_PER_SECOND

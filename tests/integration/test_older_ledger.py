@@ -1,0 +1,170 @@
+"""An older ledger under the coordinator, an older copy of the learner beside the live one: real sockets."""
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+from heterorl.v1 import common_pb2
+from node.rollout_drain import RolloutDrain
+from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.run import StepRecord
+from node.telemetry.metrics import NodeMetrics
+from support.clock import ManualClock
+from support.hub import HandDrain, HandPeer, running_hub, step_record
+from support.identity import MadeRun, make_run
+from support.waiting import until
+
+COPIED_AT, LAST = 3, 6
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def refusal(call: Awaitable[object]) -> tuple[str, str]:
+    """Return (reason, message) of a call that must be refused within 5 s."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await asyncio.wait_for(call, 5)
+    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY]), error.value.details() or ""
+
+
+async def train(sampler: HandPeer, drain: HandDrain, *, first: int, last: int) -> dict[int, str]:
+    """Train one group a version; return version -> group id."""
+    trained = {}
+    for version in range(first, last + 1):
+        sampler.held = common_pb2.PolicyVersion(number=version - 1)
+        (lease,) = (await sampler.lease()).leases
+        await sampler.submit(lease)
+        await drain.step(version, lease.lease_id)
+        assert await drain.acknowledgement() == version
+        trained[version] = lease.lease_id
+    return trained
+
+
+async def trained_run_with_a_copy(made: MadeRun) -> dict[int, str]:
+    """Train to version LAST; put the ledger back as it was at COPIED_AT. Return version -> group id."""
+    ledger = made.directory / "coordinator" / "ledger.sqlite"
+    trained: dict[int, str] = {}
+    for epoch, first, last in ((1, 1, COPIED_AT), (2, COPIED_AT + 1, LAST)):
+        async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+            await join(learner, epoch=epoch, version=first - 1)
+            await sampler.join()
+            drain = await learner.drain(learner_epoch=epoch, version=first - 1)
+            trained |= await train(sampler, drain, first=first, last=last)
+        if last == COPIED_AT:
+            shutil.copy(ledger, made.directory / "copy.sqlite")
+    shutil.copy(ledger, made.directory / "newest.sqlite")
+    shutil.copy(made.directory / "copy.sqlite", ledger)
+    return trained
+
+
+async def join(learner: HandPeer, *, epoch: int, version: int) -> None:
+    await learner.join(learner_epoch=epoch, held=common_pb2.PolicyVersion(number=version))
+
+
+async def test_a_restarted_learner_is_refused_by_an_older_ledger_and_no_id_is_leased_again(
+    made: MadeRun,
+) -> None:
+    trained = await trained_run_with_a_copy(made)
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await join(learner, epoch=3, version=LAST)
+        await sampler.join()
+        # As every restarted learner does: the record of its newest step, and no other.
+        sampler.held = common_pb2.PolicyVersion(number=LAST)
+        drain = await learner.drain(
+            learner_epoch=3, version=LAST, steps=[step_record(LAST, trained[LAST])], credits=4
+        )
+        leased = {lease.lease_id for lease in (await sampler.lease(4)).leases}
+        assert leased & set(trained.values()) == set(), "ids that were trained on are leased again"
+        reason, message = await refusal(drain.stream.read())
+        assert reason == "ledger_behind"
+        assert "lacks the steps of versions 4 to 5" in message
+        assert "ledger restore" in message
+        status = await learner.status()
+        assert (status.ledger_gap in message, status.capacity_groups, status.capacity_bound) == (
+            True,
+            0,
+            "ledger",
+        )
+        assert (await sampler.lease(4)).waits_for == "ledger"
+
+
+async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it_is_back(
+    made: MadeRun,
+) -> None:
+    trained = await trained_run_with_a_copy(made)
+    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=ManualClock(0.0))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    channel = dial(listen, made.learner, purpose=Purpose.ROLLOUTS, now=time.time())
+    drain = RolloutDrain(
+        channel,
+        learner_epoch=3,
+        version=LAST,
+        capacity_groups=4,
+        unacknowledged=[StepRecord(LAST, (trained[LAST],), (1,))],
+        backoff=Backoff(lambda: 0.5, cap_s=0.2),
+        count_lost_stream=lambda: None,
+        waiting=node_metrics.waiting,
+    )
+    stopping = asyncio.Event()
+    running = asyncio.create_task(drain.run(ready=lambda: None, stopping=stopping))
+    try:
+        async with running_hub(made, listen=listen) as hub, hub.peer() as learner:
+            await join(learner, epoch=3, version=LAST)
+            await until(lambda: node_metrics.waits_for == "newest ledger")
+            assert (
+                hub.metric("heterorl_node_refusals_total", service="RolloutService", reason="ledger_behind")
+                > 0
+            )
+        shutil.copy(made.directory / "newest.sqlite", made.directory / "coordinator" / "ledger.sqlite")
+        async with running_hub(made, listen=listen) as hub, hub.peer() as learner:
+            await join(learner, epoch=3, version=LAST)
+            await until(lambda: drain.unacknowledged == ())
+        assert not running.done()
+    finally:
+        stopping.set()
+        running.cancel()
+        await asyncio.wait({running})
+        await channel.close()
+
+
+async def test_a_learner_whose_records_reach_back_to_the_ledger_goes_on(made: MadeRun) -> None:
+    """The ledger is older, but nothing is missing: the learner repeats every step since."""
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await join(learner, epoch=1, version=0)
+        await sampler.join()
+        drain = await learner.drain()
+        trained = await train(sampler, drain, first=1, last=2)
+        leases = (await sampler.lease(2)).leases
+        for lease in leases:
+            await sampler.submit(lease)
+        names = [lease.lease_id for lease in leases]
+        steps = [step_record(2, trained[2]), step_record(3, names[0]), step_record(4, names[1])]
+        again = await learner.drain(version=4, steps=steps)
+        assert await again.acknowledgement() == 4
+
+
+async def test_a_stale_twin_of_the_learner_is_refused_before_it_fences_the_live_one(made: MadeRun) -> None:
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await join(learner, epoch=1, version=0)
+        await sampler.join()
+        drain = await learner.drain()
+        await train(sampler, drain, first=1, last=LAST)
+        async with hub.peer() as twin:
+            # A copy of the state directory from COPIED_AT, started elsewhere: its epoch is higher.
+            joining = twin.join(learner_epoch=2, held=common_pb2.PolicyVersion(number=COPIED_AT))
+            reason, message = await refusal(joining)
+            assert (reason, "version 3" in message) == ("rollback", True)
+        assert (await learner.status()).learner_epoch == 1
+        # The live learner has not noticed: its stream is open and takes its next step.
+        await train(sampler, drain, first=LAST + 1, last=LAST + 1)

@@ -1,0 +1,59 @@
+"""Ledger files of runs made of decisions alone, and a process that dies while it writes one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from node.coordinator import history
+from node.coordinator.accounts import Transaction
+from node.coordinator.history import Hello
+from node.coordinator.ledger import Ledger
+from support.coordinator import LEARNER, Desk, make_accounts
+
+
+class LedgerDesk(Desk):
+    """A desk whose decisions are on disk before they are answered."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(make_accounts(ledger.balance()))
+        self.ledger = ledger
+        if self.accounts.learner is None:
+            self.settle(history.learner_joins(self.accounts, LEARNER))
+
+    def settle(self, decision: object) -> object:
+        transaction: Transaction = decision.transaction  # type: ignore[attr-defined]
+        if transaction != Transaction():
+            self.ledger.record(transaction)
+        answer = super().settle(decision)  # type: ignore[arg-type]
+        self.transactions.clear()
+        return answer
+
+    def open_drain(self, hello: Hello) -> history.Outcome:
+        """Do what the spool does when a learner opens its stream."""
+        outcome: history.Outcome = self.settle(history.drain_opens(self.accounts, hello))  # type: ignore[assignment]
+        if outcome.gap:
+            self.accounts.doubt(outcome.gap)
+        elif outcome.refusal is None:
+            self.accounts.confirm()
+        return outcome
+
+    def train_next(self, groups: int = 1) -> tuple[str, ...]:
+        """Lease, submit and train on some groups; return their ids."""
+        version = self.accounts.last_step
+        names = self.lease(wanted=groups, held=version)
+        assert len(names) == groups, names
+        for name in names:
+            self.submit(name)
+        outcome = self.train(version + 1, *names)
+        assert outcome.refusal is None, outcome.refusal
+        return tuple(names)
+
+
+@contextmanager
+def open_desk(path: Path) -> Iterator[LedgerDesk]:
+    """Open a ledger, making it where there is none; its learner has joined."""
+    ledger = Ledger.open(path, run_id="run")
+    try:
+        yield LedgerDesk(ledger)
+    finally:
+        ledger.close()

@@ -1,0 +1,311 @@
+"""Ledger and learner must tell one history: who is behind whom is found before anything is taken."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from node.coordinator import decisions, history
+from node.coordinator.accounts import Balance
+from node.coordinator.generations import Generation
+from node.coordinator.history import Hello
+from node.coordinator.leases import Attempt, Slot, SlotState
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+from node.run import StepRecord
+from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def join(desk: Desk, **changes: object) -> None:
+    joining = replace(LEARNER, **changes)  # type: ignore[arg-type]
+    desk.settle(history.learner_joins(desk.accounts, joining))
+
+
+def train_to(desk: Desk, version: int) -> None:
+    """Make versions of no groups."""
+    for number in range(desk.accounts.last_step + 1, version + 1):
+        desk.train(number)
+
+
+def records(*versions: int) -> tuple[StepRecord, ...]:
+    return tuple(StepRecord(version, (), ()) for version in versions)
+
+
+def opened(
+    desk: Desk,
+    *,
+    node_id: str = "learner",
+    epoch: int = 1,
+    version: int,
+    steps: Iterable[StepRecord] = (),
+    held: Iterable[str] = (),
+) -> history.Outcome:
+    hello = Hello(node_id, epoch, version, tuple(steps), tuple(held))
+    outcome: history.Outcome = desk.settle(history.drain_opens(desk.accounts, hello))
+    return outcome
+
+
+def refused(outcome: history.Outcome) -> tuple[Reason, str]:
+    assert outcome.refusal is not None
+    return outcome.refusal.reason, str(outcome.refusal)
+
+
+def lease(desk: Desk) -> decisions.Grant:
+    return decisions.lease(
+        desk.accounts, WORK, desk.bounds, sampler_id="s1", wanted=1, held=PolicyVersion(99), ttl_s=TTL_S
+    ).answer
+
+
+def test_the_first_learners_model_becomes_the_runs() -> None:
+    desk = Desk(make_accounts(Balance()))
+    join(desk)
+    assert desk.accounts.learner == LEARNER
+
+
+def test_a_learner_that_comes_back_keeps_its_place(desk: Desk) -> None:
+    join(desk)
+    train_to(desk, 5)
+    join(desk, epoch=2, version=6)  # its newest record is about to come
+    assert desk.accounts.learner == replace(LEARNER, epoch=2, version=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"epoch": 1}, Reason.FENCED),
+        ({"epoch": 2, "node_id": "other"}, Reason.FENCED),
+        ({"epoch": 2, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
+        ({"epoch": 3, "layout_digest": b"x" * 16}, Reason.LAYOUT_MISMATCH),
+        ({"epoch": 3, "tokenizer_digest": b"x" * 16}, Reason.TOKENIZER_MISMATCH),
+        ({"epoch": 0}, Reason.MALFORMED),
+        ({"epoch": 3, "vocabulary_size": 0}, Reason.MALFORMED),
+    ],
+)
+def test_a_second_learner_is_refused(desk: Desk, changes: dict[str, object], reason: Reason) -> None:
+    join(desk, epoch=2)
+    with pytest.raises(RefusedError) as error:
+        join(desk, **changes)
+    assert error.value.reason is reason
+    assert desk.accounts.learner == replace(LEARNER, epoch=2)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_learner_behind_the_ledger_is_refused_at_join_and_fences_nobody(desk: Desk, epoch: int) -> None:
+    train_to(desk, 5)
+    with pytest.raises(RefusedError, match="steps up to 5 are recorded") as error:
+        join(desk, epoch=epoch, version=4)
+    assert error.value.reason is Reason.ROLLBACK
+    assert desk.accounts.learner == replace(LEARNER, version=5)
+
+
+def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger() -> None:
+    desk = Desk(make_accounts(Balance()))
+    with pytest.raises(RefusedError, match="lacks the steps of versions 1 to 7") as error:
+        join(desk, version=7)
+    assert error.value.reason is Reason.LEDGER_BEHIND
+    assert desk.accounts.learner is None
+
+
+@pytest.mark.parametrize(
+    ("node_id", "epoch", "version", "reason"),
+    [
+        ("learner", 1, 5, Reason.FENCED),
+        ("other", 2, 5, Reason.FENCED),
+        ("learner", 3, 5, Reason.NOT_JOINED),
+        ("learner", 2, 4, Reason.ROLLBACK),
+    ],
+)
+def test_only_the_runs_learner_drains_and_only_from_its_newest_checkpoint(
+    desk: Desk, node_id: str, epoch: int, version: int, reason: Reason
+) -> None:
+    join(desk, epoch=2)
+    train_to(desk, 5)
+    with pytest.raises(RefusedError) as error:
+        opened(desk, node_id=node_id, epoch=epoch, version=version)
+    assert error.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("version", "steps"), [(5, ()), (5, records(5)), (6, records(6)), (8, records(4, 5, 6, 7, 8))]
+)
+def test_a_learner_whose_records_reach_back_to_the_ledger_moves_its_version(
+    desk: Desk, version: int, steps: tuple[StepRecord, ...]
+) -> None:
+    train_to(desk, 5)
+    assert opened(desk, version=version, steps=steps).refusal is None
+    assert desk.accounts.last_step == desk.accounts.load().version == version
+
+
+@pytest.mark.parametrize(
+    ("version", "steps", "missing"),
+    [
+        (6, (), "6 to 6"),  # a checkpoint whose record nobody says: no benefit of the doubt
+        (7, (), "6 to 7"),
+        (7, records(7), "6 to 6"),
+        (250, records(249, 250), "6 to 248"),
+    ],
+)
+def test_a_gap_between_ledger_and_records_is_found_whatever_the_newest_record_is(
+    desk: Desk, version: int, steps: tuple[StepRecord, ...], missing: str
+) -> None:
+    train_to(desk, 5)
+    reason, message = refused(opened(desk, version=version, steps=steps))
+    assert reason is Reason.LEDGER_BEHIND
+    assert f"lacks the steps of versions {missing}" in message
+    assert "restore the coordinator's newest ledger" in message
+    assert "--accept-loss" in message
+    assert desk.accounts.last_step == desk.accounts.load().version == 5
+
+
+@pytest.mark.parametrize("steps", [records(6, 8), records(6, 7), records(7, 6, 8), records(6, 7, 8, 9)])
+def test_records_that_are_not_each_version_up_to_the_learners_are_malformed(
+    desk: Desk, steps: tuple[StepRecord, ...]
+) -> None:
+    train_to(desk, 5)
+    with pytest.raises(RefusedError) as error:
+        opened(desk, version=8, steps=steps)
+    assert error.value.reason is Reason.MALFORMED
+
+
+def test_a_learner_of_another_history_is_refused(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    desk.train(1, "0.1")
+    with pytest.raises(RefusedError, match="another history") as error:
+        opened(desk, version=1, steps=[StepRecord(1, ("1.1",), (0,))])
+    assert error.value.reason is Reason.ROLLBACK
+
+
+def test_all_repeated_records_are_taken_together_or_none(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    good, bad = StepRecord(1, ("0.1",), (0,)), StepRecord(2, ("7.1",), (0,))
+    assert opened(desk, version=2, steps=[good, bad]).unknown == ("7.1",)
+    assert desk.accounts.last_step == 0
+    outcome = opened(desk, version=2, steps=[good, replace(bad, group_ids=("1.1",))])
+    assert [trained.group_id for trained in outcome.trained] == ["0.1", "1.1"]
+    assert desk.accounts.last_step == 2
+
+
+@pytest.mark.parametrize("name", ["1.1", "9.1", "x"])
+def test_a_group_that_was_never_submitted_here_proves_an_older_ledger(desk: Desk, name: str) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    for outcome in (
+        desk.train(1, "0.1", name),
+        opened(desk, version=1, steps=[StepRecord(1, (name,), (0,))]),
+        opened(desk, version=0, held=["0.1", name]),
+    ):
+        assert outcome.unknown == (name,)
+        assert refused(outcome)[0] is Reason.LEDGER_BEHIND
+    assert desk.accounts.last_step == 0
+    assert desk.accounts.book.open_slots[0].state is SlotState.SPOOLED
+
+
+def test_a_step_that_follows_on_one_the_ledger_lacks_is_refused(desk: Desk) -> None:
+    train_to(desk, 1)
+    assert refused(desk.train(3))[0] is Reason.LEDGER_BEHIND
+    assert desk.accounts.last_step == 1
+
+
+def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_missing(desk: Desk) -> None:
+    record = StepRecord(1, ("0.1",), (0,))
+    balance = Balance(
+        learner=replace(LEARNER, version=1), last_step=record, settled={SlotState.TRAINED: 1}, next_slot=1
+    )
+    desk = Desk(make_accounts(balance))
+    assert lease(desk).waits_for == "learner"
+    desk.accounts.confirm()
+    assert [one.lease_id for one in lease(desk).leases] == ["1.1"]
+    desk.accounts.doubt("versions 2 to 9")
+    assert lease(desk).waits_for == "ledger"
+
+
+def test_a_ledger_known_to_be_behind_takes_no_groups_that_the_right_one_would_not_have(desk: Desk) -> None:
+    desk.lease()
+    desk.accounts.doubt("versions 2 to 9")
+    with pytest.raises(RefusedError, match="the ledger is behind") as error:
+        desk.submit("0.1")
+    assert error.value.reason is Reason.BUSY
+    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
+
+
+FIRST_SLOT = 1000
+
+
+def restored() -> Desk:
+    """Return a desk over a backup of version 5, slots 0 to 6, 5 and 6 open; a loss was accepted."""
+    lost = tuple(
+        Slot(number, number, SlotState.LOST, (Attempt(1, "s1", is_submitted=True),), granted=1)
+        for number in (5, 6)
+    )
+    balance = Balance(
+        learner=replace(LEARNER, version=5),
+        last_step=StepRecord(5, ("4.1",), (0,)),
+        settled={SlotState.TRAINED: 5, SlotState.LOST: len(lost)},
+        lost_slots=tuple(slot.number for slot in lost),
+        next_slot=FIRST_SLOT,
+        generations=(Generation(1, FIRST_SLOT, 7, NOW_S),),
+    )
+    return Desk(make_accounts(balance))
+
+
+def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_staleness_bound() -> None:
+    desk = restored()
+    assert lease(desk).waits_for == "learner"
+    outcome = opened(desk, version=20, steps=[StepRecord(20, ("5.2", "77.1"), (0, 0))])
+    assert (outcome.refusal, outcome.accepted_loss, outcome.lost) == (None, range(6, 20), ("5.2", "77.1"))
+    assert desk.accounts.open_loss is None
+    desk.accounts.confirm()
+    load = desk.accounts.load()
+    # 14 steps of 2 groups each are not among the trained; two lost groups were named and are.
+    assert (load.version, load.lost_steps, load.trained_groups) == (20, 14, 7)
+    assert desk.lease(held=20) == [f"{FIRST_SLOT}.1"]
+    reason, message = refused(opened(desk, version=30, steps=records(30)))
+    assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
+
+
+def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:
+    desk = restored()
+    opened(desk, version=9)
+    assert desk.train(10, "6.3", "900.1").lost == ("6.3", "900.1")
+    assert desk.train(11, "6.1").doubled == ("6.1",)
+    assert desk.train(11, "900.2").doubled == ("900.2",)
+    assert desk.train(11, "3.1").doubled == ("3.1",)
+    assert desk.train(11, f"{FIRST_SLOT}.1").unknown == (f"{FIRST_SLOT}.1",)
+    assert desk.accounts.book.counts()[SlotState.LOST] == 1
+    assert desk.accounts.load().trained_groups == 7
+
+
+@pytest.mark.parametrize("name", ["5.1", "6.2", "7.1", "999.1"])
+def test_work_leased_in_the_time_that_was_lost_is_told_to_be_in_vain(name: str) -> None:
+    desk = restored()
+    assert desk.accounts.book.renew("s1", [name], now=desk.now) == (name,)
+    submitted = desk.submit(name)
+    assert (submitted.verdict, "lost" in submitted.detail) == (Verdict.FOREIGN, True)
+
+
+def test_held_groups_of_the_time_that_was_lost_do_not_keep_the_learner_out() -> None:
+    desk = restored()
+    assert opened(desk, version=20, held=["5.2", "44.1"]).refusal is None
+
+
+def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing() -> None:
+    desk = restored()
+    outcome = opened(desk, version=5, steps=[StepRecord(5, ("4.1",), (0,))])
+    assert (outcome.refusal, len(outcome.accepted_loss), desk.accounts.open_loss) == (None, 0, None)
+    assert desk.accounts.load().lost_steps == 0
+
+
+def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:
+    desk = Desk(make_accounts(Balance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))))
+    join(desk, version=7)
+    assert opened(desk, version=7).accepted_loss == range(1, 8)
