@@ -27,6 +27,7 @@ from node.identity.run_description import FILE_NAME, RunDescription
 from node.identity.store import Identity, load_identity
 from node.policy import PolicyVersion
 from node.rollout import Verdict
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.run import PeerStatus, Role, RunStatus, StepReport
 from node.wire import run_status_from_wire
@@ -45,7 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--state-dir", type=Path, required=True, help="directory that `init` made")
     parser.add_argument("--run-file", type=Path, help=f"the run's description; default STATE_DIR/{FILE_NAME}")
-    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT", help="where the coordinator is")
+    parser.add_argument(
+        "--coordinator",
+        required=True,
+        metavar="HOST:PORT",
+        help="the coordinator's members port (coordinator.listen); there is no default port, since a "
+        f"coordinator has two: {MEMBERS_PORT} for members and {ENROLMENT_PORT} for enrolment, by default",
+    )
     parser.add_argument("--no-tls", action="store_true", help="for a coordinator on this machine without TLS")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--watch", action="store_true", help=f"again every {REFRESH_S:g} s until Ctrl-C")
@@ -53,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; 1 where the coordinator cannot be reached or refuses."""
+    check_target(arguments.coordinator, flag="--coordinator", example_port=MEMBERS_PORT)
     description = RunDescription.load(arguments.run_file or arguments.state_dir / FILE_NAME)
     caller = _caller(arguments.state_dir, description, no_tls=arguments.no_tls)
     show = _show_for_ever if arguments.watch else _show_once

@@ -24,6 +24,7 @@ from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.identity.store import Identity, check_own, load_or_make_key, make_identity, save_identity
 from node.identity.tokens import Token, is_same_certificate, redeem
+from node.rpc.address import ENROLMENT_PORT, split_target
 from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
 from node.run import Role
 
@@ -115,6 +116,10 @@ async def enrol(
         )
     if token.role != role:
         raise StartupError(f"The token is for a {token.role}, this node is a {role}", fix=new_token)
+    try:
+        split_target(token.address)
+    except ValueError as error:
+        raise StartupError(f"The token leads nowhere: {error}", fix=new_token) from error
     key = load_or_make_key(directory)
     request = membership_pb2.EnrolRequest(
         token=token_text.strip(), signing_request_der=signing_request(key), node_id=node_id
@@ -128,7 +133,9 @@ async def enrol(
         except ConnectionLost as lost:
             raise StartupError(
                 f"The enrolment port {token.address} cannot be reached: {lost}",
-                fix="Check that the coordinator runs, then start again: the token is not lost.",
+                fix="Check that the coordinator runs and that this is its enrolment port "
+                f"(coordinator.enrolment_listen, {ENROLMENT_PORT} unless configured), then start again: "
+                "the token is not lost.",
             ) from lost
     try:
         identity = make_identity(key_to_pem(key), response.certificate_pem.encode(), run.ca_certificate_pem)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import StartupError
+from node.identity.access import cannot_read
 
 _SECRET_MODE: Final = 0o600
 _PUBLIC_MODE: Final = 0o644
@@ -43,7 +44,7 @@ def read_secret(path: Path) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}", fix="Check path and owner.") from error
+        raise cannot_read(path, error, fix="Check path and owner.") from error
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:

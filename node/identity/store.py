@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.errors import RefusedError, StartupError
+from node.identity.access import cannot_read
 from node.identity.authority import key_to_pem, new_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
@@ -99,6 +100,8 @@ def load_identity(directory: Path) -> Identity | None:
         certificate_pem = (directory / CERTIFICATE_FILE).read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise cannot_read(directory / CERTIFICATE_FILE, error, fix="Check path and owner.") from error
     key_pem = read_secret(directory / KEY_FILE)
     try:
         return make_identity(key_pem, certificate_pem, (directory / CA_FILE).read_bytes())

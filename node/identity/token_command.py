@@ -12,6 +12,7 @@ from node.identity.authority import Authority
 from node.identity.init_run import AUTHORITY_DIRECTORY
 from node.identity.peer import is_name
 from node.identity.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
+from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
 
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -43,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
     if arguments.node_id is not None and not is_name(arguments.node_id):
         raise _bad("--node-id", arguments.node_id, "a node id is 1-63 of a-z, 0-9 and -")
-    if re.fullmatch(r"\S{1,290}:[0-9]{1,5}", arguments.address) is None:
-        raise _bad("--address", arguments.address, "an address is host:port")
+    check_target(arguments.address, flag="--address", example_port=ENROLMENT_PORT)
     lifetime_s = parse_duration(arguments.ttl)
     if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise _bad("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
