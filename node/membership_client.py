@@ -26,6 +26,7 @@ from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
+from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
@@ -136,13 +137,29 @@ class MembershipClient:
         notices: Notices,
         clock: Clock,
         backoff: Backoff,
+        waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        comparison: ClockComparison | None = None,
     ) -> None:
+        """Prepare; nothing is dialled before ``run``.
+
+        Args:
+            channel: to the coordinator, for control.
+            member: who joins.
+            state: asked for each heartbeat.
+            notices: told what the answers say.
+            clock: this machine's.
+            backoff: between two attempts to join.
+            waiting: counts a wait under its name, as ``NodeMetrics.waiting``.
+            comparison: with the coordinator's clock; None where TLS is off: nothing expires.
+        """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._state = state
         self._notices = notices
         self._clock = clock
         self._backoff = backoff
+        self._waiting = waiting
+        self._comparison = comparison
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
@@ -162,7 +179,8 @@ class MembershipClient:
         """Stay a member until ``stopping``, then say so.
 
         Raises:
-            RefusedError: for a reason in ``FINAL``.
+            RefusedError: for a reason in ``FINAL``; EXPIRED, if this peer's certificate has expired by the
+                coordinator's clock and by its own.
         """
         while not stopping.is_set():
             try:
@@ -171,12 +189,36 @@ class MembershipClient:
             except RefusedError as refused:
                 if refused.reason in FINAL:
                     raise
+                if await self._waits_for_a_clock(refused, stopping):
+                    continue
                 logger.warning(
                     "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
                 )
             except ConnectionLost as lost:
+                if await self._waits_for_a_clock(lost, stopping):
+                    continue
                 logger.warning("connection to the hub lost", extra={"detail": str(lost)})
             await self._backoff.wait(stopping)
+
+    async def _waits_for_a_clock(self, error: RefusedError | ConnectionLost, stopping: asyncio.Event) -> bool:
+        """Wait for the next attempt under the name of the clock that is wrong; False: it is not a clock.
+
+        Raises:
+            RefusedError: EXPIRED; both clocks agree that the certificate has.
+        """
+        if self._comparison is None or stopping.is_set():
+            return False
+        finding = await self._comparison.after(error)
+        if finding is None:
+            return False
+        if finding.waits_for is None:
+            raise RefusedError(Reason.EXPIRED, finding.what, fix=finding.fix) from error
+        logger.warning(
+            "clocks disagree", extra={"waits_for": finding.waits_for.value, "detail": str(finding)}
+        )
+        with self._waiting(finding.waits_for.value):
+            await self._backoff.wait(stopping)
+        return True
 
     async def _join(self, ready: Callable[[], None]) -> None:
         held = self._state.held()

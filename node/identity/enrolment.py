@@ -18,6 +18,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.authority import Authority, key_to_pem, read_signing_request, signing_request
+from node.identity.clocks import moment
 from node.identity.enrolment_ledger import EnrolmentLedger
 from node.identity.peer import Peer, is_name
 from node.identity.revocation import RevocationList
@@ -101,7 +102,8 @@ async def enrol(
         StartupError: the token does not fit, was refused, or the coordinator cannot be reached.
     """
     new_token = (
-        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT`."
+        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT "
+        "--out FILE`."
     )
     try:
         token = Token.parse(token_text)
@@ -129,7 +131,7 @@ async def enrol(
         try:
             response = await _exchange(channel, request, patience_s)
         except RefusedError as refusal:
-            raise StartupError(f"The coordinator refused the token: {refusal}", fix=new_token) from refusal
+            raise _refused(refusal, token, now=now, new_token=new_token) from refusal
         except ConnectionLost as lost:
             raise StartupError(
                 f"The enrolment port {token.address} cannot be reached: {lost}",
@@ -146,6 +148,18 @@ async def enrol(
     check_own(identity, run, role, now)
     save_identity(identity, directory)
     return identity
+
+
+def _refused(refusal: RefusedError, token: Token, *, now: float, new_token: str) -> StartupError:
+    hub_now_s = refusal.hub_now_s
+    if hub_now_s is None or not now < token.expires_at_s <= hub_now_s:
+        return StartupError(f"The coordinator refused the token: {refusal}", fix=new_token)
+    return StartupError(
+        f"The coordinator refused the token: {refusal.what}. The token is good until "
+        f"{moment(token.expires_at_s)}: the coordinator's clock says {moment(hub_now_s)}, this machine's "
+        f"{moment(now)}",
+        fix=f"If a clock is wrong, set it and start again: the token is not spent. If not: {new_token}",
+    )
 
 
 async def _exchange(

@@ -1,0 +1,85 @@
+"""A token in a file: written for its owner only, and looked at before it is believed.
+
+    mode           who                                          what happens
+    0600, 0400     the owner                                    taken
+    0440, 0444     others may read it: a Kubernetes Secret,     taken, with a warning: whoever read it first
+                   a plain ``> file`` under umask 022           may have spent it
+    0620, 0666     others may write it                          refused
+
+Refusing what others may read would refuse every Secret that Kubernetes mounts; nothing mounts a secret that
+others may write, and a token that anyone may replace says nothing about who is let in.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.errors import RefusedError, StartupError
+from node.identity.access import cannot_make, obstacle
+from node.identity.files import write_secret
+from node.identity.tokens import Token
+from node.limits import TOKEN_BYTES
+
+_READABLE: Final = stat.S_IRGRP | stat.S_IROTH
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A token as it lies on disk."""
+
+    text: str
+    token: Token
+    exposure: str
+    """Who else may read it, for a warning; empty where nobody may."""
+
+
+def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
+    """Read a token.
+
+    Args:
+        path: of the file; may be a link, as in a mounted Secret: the file behind it counts.
+        how_to_get_one: the fix, should there be no good token.
+    Raises:
+        StartupError: it is not there, is no token, or may be written by others.
+    """
+    try:
+        # The descriptor is checked, not the path, so that the file checked is the file read.
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & _WRITABLE:
+                raise StartupError(
+                    f"The token in {path} may be replaced by others: the file has mode {mode:o}",
+                    fix=f"Run: chmod 600 {path}. If others use this machine, make a new token: "
+                    "they may have read this one.",
+                )
+            text = file.read(TOKEN_BYTES + 1).decode("ascii")
+        token = Token.parse(text)
+    except OSError as error:
+        found = obstacle(path, error)
+        raise StartupError(
+            f"The token in {path} cannot be used: {found.what}", fix=found.fix or how_to_get_one
+        ) from error
+    except (UnicodeDecodeError, RefusedError) as error:
+        raise StartupError(f"The token in {path} cannot be used: {error}", fix=how_to_get_one) from error
+    exposure = ""
+    if mode & _READABLE:
+        exposure = (
+            f"{path} has mode {mode:o}: others on this machine may read the token, and whoever spends it "
+            f"first is let in. Run: chmod 600 {path}"
+        )
+    return TokenFile(text, token, exposure)
+
+
+def write_token_file(path: Path, token: str) -> None:
+    """Write a token so that only its owner may read it, whatever the umask; replaces the file.
+
+    Raises:
+        StartupError: it cannot be written.
+    """
+    try:
+        write_secret(path, token.encode("ascii") + b"\n")
+    except OSError as error:
+        raise cannot_make(path, error, fix="Choose a file that can be written.") from error
