@@ -5,6 +5,7 @@ Nothing heavy is imported before the arguments and the configuration are known t
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -14,10 +15,12 @@ from typing import Final
 from node.config_command import add_configuration_arguments, print_resolved, resolve
 from node.config_sources import InvalidConfigError
 from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
+from node.role import ROLE_MODULES
 
 COMMANDS: Final = {
     "init": ("node.identity.init_run", "make a new run: its keys and certificates"),
     "token": ("node.identity.token_command", "make a token that lets one new peer in"),
+    "revoke": ("node.identity.revoke_command", "shut a node out of the run, or let it in again"),
     "status": ("node.status", "show who is in the run and how far behind"),
     "config": ("node.config_command", "show every configuration value and who set it; start nothing"),
     "emulate-link": ("node.link_emulator", "put a long, narrow link between a peer and its hub"),
@@ -33,21 +36,46 @@ exit codes:
 """
 
 
+_EXAMPLE: Final = """\
+example:
+  heterorl-node --role sampler --config sampler.toml --dry-run
+  heterorl-node --role sampler --config sampler.toml
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and give the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return _answering_errors(lambda: _run_command(argv[0], argv[1:]))
+    if argv and not argv[0].startswith("-"):
+        return _answering_errors(lambda: _refuse_command(argv[0]))
     return _answering_errors(lambda: _run_daemon(argv))
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
     module_name, description = COMMANDS[name]
     module = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"heterorl-node {name}", description=f"{description}.")
+    parser = argparse.ArgumentParser(
+        prog=f"heterorl-node {name}",
+        description=f"{description}.",
+        epilog=f"example:\n{module.EXAMPLE}" if hasattr(module, "EXAMPLE") else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     module.add_arguments(parser)
     exit_code: int = module.run(parser.parse_args(argv))
     return exit_code
+
+
+def _refuse_command(name: str) -> int:
+    if name in ROLE_MODULES:
+        fix = f"A role is started by a flag: heterorl-node --role {name}"
+    elif close := difflib.get_close_matches(name, COMMANDS, n=1):
+        fix = f"Did you mean {close[0]}? heterorl-node {close[0]} --help"
+    else:
+        fix = f"Commands are {', '.join(COMMANDS)}; a role is started by --role. See heterorl-node --help"
+    rule = "there is no such command"
+    raise ConfigError(key="command", value=name, source="the command line", rule=rule, fix=fix)
 
 
 def _run_daemon(argv: Sequence[str]) -> int:
@@ -74,7 +102,7 @@ def _daemon_parser() -> argparse.ArgumentParser:
         prog="heterorl-node",
         description="One daemon, four roles: reinforcement learning of language models across the Internet.",
         usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
-        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}",
+        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}\n{_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_configuration_arguments(parser)

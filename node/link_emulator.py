@@ -27,6 +27,11 @@ from node.telemetry.logging import configure_logging
 
 _log = logging.getLogger(__name__)
 
+EXAMPLE: Final = """\
+  heterorl-node emulate-link --listen 127.0.0.1:7790 --target hub:7700 --delay-ms 100 --rate-mbit 8
+  then start the peer with --coordinator 127.0.0.1:7790
+"""
+
 PIECE_BYTES: Final = 16 << 10
 """Largest piece put on the line at once: 13 ms at 10 Mbit/s, so that connections share it fairly."""
 

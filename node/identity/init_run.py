@@ -35,6 +35,10 @@ SIGNING_KEY_FILE: Final = "signing.key"
 INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)
 """Who has an identity from the start; their node ids are their roles' names."""
 
+EXAMPLE: Final = """\
+  heterorl-node init runs/first --run-id first --host hub.example.org
+"""
+
 _NEXT_STEPS: Final = """\
 Made run {run_id} in {directory}
 
