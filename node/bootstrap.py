@@ -12,12 +12,14 @@ from node.allocator import keep_freed_memory
 from node.clock import Clock, SystemClock
 from node.config import NodeConfig, NodeSection, Resolved
 from node.daemon import Phase, Stage, run_daemon
-from node.errors import ConfigError, ExitCode, StartupError
+from node.errors import ExitCode, StartupError
 from node.identity.files import make_private_directory
-from node.identity.first_start import enrol_with_token, how_to_get_a_token, kept_name
+from node.identity.first_start import enrol_with_token, kept_name
 from node.identity.init_run import IDENTITY_DIRECTORY
+from node.identity.on_disk import identity_on_disk
 from node.identity.run_description import RunDescription
-from node.identity.store import Identity, check_own, load_identity
+from node.identity.store import Identity
+from node.identity.token_file import how_to_get_a_token
 from node.role import ROLE_MODULES, RoleContext, load_build
 from node.run import Role
 from node.service import Service
@@ -114,23 +116,9 @@ async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription,
         ConfigError: ``node.node_id`` is not the name in the identity on disk.
     """
     directory = node.state_dir / role / IDENTITY_DIRECTORY
-    identity = load_identity(directory)
+    identity = identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now)
     if identity is not None:
-        check_own(identity, run, role, now)
-        if node.node_id not in (None, identity.node_id) and role is not Role.COORDINATOR:
-            raise ConfigError(
-                key="node.node_id",
-                value=node.node_id,
-                source="the configuration",
-                rule=f"the certificate in {directory} names {identity.node_id}",
-                fix="Leave node.node_id out, or move the directory away and enrol with a new token.",
-            )
         return identity
-    if role is Role.COORDINATOR:
-        raise StartupError(
-            f"There is no coordinator's certificate in {directory}",
-            fix="Set node.state_dir to the directory made by `heterorl-node init DIR`.",
-        )
     if node.token_file is None:
         raise StartupError(
             f"This {role} has no certificate in {directory} and no token to get one",

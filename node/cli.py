@@ -9,11 +9,11 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from node.config_command import add_configuration_arguments, print_resolved, resolve
-from node.config_sources import InvalidConfigError
 from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
 from node.role import ROLE_MODULES
 
@@ -29,7 +29,7 @@ COMMANDS: Final = {
 
 _EXIT_CODES: Final = """\
 exit codes:
-  0  drained after SIGTERM, SIGINT or the end of the work
+  0  drained after SIGTERM, SIGINT, SIGHUP or the end of the work
   1  failed while running, or was late to drain
   2  the configuration is wrong
   3  could not start
@@ -84,9 +84,15 @@ def _run_daemon(argv: Sequence[str]) -> int:
     if not arguments.roles:
         parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
     resolved = resolve(arguments)
+    preflight = importlib.import_module("node.preflight")
+    roles = preflight.in_order(arguments.roles)
     if arguments.dry_run:
         print_resolved(resolved, as_json=False)
+        preflight.check_everything(
+            resolved.config, roles, now=time.time(), warn=lambda text: _answer(f"warning: {text}")
+        )
         return ExitCode.DRAINED
+    preflight.check_models(resolved.config, roles)
     # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
     # to exec, which needs none of them. Read when grpc is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -107,7 +113,9 @@ def _daemon_parser() -> argparse.ArgumentParser:
     )
     add_configuration_arguments(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the configuration, print it and start nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the configuration, check it and all files it names, and start nothing",
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
     return parser
@@ -125,17 +133,27 @@ def _answering_errors(command: Callable[[], int]) -> int:
     """Turn what is raised on purpose into an answer on standard error and an exit code."""
     try:
         return command()
-    except StartupError as error:
-        _answer(f"could not start: {error.what}", fix=error.fix)
-        return ExitCode.COULD_NOT_START
-    except (ConfigError, InvalidConfigError) as error:
-        for fault in (error,) if isinstance(error, ConfigError) else error.faults:
-            value = "" if fault.value is None else f" = {fault.value!r}"
-            _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
-        return ExitCode.CONFIGURATION
+    except (StartupError, ConfigError) as error:
+        return _answer_faults([error])
     except HeteroRLError as error:
+        # Those that collect faults: InvalidConfigError, and NotReadyError, whose module takes long to import.
+        faults = getattr(error, "faults", ())
+        if faults:
+            return _answer_faults(faults)
         _answer(str(error))
         return ExitCode.FAILED
+
+
+def _answer_faults(faults: Iterable[StartupError | ConfigError]) -> int:
+    code = ExitCode.COULD_NOT_START
+    for fault in faults:
+        if isinstance(fault, StartupError):
+            _answer(f"could not start: {fault.what}", fix=fault.fix)
+            continue
+        code = ExitCode.CONFIGURATION
+        value = "" if fault.value is None else f" = {fault.value!r}"
+        _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+    return code
 
 
 def _answer(what: str, *, fix: str = "") -> None:

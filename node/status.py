@@ -23,11 +23,12 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.errors import ExitCode, RefusedError, StartupError
 from node.identity.access import cannot_make
-from node.identity.first_start import enrol_with_token, how_to_get_a_token
+from node.identity.first_start import enrol_with_token
 from node.identity.init_run import IDENTITY_DIRECTORY
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.identity.store import Identity, check_own, load_identity
+from node.identity.token_file import how_to_get_a_token
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target

@@ -24,8 +24,9 @@ from node.identity.peer import Peer, is_name
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.identity.store import Identity, check_own, load_or_make_key, make_identity, save_identity
-from node.identity.tokens import Token, is_same_certificate, redeem
-from node.rpc.address import ENROLMENT_PORT, split_target
+from node.identity.token_file import check_fits, how_to_get_a_token
+from node.identity.tokens import Token, redeem
+from node.rpc.address import ENROLMENT_PORT
 from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
 from node.run import Role
 
@@ -101,27 +102,12 @@ async def enrol(
     Raises:
         StartupError: the token does not fit, was refused, or the coordinator cannot be reached.
     """
-    new_token = (
-        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT "
-        "--out FILE`."
-    )
+    new_token = f"{how_to_get_a_token(role)}."
     try:
         token = Token.parse(token_text)
     except RefusedError as refusal:
         raise StartupError(f"node.token_file: {refusal}", fix=new_token) from refusal
-    if token.run_id != run.run_id or not is_same_certificate(
-        token.ca_certificate_pem.encode(), run.ca_certificate_pem
-    ):
-        raise StartupError(
-            f"The token is for run {token.run_id} of another authority than node.run_file names",
-            fix=new_token,
-        )
-    if token.role != role:
-        raise StartupError(f"The token is for a {token.role}, this node is a {role}", fix=new_token)
-    try:
-        split_target(token.address)
-    except ValueError as error:
-        raise StartupError(f"The token leads nowhere: {error}", fix=new_token) from error
+    check_fits(token, run=run, role=role)
     key = load_or_make_key(directory)
     request = membership_pb2.EnrolRequest(
         token=token_text.strip(), signing_request_der=signing_request(key), node_id=node_id

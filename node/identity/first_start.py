@@ -11,18 +11,10 @@ from node.identity.files import make_private_directory, write_public
 from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.identity.store import Identity
-from node.identity.token_file import read_token_file
+from node.identity.token_file import how_to_get_a_token, read_token_file
 from node.run import Role
 
 NAME_FILE: Final = "node_id"
-
-
-def how_to_get_a_token(role: Role) -> str:
-    """Return the command that makes a token for a role, as part of a sentence."""
-    return (
-        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT "
-        "--out FILE`"
-    )
 
 
 async def enrol_with_token(

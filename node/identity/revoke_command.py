@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_one = len(arguments.nodes) == 1
     print(
         f"{', '.join(arguments.nodes)} {'is' if is_one else 'are'} shut out: a running coordinator "
-        "ends their streams within 5 s, relays follow at their next heartbeat, and no token lets that name in "
+        "ends their streams within 5 s, relays follow at their next heartbeat, and no token lets the name in "
         "again.\n"
         f"To undo: heterorl-node revoke --undo {' '.join(arguments.nodes)} --state-dir {arguments.state_dir}"
     )

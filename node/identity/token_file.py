@@ -19,8 +19,11 @@ from typing import Final
 from node.errors import RefusedError, StartupError
 from node.identity.access import cannot_make, obstacle
 from node.identity.files import write_secret
-from node.identity.tokens import Token
+from node.identity.run_description import RunDescription
+from node.identity.tokens import Token, is_same_certificate
 from node.limits import TOKEN_BYTES
+from node.rpc.address import split_target
+from node.run import Role
 
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -71,6 +74,35 @@ def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
             f"first is let in. Run: chmod 600 {path}"
         )
     return TokenFile(text, token, exposure)
+
+
+def check_fits(token: Token, *, run: RunDescription, role: Role) -> None:
+    """Check that a token is for this run and this role, and leads somewhere; not whether it has expired.
+
+    Raises:
+        StartupError: it is not.
+    """
+    fix = f"{how_to_get_a_token(role)}."
+    if token.run_id != run.run_id or not is_same_certificate(
+        token.ca_certificate_pem.encode(), run.ca_certificate_pem
+    ):
+        raise StartupError(
+            f"The token is for run {token.run_id} of another authority than node.run_file names", fix=fix
+        )
+    if token.role != role:
+        raise StartupError(f"The token is for a {token.role}, this node is a {role}", fix=fix)
+    try:
+        split_target(token.address)
+    except ValueError as error:
+        raise StartupError(f"The token leads nowhere: {error}", fix=fix) from error
+
+
+def how_to_get_a_token(role: Role) -> str:
+    """Return the command that makes a token for a role, as part of a sentence."""
+    return (
+        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT "
+        "--out FILE`"
+    )
 
 
 def write_token_file(path: Path, token: str) -> None:
