@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.errors import ConfigError, ExitCode, StartupError
+from node.errors import ConfigError, ExitCode, RefusedError, StartupError
 from node.service import Service
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,9 @@ class _Daemon:
             error = error.exceptions[0]  # of a service that is a task group inside
         if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
             self.exit_code = _exit_code_of(error, was_serving=self._is_serving)
-        is_told = isinstance(error, ConfigError | StartupError)  # these say what to do; a trace adds nothing
+        is_told = isinstance(
+            error, ConfigError | StartupError | RefusedError
+        )  # say what to do; no trace helps
         _log.error(
             "service failed",
             extra={"service": name, "error": str(error)},

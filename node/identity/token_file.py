@@ -1,13 +1,12 @@
 """A token in a file: written for its owner only, and looked at before it is believed.
 
-    mode           who                                          what happens
-    0600, 0400     the owner                                    taken
-    0440, 0444     others may read it: a Kubernetes Secret,     taken, with a warning: whoever read it first
-                   a plain ``> file`` under umask 022           may have spent it
-    0620, 0666     others may write it                          refused
+    0600, 0400    the owner                                                      taken
+    0440          root's, opened to this process's group: a mounted secret       taken
+    0640, 0644    others may read it: ``> file`` under umask 022, or a Secret    taken, with a warning
+    0620, 0666    others may write it                                            refused
 
-Refusing what others may read would refuse every Secret that Kubernetes mounts; nothing mounts a secret that
-others may write, and a token that anyone may replace says nothing about who is let in.
+Refusing what others may read would refuse the Secrets that Kubernetes mounts by default; nothing mounts a
+secret that others may write, and a token that anyone may replace says nothing about who is let in.
 """
 
 import os
@@ -51,7 +50,8 @@ def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
     try:
         # The descriptor is checked, not the path, so that the file checked is the file read.
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
             if mode & _WRITABLE:
                 raise StartupError(
                     f"The token in {path} may be replaced by others: the file has mode {mode:o}",
@@ -68,7 +68,8 @@ def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
     except (UnicodeDecodeError, RefusedError) as error:
         raise StartupError(f"The token in {path} cannot be used: {error}", fix=how_to_get_one) from error
     exposure = ""
-    if mode & _READABLE:
+    # Of somebody else's file the group's bit is what lets this process in.
+    if mode & (_READABLE if status.st_uid == os.geteuid() else stat.S_IROTH):
         exposure = (
             f"{path} has mode {mode:o}: others on this machine may read the token, and whoever spends it "
             f"first is let in. Run: chmod 600 {path}"

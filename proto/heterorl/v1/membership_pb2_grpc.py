@@ -154,6 +154,10 @@ class MembershipServiceServicer(object):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
         peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+        trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+        peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+        * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
         learner's checkpoint. Final: restore the ledger.
         """
@@ -176,7 +180,7 @@ class MembershipServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """The state of the whole run. For operators and any member.
+        """The state of the whole run. For any member, and for operators: the one rpc they may call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -106,6 +106,10 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+      trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+    * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
     """
@@ -120,7 +124,7 @@ class MembershipServiceStub:
       restarted, or gave the peer up). Join again.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]
-    """The state of the whole run. For operators and any member."""
+    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
@@ -136,6 +140,10 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+    * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+      trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+    * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
     """
@@ -150,7 +158,7 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
       restarted, or gave the peer up). Join again.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """The state of the whole run. For operators and any member."""
+    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
     """Who is in the run, how far behind it is, and how the run goes."""
@@ -169,6 +177,10 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
+        * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+          trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+          peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+        * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
           learner's checkpoint. Final: restore the ledger.
         """
@@ -195,6 +207,6 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.GetStatusResponse, _abc.Awaitable[_membership_pb2.GetStatusResponse]]:
-        """The state of the whole run. For operators and any member."""
+        """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
