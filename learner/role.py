@@ -40,6 +40,7 @@ from node.policy import PolicyVersion
 from node.role import RoleContext
 from node.rollout_drain import RolloutDrain
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.service import Service
 from node.stop_order import StopsAfter
@@ -106,6 +107,8 @@ async def build(context: RoleContext) -> list[Service]:
         notices=Notices(),
         clock=clock,
         backoff=Backoff(random.random),
+        waiting=context.node_metrics.waiting,
+        comparison=comparison_with(target, context.identity, clock=clock),
     )
     drain = RolloutDrain(
         rollouts,

@@ -3,10 +3,8 @@
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -15,14 +13,14 @@ from node.allocator import keep_freed_memory
 from node.clock import Clock, SystemClock
 from node.config import NodeConfig, NodeSection, Resolved
 from node.daemon import Phase, Stage, run_daemon
-from node.errors import ConfigError, ExitCode, RefusedError, StartupError
-from node.identity.enrolment import enrol
-from node.identity.files import make_private_directory, write_public
+from node.errors import ExitCode, StartupError
+from node.identity.files import make_private_directory
+from node.identity.first_start import enrol_with_token, kept_name
 from node.identity.init_run import IDENTITY_DIRECTORY
-from node.identity.peer import is_name
+from node.identity.on_disk import identity_on_disk
 from node.identity.run_description import RunDescription
-from node.identity.store import Identity, check_own, expiries, load_identity
-from node.identity.tokens import Token
+from node.identity.store import Identity, expiries
+from node.identity.token_file import how_to_get_a_token
 from node.role import ROLE_MODULES, RoleContext, load_build
 from node.run import Role
 from node.service import Service
@@ -36,8 +34,6 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.exponent_conditioned.choice import implementation
 
 _log = logging.getLogger(__name__)
-
-NAME_FILE: Final = "node_id"
 
 
 def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
@@ -128,62 +124,27 @@ def _hold_state(state_dir: Path) -> None:
 
 
 async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:
-    """Give this peer's identity: the one on disk, else a new one for the token.
+    """Return this peer's identity: the one on disk, else a new one for the token.
 
     Raises:
         StartupError: there is neither, or what there is will not be let in; says how to get a token.
         ConfigError: ``node.node_id`` is not the name in the identity on disk.
     """
     directory = node.state_dir / role / IDENTITY_DIRECTORY
-    identity = load_identity(directory)
+    identity = identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now)
     if identity is not None:
-        check_own(identity, run, role, now)
-        if node.node_id not in (None, identity.node_id) and role is not Role.COORDINATOR:
-            raise ConfigError(
-                key="node.node_id",
-                value=node.node_id,
-                source="the configuration",
-                rule=f"the certificate in {directory} names {identity.node_id}",
-                fix="Leave node.node_id out, or move the directory away and enrol with a new token.",
-            )
         return identity
-    if role is Role.COORDINATOR:
-        raise StartupError(
-            f"There is no coordinator's certificate in {directory}",
-            fix="Set node.state_dir to the directory made by `heterorl-node init DIR`.",
-        )
-    how = f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT`"
     if node.token_file is None:
         raise StartupError(
             f"This {role} has no certificate in {directory} and no token to get one",
-            fix=f"{how}, and set node.token_file to a file that holds it.",
+            fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
         )
-    try:
-        text = node.token_file.read_text(encoding="ascii")
-        wanted = Token.parse(text).node_id
-    except (OSError, UnicodeDecodeError, RefusedError) as error:
-        raise StartupError(
-            f"The token in {node.token_file} cannot be used: {error}", fix=f"{how}."
-        ) from error
-    return await enrol(
-        text,
+    return await enrol_with_token(
+        node.token_file,
         run=run,
         role=role,
-        node_id=node.node_id or wanted or kept_name(directory.parent, role=role),
+        node_id=node.node_id,
         directory=directory,
         now=now,
+        warn=lambda detail: _log.warning("token readable by others", extra={"detail": detail}),
     )
-
-
-def kept_name(state_dir: Path, *, role: Role) -> str:
-    """Give the random name this peer took at its first start."""
-    path = state_dir / NAME_FILE
-    try:
-        name = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        name = f"{role}-{secrets.token_hex(4)}"
-        make_private_directory(state_dir)
-        write_public(path, name.encode() + b"\n")
-    if not is_name(name):
-        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
-    return name

@@ -31,7 +31,7 @@ from node.config_sources import (
 )
 from node.errors import ConfigError
 from node.limits import NAME_PATTERN
-from node.rpc.address import split_address
+from node.rpc.address import split_address, split_target
 
 RUN_FILE: Final = "run.json"
 
@@ -44,7 +44,16 @@ def _check_address(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-"""``host:port``"""
+"""``host:port`` to listen on; port 0 takes any free one."""
+
+
+def _check_target(address: str) -> str:
+    split_target(address)
+    return address
+
+
+Target = Annotated[str, AfterValidator(_check_target)]
+"""``host:port`` to dial."""
 
 
 def _beside_state(data: dict[str, Any]) -> Path:
@@ -68,8 +77,8 @@ class NodeSection(BaseModel):
     """This peer's name in the run. Unset: what its certificate or token says, else a random one, kept.
     The coordinator has its name from ``init``."""
 
-    coordinator: Address | None = None
-    """Where everyone else reaches the coordinator, ``host:port``."""
+    coordinator: Target | None = None
+    """Where everyone else reaches the coordinator's members port, ``host:port``."""
 
     token_file: Path | None = None
     """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""

@@ -14,6 +14,10 @@ from node.role import ROLE_MODULES
 if TYPE_CHECKING:
     from node.config import Resolved
 
+EXAMPLE: Final = """\
+  heterorl-node config --role sampler --config sampler.toml --set sampler.threads=4
+"""
+
 SHORTHANDS: Final = {
     "--state-dir": ("node.state_dir", "DIR", "where what must survive a restart is kept"),
     "--run-file": ("node.run_file", "FILE", "the run's public description, made by init"),

@@ -4,10 +4,10 @@
 
 A stage is one role (or the telemetry): its services start one after the other, each ready before the
 next. A stage is built only when the one before it is ready, so that a learner may enrol with the
-coordinator of its own process. What stops the daemon: SIGTERM or SIGINT, a service that returns by
-itself, a service that fails. Draining goes from the last stage to the first, so that nobody loses
-what he depends on; the services of a stage stop all at once. Who is still at work after
-``drain_timeout_s``, or at a second signal, is named in the log and cancelled.
+coordinator of its own process. What stops the daemon: SIGTERM or SIGINT; SIGHUP, unless it was ignored at
+the start (nohup); a service that returns by itself, a service that fails. Draining goes from the last stage
+to the first, so that nobody loses what he depends on; the services of a stage stop all at once. Who is
+still at work after ``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled.
 """
 
 import asyncio
@@ -20,12 +20,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.errors import ConfigError, ExitCode, StartupError
+from node.errors import ConfigError, ExitCode, RefusedError, StartupError
 from node.service import Service
 
 _log = logging.getLogger(__name__)
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A terminal that closes sends SIGHUP: it drains, since nothing of the configuration is read again."""
 
 
 class Phase(enum.StrEnum):
@@ -98,6 +99,8 @@ class _Daemon:
     def on_signal(self, number: signal.Signals) -> None:
         _log.info("signal received", extra={"signal": number.name})
         self._stop.set()
+        if number == signal.SIGHUP:
+            return  # comes twice when a terminal closes, from the kernel and from the shell: no impatience
         if self._has_signal and self.draining is not None:
             self.draining.cancel()
         self._has_signal = True
@@ -137,7 +140,9 @@ class _Daemon:
             error = error.exceptions[0]  # of a service that is a task group inside
         if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
             self.exit_code = _exit_code_of(error, was_serving=self._is_serving)
-        is_told = isinstance(error, ConfigError | StartupError)  # these say what to do; a trace adds nothing
+        is_told = isinstance(
+            error, ConfigError | StartupError | RefusedError
+        )  # say what to do; no trace helps
         _log.error(
             "service failed",
             extra={"service": name, "error": str(error)},
@@ -175,10 +180,12 @@ def _exit_code_of(error: Exception, *, was_serving: bool) -> ExitCode:
 @contextlib.contextmanager
 def _signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    # nohup: whoever started this wants it to outlive the terminal.
+    heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    for number in heard:
         loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in heard:
             loop.remove_signal_handler(number)

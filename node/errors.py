@@ -25,7 +25,9 @@ class Reason(enum.StrEnum):
     OVER_LIMIT = "over_limit"
     NON_FINITE = "non_finite"
     UNAUTHENTICATED = "unauthenticated"
+    EXPIRED = "expired"
     WRONG_ROLE = "wrong_role"
+    WRONG_PORT = "wrong_port"
     TOKEN_REFUSED = "token_refused"
     FOREIGN_RUN = "foreign_run"
     LAYOUT_MISMATCH = "layout_mismatch"
@@ -53,7 +55,9 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.OVER_LIMIT: "RESOURCE_EXHAUSTED",
     Reason.NON_FINITE: "INVALID_ARGUMENT",
     Reason.UNAUTHENTICATED: "UNAUTHENTICATED",
+    Reason.EXPIRED: "UNAUTHENTICATED",
     Reason.WRONG_ROLE: "PERMISSION_DENIED",
+    Reason.WRONG_PORT: "UNIMPLEMENTED",
     Reason.TOKEN_REFUSED: "PERMISSION_DENIED",
     Reason.FOREIGN_RUN: "FAILED_PRECONDITION",
     Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
@@ -86,19 +90,26 @@ RETRYABLE: Final[frozenset[Reason]] = frozenset(
         Reason.NOT_JOINED,
         Reason.NAME_IN_USE,
         Reason.UNKNOWN_VERSION,
+        Reason.EXPIRED,
     }
 )
-"""Reasons after which the same peer may succeed later: by waiting, joining or planning again."""
+"""Reasons after which the same peer may succeed later: by waiting, joining or planning again. A certificate
+that has expired by the hub's clock is among them, because that clock may be wrong: the one client that
+compares the clocks (``node.membership_client``) ends the peer where both agree."""
 
 
 class RefusedError(HeteroRLError):
-    """A request or payload breaks a rule. ``str()`` is what the sender is told."""
+    """A request or payload breaks a rule. ``str()`` is what the sender is told.
 
-    def __init__(self, reason: Reason, what: str, *, fix: str = "") -> None:
+    ``hub_now_s`` is the time on the refusing hub's clock, where it came with the refusal.
+    """
+
+    def __init__(self, reason: Reason, what: str, *, fix: str = "", hub_now_s: float | None = None) -> None:
         super().__init__(f"{what}; {fix}" if fix else what)
         self.reason = reason
         self.what = what
         self.fix = fix
+        self.hub_now_s = hub_now_s
 
 
 class ConfigError(HeteroRLError):

@@ -16,15 +16,21 @@ import logging
 import random
 import signal
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from node.clock import Clock, SystemClock
 from node.errors import ExitCode
-from node.rpc.address import join_address, split_address
+from node.rpc.address import join_address, split_address, split_target
 from node.telemetry.logging import configure_logging
 
 _log = logging.getLogger(__name__)
+
+EXAMPLE: Final = """\
+  heterorl-node emulate-link --listen 127.0.0.1:7790 --target hub:7700 --delay-ms 100 --rate-mbit 8
+  then start the peer with --coordinator 127.0.0.1:7790
+"""
 
 PIECE_BYTES: Final = 16 << 10
 """Largest piece put on the line at once: 13 ms at 10 Mbit/s, so that connections share it fairly."""
@@ -201,13 +207,20 @@ class _Flight:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``heterorl-node emulate-link``."""
-    for flag, default, text in (
-        ("--listen", ("127.0.0.1", 0), "where peers connect; port 0 takes any"),
-        ("--target", None, "where the hub listens"),
-    ):
-        parser.add_argument(
-            flag, type=_address, default=default, required=default is None, metavar="HOST:PORT", help=text
-        )
+    parser.add_argument(
+        "--listen",
+        type=_parsed_by(split_address),
+        default=("127.0.0.1", 0),
+        metavar="HOST:PORT",
+        help="where peers connect; port 0 takes any; default: 127.0.0.1:0",
+    )
+    parser.add_argument(
+        "--target",
+        type=_parsed_by(split_target),
+        required=True,
+        metavar="HOST:PORT",
+        help="where the hub listens",
+    )
     for flag, unit, text in (
         ("--delay-ms", "MS", "time in flight, one way"),
         ("--jitter-ms", "MS", "added to the delay at random, at most"),
@@ -252,11 +265,14 @@ async def _serve(arguments: argparse.Namespace) -> int:
     return ExitCode.DRAINED
 
 
-def _address(text: str) -> tuple[str, int]:
-    try:
-        return split_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _parsed_by(split: Callable[[str], tuple[str, int]]) -> Callable[[str], tuple[str, int]]:
+    def address(text: str) -> tuple[str, int]:
+        try:
+            return split(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return address
 
 
 def _amount(text: str) -> float:

@@ -27,6 +27,7 @@ from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
+from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
@@ -138,7 +139,21 @@ class MembershipClient:
         notices: Notices,
         clock: Clock,
         backoff: Backoff,
+        waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        comparison: ClockComparison | None = None,
     ) -> None:
+        """Prepare; nothing is dialled before ``run``.
+
+        Args:
+            channel: to the coordinator, for control.
+            member: who joins.
+            state: asked for each heartbeat.
+            notices: told what the answers say.
+            clock: this machine's.
+            backoff: between two attempts to join.
+            waiting: counts a wait under its name, as ``NodeMetrics.waiting``.
+            comparison: with the coordinator's clock; None where TLS is off: nothing expires.
+        """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._state = state
@@ -146,6 +161,8 @@ class MembershipClient:
         self._clock = clock
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
+        self._waiting = waiting
+        self._comparison = comparison
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
@@ -165,9 +182,10 @@ class MembershipClient:
         """Stay a member until ``stopping``, then say so.
 
         Raises:
-            RefusedError: for a reason in ``FINAL``; NAME_IN_USE, once it has joined: another process of
-                this name came while it was cut off. Two that replaced each other would go on for ever.
-                At its first join it waits for the other to go.
+            RefusedError: for a reason in ``FINAL``; EXPIRED, if this peer's certificate has expired by the
+                coordinator's clock and by its own; NAME_IN_USE, once it has joined: another process of this
+                name came while it was cut off. Two that replaced each other would go on for ever. At its
+                first join it waits for the other to go.
         """
         while not stopping.is_set():
             try:
@@ -176,12 +194,36 @@ class MembershipClient:
             except RefusedError as refused:
                 if refused.reason in FINAL or (refused.reason is Reason.NAME_IN_USE and self.joins):
                     raise
+                if await self._waits_for_a_clock(refused, stopping):
+                    continue
                 logger.warning(
                     "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
                 )
             except ConnectionLost as lost:
+                if await self._waits_for_a_clock(lost, stopping):
+                    continue
                 logger.warning("connection to the hub lost", extra={"detail": str(lost)})
             await self._backoff.wait(stopping)
+
+    async def _waits_for_a_clock(self, error: RefusedError | ConnectionLost, stopping: asyncio.Event) -> bool:
+        """Wait for the next attempt under the name of the clock that is wrong; False: it is not a clock.
+
+        Raises:
+            RefusedError: EXPIRED; both clocks agree that the certificate has.
+        """
+        if self._comparison is None or stopping.is_set():
+            return False
+        finding = await self._comparison.after(error)
+        if finding is None:
+            return False
+        if finding.waits_for is None:
+            raise RefusedError(Reason.EXPIRED, finding.what, fix=finding.fix) from error
+        logger.warning(
+            "clocks disagree", extra={"waits_for": finding.waits_for.value, "detail": str(finding)}
+        )
+        with self._waiting(finding.waits_for.value):
+            await self._backoff.wait(stopping)
+        return True
 
     async def _join(self, ready: Callable[[], None]) -> None:
         held = self._state.held()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.config import Address
+from node.config import Target
 
 
 class SamplerConfig(BaseModel):
@@ -45,11 +45,11 @@ class SamplerConfig(BaseModel):
     outbox_groups: int = Field(default=16, ge=1, le=4096)
     """Finished groups kept while the hub is away or slow. When full, no more work is leased."""
 
-    weight_sources: tuple[Address, ...] = ()
+    weight_sources: tuple[Target, ...] = ()
     """Relays (or the coordinator) to take weights from, ``host:port`` each, used at once in proportion to
     what they deliver. The coordinator is asked only when they are all behind it; empty: always."""
 
-    rollout_via: Address | None = None
+    rollout_via: Target | None = None
     """A relay that takes finished groups in, ``host:port``, and keeps them on its disk while the coordinator
     is away. Unset: the coordinator takes them itself."""
 

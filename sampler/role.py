@@ -22,6 +22,7 @@ from node.policy import PolicyVersion
 from node.role import RoleContext
 from node.rollout_client import SamplerRolloutClient
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.service import Service
 from node.stop_order import StopsAfter
@@ -156,6 +157,8 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         clock=clock,
         backoff=Backoff(random.random),
+        waiting=node_metrics.waiting,
+        comparison=comparison_with(target, context.identity, clock=clock),
     )
     rollouts = Rollouts(
         engine,

@@ -14,8 +14,7 @@ from node.coordinator.ledger_copies import back_up, restore
 from node.errors import ExitCode, StartupError
 from node.run import Role
 
-_HELP: Final = """\
-examples:
+EXAMPLE: Final = """\
   while the run goes on, from cron or a timer; the copy is whole, or the old one stays:
     heterorl-node ledger backup --state-dir DIR --to /backup/ledger.sqlite
   is it whole, and how far does it go:
@@ -32,8 +31,6 @@ comes twice; the learner goes on from its own version and says which steps were 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _HELP
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="backup|verify|restore")
     backup = verbs.add_parser("backup", help="copy the ledger while the run goes on; verified, then renamed")
     backup.add_argument(

@@ -29,8 +29,9 @@ AUTHORITY_LIFETIME_S: Final = 10 * 365 * 86400.0
 LEAF_LIFETIME_S: Final = 365 * 86400.0
 """Longer than a run: an expired peer enrols again with a new token, a stolen key is revoked by name."""
 
-CLOCK_SKEW_S: Final = 3600.0
-"""Certificates are valid from this long before they are made: peers' clocks are off by minutes."""
+CLOCK_SKEW_S: Final = 86400.0
+"""Certificates are valid from this long before they are made. Clocks are off by minutes, or by a time zone
+(up to 14 h) where local time was set as UTC; a key that did not exist then is no danger."""
 
 
 class Authority:

@@ -18,12 +18,15 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.authority import Authority, key_to_pem, read_signing_request, signing_request
+from node.identity.clocks import moment
 from node.identity.enrolment_ledger import EnrolmentLedger
 from node.identity.peer import Peer, is_name
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.identity.store import Identity, check_own, load_or_make_key, make_identity, save_identity
-from node.identity.tokens import Token, is_same_certificate, redeem
+from node.identity.token_file import check_fits, how_to_get_a_token
+from node.identity.tokens import Token, redeem
+from node.rpc.address import ENROLMENT_PORT
 from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
 from node.run import Role
 
@@ -99,22 +102,12 @@ async def enrol(
     Raises:
         StartupError: the token does not fit, was refused, or the coordinator cannot be reached.
     """
-    new_token = (
-        f"Make one where the coordinator runs: `heterorl-node token DIR --role {role} --address HOST:PORT`."
-    )
+    new_token = f"{how_to_get_a_token(role)}."
     try:
         token = Token.parse(token_text)
     except RefusedError as refusal:
         raise StartupError(f"node.token_file: {refusal}", fix=new_token) from refusal
-    if token.run_id != run.run_id or not is_same_certificate(
-        token.ca_certificate_pem.encode(), run.ca_certificate_pem
-    ):
-        raise StartupError(
-            f"The token is for run {token.run_id} of another authority than node.run_file names",
-            fix=new_token,
-        )
-    if token.role != role:
-        raise StartupError(f"The token is for a {token.role}, this node is a {role}", fix=new_token)
+    check_fits(token, run=run, role=role)
     key = load_or_make_key(directory)
     request = membership_pb2.EnrolRequest(
         token=token_text.strip(), signing_request_der=signing_request(key), node_id=node_id
@@ -124,11 +117,13 @@ async def enrol(
         try:
             response = await _exchange(channel, request, patience_s)
         except RefusedError as refusal:
-            raise StartupError(f"The coordinator refused the token: {refusal}", fix=new_token) from refusal
+            raise _refused(refusal, token, now=now, new_token=new_token) from refusal
         except ConnectionLost as lost:
             raise StartupError(
                 f"The enrolment port {token.address} cannot be reached: {lost}",
-                fix="Check that the coordinator runs, then start again: the token is not lost.",
+                fix="Check that the coordinator runs and that this is its enrolment port "
+                f"(coordinator.enrolment_listen, {ENROLMENT_PORT} unless configured), then start again: "
+                "the token is not lost.",
             ) from lost
     try:
         identity = make_identity(key_to_pem(key), response.certificate_pem.encode(), run.ca_certificate_pem)
@@ -139,6 +134,18 @@ async def enrol(
     check_own(identity, run, role, now)
     save_identity(identity, directory)
     return identity
+
+
+def _refused(refusal: RefusedError, token: Token, *, now: float, new_token: str) -> StartupError:
+    hub_now_s = refusal.hub_now_s
+    if hub_now_s is None or not now < token.expires_at_s <= hub_now_s:
+        return StartupError(f"The coordinator refused the token: {refusal}", fix=new_token)
+    return StartupError(
+        f"The coordinator refused the token: {refusal.what}. The token is good until "
+        f"{moment(token.expires_at_s)}: the coordinator's clock says {moment(hub_now_s)}, this machine's "
+        f"{moment(now)}",
+        fix=f"If a clock is wrong, set it and start again: the token is not spent. If not: {new_token}",
+    )
 
 
 async def _exchange(

@@ -4,6 +4,7 @@ SQLite, synchronous=FULL: an answer is given only after the token is spent on di
 crash makes a token good for two peers.
 """
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,17 @@ CREATE TABLE IF NOT EXISTS spent (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL) STRICT;
 """
+
+
+def known_members(path: Path) -> frozenset[str] | None:
+    """Return every node id ever given out, beside a running coordinator; None where that cannot be known."""
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return frozenset(name for (name,) in database.execute("SELECT node_id FROM members"))
+    except sqlite3.Error:
+        return None  # busy or damaged: no reason to let somebody stay in
 
 
 class EnrolmentLedger:

@@ -6,6 +6,7 @@ from typing import Final
 
 from node import durable
 from node.errors import StartupError
+from node.identity.access import cannot_read
 
 _SECRET_MODE: Final = 0o600
 _PUBLIC_MODE: Final = 0o644
@@ -44,4 +45,4 @@ def read_secret(path: Path) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}", fix="Check path and owner.") from error
+        raise cannot_read(path, error, fix="Check path and owner.") from error

@@ -11,7 +11,6 @@ DIR serves as ``node.state_dir`` of a run on one machine as it stands.
 """
 
 import argparse
-import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -19,12 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import ConfigError, ExitCode, StartupError
+from node.identity.access import cannot_make
 from node.identity.authority import AUTHORITY_LIFETIME_S, Authority, key_to_pem, new_key
 from node.identity.files import make_private_directory
 from node.identity.peer import Peer, is_name
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.identity.signatures import SigningKey
 from node.identity.store import Identity, make_identity, save_identity
+from node.rpc.address import check_host, join_address
 from node.run import Role
 
 AUTHORITY_DIRECTORY: Final = "authority"
@@ -33,6 +34,10 @@ SIGNING_KEY_FILE: Final = "signing.key"
 
 INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)
 """Who has an identity from the start; their node ids are their roles' names."""
+
+EXAMPLE: Final = """\
+  heterorl-node init runs/first --run-id first --host hub.example.org
+"""
 
 _NEXT_STEPS: Final = """\
 Made run {run_id} in {directory}
@@ -46,8 +51,11 @@ On several:
      learner/signing.key signs every policy version, and nothing else needs it.
   2. Copy {directory}/run.json to every machine (node.run_file).
   3. Let each sampler in with a token of its own, good for one hour and one use:
-     heterorl-node token {directory} --role sampler --address {host}:PORT > sampler.token
-     where PORT is that of coordinator.enrolment_listen; set node.token_file on the sampler's machine.
+     heterorl-node token {directory} --role sampler --address {address} --out sampler.token
+     where PORT is that of coordinator.enrolment_listen (7701 unless configured). Move the file to the
+     sampler's machine and set node.token_file to it.
+  4. Shut a node out, should its machine be lost or sold:
+     heterorl-node revoke NODE --state-dir {directory}
 """
 
 
@@ -132,16 +140,12 @@ def run(arguments: argparse.Namespace) -> int:
             fix="Choose another.",
         )
     for host in arguments.hosts:
-        if re.fullmatch(r"[A-Za-z0-9:._-]{1,253}", host) is None:
-            raise ConfigError(
-                key="host",
-                value=host,
-                source="--host",
-                rule="a host is a name or an address, without port",
-                fix="Correct it.",
-            )
+        check_host(host, flag="--host")
     directory = arguments.directory
-    init_run(directory, run_id=run_id, hosts=arguments.hosts, now=time.time())
-    host = arguments.hosts[0] if arguments.hosts else "HOST"
-    print(_NEXT_STEPS.format(run_id=run_id, directory=directory, host=host), end="")
+    try:
+        init_run(directory, run_id=run_id, hosts=arguments.hosts, now=time.time())
+    except OSError as error:
+        raise cannot_make(directory, error, fix="Choose a directory that can be made and written.") from error
+    address = join_address(arguments.hosts[0] if arguments.hosts else "HOST", "PORT")
+    print(_NEXT_STEPS.format(run_id=run_id, directory=directory, address=address), end="")
     return ExitCode.DRAINED

@@ -1,9 +1,10 @@
-"""Who is shut out: a file of node ids, one a line, that an operator edits while the hub runs.
+"""Who is shut out: a file of node ids, one a line, that ``heterorl-node revoke`` edits while the hub runs.
 
 coordinator: <state>/revoked --heartbeats--> relay: <state>/revoked_by_coordinator, <state>/revoked
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,40 @@ COPY_NAME: Final = "revoked_by_coordinator"
 """At a relay: what the coordinator said last. It counts while the coordinator is away too."""
 
 _DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the file."""
+
+    node_id: str
+    remark: str
+    """What stands behind ``#``."""
+
+
+def entries(text: str) -> tuple[Entry, ...]:
+    """Return the nodes a file shuts out, each once, with what it says of them."""
+    found: dict[str, Entry] = {}
+    for line in text.splitlines():
+        word, _, remark = line.partition("#")
+        if is_name(word.strip()):
+            found[word.strip()] = Entry(word.strip(), remark.strip())
+    return tuple(found.values())
+
+
+def with_revoked(text: str, node_ids: Iterable[str], *, remark: str) -> str:
+    """Return a file's text with more nodes shut out; those that are already stay as they are."""
+    listed = {entry.node_id for entry in entries(text)}
+    new = [node_id for node_id in dict.fromkeys(node_ids) if node_id not in listed]
+    end = "" if not text or text.endswith("\n") else "\n"
+    return text + end + "".join(f"{node_id}  # {remark}\n" for node_id in new)
+
+
+def without_revoked(text: str, node_ids: Iterable[str]) -> str:
+    """Return a file's text without the lines of some nodes."""
+    left = set(node_ids)
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if line.split("#", 1)[0].strip() not in left)
 
 
 @dataclass(frozen=True)

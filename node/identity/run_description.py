@@ -7,6 +7,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.errors import StartupError
+from node.identity.access import cannot_read
 from node.identity.files import write_public
 from node.identity.pem import read_certificate
 from node.limits import NAME_PATTERN
@@ -34,7 +35,10 @@ class RunDescription:
         Raises:
             StartupError: it is missing or is not a run description.
         """
-        fix = "Copy run.json from the directory that `heterorl-node init` made."
+        fix = (
+            "Copy run.json from the directory that `heterorl-node init` made, and name it with --run-file "
+            "(node.run_file)."
+        )
         try:
             with path.open("rb") as file:
                 content = file.read(_FILE_BYTES)
@@ -42,7 +46,7 @@ class RunDescription:
             ca_certificate_pem = parsed.ca_certificate_pem.encode()
             read_certificate(ca_certificate_pem)
         except OSError as error:
-            raise StartupError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
+            raise cannot_read(path, error, fix=fix) from error
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the file"

@@ -3,7 +3,6 @@
 A directory holds a whole identity exactly when it holds a certificate: that file is written last.
 """
 
-import datetime
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.errors import RefusedError, StartupError
+from node.identity.access import cannot_read
 from node.identity.authority import key_to_pem, new_key
+from node.identity.clocks import ENROL_AGAIN, moment
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
 from node.identity.pem import read_certificate, read_private_key
@@ -23,11 +24,6 @@ from node.run import Role
 KEY_FILE: Final = "key.pem"
 CERTIFICATE_FILE: Final = "certificate.pem"
 CA_FILE: Final = "ca.pem"
-
-_ENROL_AGAIN: Final = (
-    "Make a token where the coordinator runs (`heterorl-node token DIR --role {role} --address HOST:PORT`), "
-    "set node.token_file to it, move the old identity directory away, and start again."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +95,8 @@ def load_identity(directory: Path) -> Identity | None:
         certificate_pem = (directory / CERTIFICATE_FILE).read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise cannot_read(directory / CERTIFICATE_FILE, error, fix="Check path and owner.") from error
     key_pem = read_secret(directory / KEY_FILE)
     try:
         return make_identity(key_pem, certificate_pem, (directory / CA_FILE).read_bytes())
@@ -147,7 +145,7 @@ def check_own(identity: Identity, run: RunDescription, role: Role, now: float) -
     Raises:
         StartupError: it is of another run or role, expired, or not yet valid.
     """
-    enrol_again = _ENROL_AGAIN.format(role=role)
+    enrol_again = ENROL_AGAIN.format(role=role)
     if identity.run_id != run.run_id:
         raise StartupError(
             f"This node's certificate is for run {identity.run_id}, the run file is of {run.run_id}",
@@ -175,14 +173,16 @@ def check_dates(identity: Identity, now: float) -> None:
     """
     if now >= identity.not_after_s:
         raise StartupError(
-            f"The certificate of {identity.node_id} expired at {_date(identity.not_after_s)}",
-            fix=_ENROL_AGAIN.format(role=identity.role),
+            f"The certificate of {identity.node_id} expired at {moment(identity.not_after_s)}, "
+            f"and this machine's clock says {moment(now)}",
+            fix=f"If the clock is wrong, set it. If not: {ENROL_AGAIN.format(role=identity.role)}",
         )
     if now < identity.not_before_s:
         raise StartupError(
-            f"The certificate of {identity.node_id} is valid from {_date(identity.not_before_s)}, "
-            f"and this machine's clock says {_date(now)}",
-            fix="Set the clock.",
+            f"The certificate of {identity.node_id} is valid from {moment(identity.not_before_s)}, "
+            f"and this machine's clock says {moment(now)}",
+            fix="Set the clock. If it is right, the coordinator's was ahead when it made the certificate: "
+            "set that, and enrol again with a new token.",
         )
 
 
@@ -202,7 +202,3 @@ def _is_issued_by(certificate_pem: bytes, ca_pem: bytes) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _date(unix_s: float) -> str:
-    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(sep=" ", timespec="seconds")

@@ -11,8 +11,15 @@ from node.errors import ConfigError, ExitCode
 from node.identity.authority import Authority
 from node.identity.init_run import AUTHORITY_DIRECTORY
 from node.identity.peer import is_name
+from node.identity.token_file import write_token_file
 from node.identity.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
+from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
+
+EXAMPLE: Final = """\
+  heterorl-node token runs/first --role sampler --node-id sampler-1 --address hub.example.org:7701 \\
+    --out sampler-1.token
+"""
 
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,7 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address",
         required=True,
         metavar="HOST:PORT",
-        help="where the new peer reaches the coordinator's enrolment port (coordinator.enrolment_listen)",
+        help="where the new peer reaches the coordinator's enrolment port (coordinator.enrolment_listen, "
+        f"{ENROLMENT_PORT} by default); the port is never guessed",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the token to FILE, readable by you only; default: standard output",
     )
 
 
@@ -43,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
     if arguments.node_id is not None and not is_name(arguments.node_id):
         raise _bad("--node-id", arguments.node_id, "a node id is 1-63 of a-z, 0-9 and -")
-    if re.fullmatch(r"\S{1,290}:[0-9]{1,5}", arguments.address) is None:
-        raise _bad("--address", arguments.address, "an address is host:port")
+    check_target(arguments.address, flag="--address", example_port=ENROLMENT_PORT)
     lifetime_s = parse_duration(arguments.ttl)
     if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise _bad("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
@@ -56,10 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
         now=time.time(),
         lifetime_s=lifetime_s,
     )
-    print(token)
+    if arguments.out is None:
+        print(token)
+    else:
+        write_token_file(arguments.out, token)
+    kept = f"{arguments.out} has mode 600" if arguments.out else "Keep it in a file of mode 600 (--out FILE)"
+    is_operator = arguments.role == Role.OPERATOR
+    use = "name it with `status --token-file`" if is_operator else "set node.token_file to it"
     print(
-        f"Good for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret: "
-        "write it to a file on the peer's machine and set node.token_file to it.",
+        f"Good for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret. "
+        f"{kept}; move it to the peer's machine and {use}.",
         file=sys.stderr,
     )
     return ExitCode.DRAINED

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.config import Address
+from node.config import Address, Target
 
 
 class RelayConfig(BaseModel):
@@ -12,7 +12,7 @@ class RelayConfig(BaseModel):
 
     listen: Address = "127.0.0.1:7710"
     """Where samplers, and relays behind this one, connect. Port 0: any free one, printed at the start."""
-    upstream: tuple[Address, ...] = ()
+    upstream: tuple[Target, ...] = ()
     """Relays to take policy versions from, ``host:port`` each; the coordinator is asked only when they are
     all behind it. Empty: the coordinator. Never a relay that is behind this one."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)

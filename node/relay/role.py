@@ -31,6 +31,7 @@ from node.relay.rollout_spool import RolloutSpool
 from node.role import RoleContext
 from node.rollout_client import RelayRolloutClient
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.clock_comparison import comparison_with
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.service import Service
@@ -139,6 +140,8 @@ async def build(context: RoleContext) -> list[Service]:
         notices=Notices(revocations=partial(_keep, copy)),
         clock=clock,
         backoff=Backoff(random.random),
+        waiting=context.node_metrics.waiting,
+        comparison=comparison_with(target, context.identity, clock=clock),
     )
     serving = StopsAfter(server)
     return [serving, StopsAfter(forwarder, other=serving), mirror, membership]

@@ -1,34 +1,122 @@
-"""Addresses as the configuration writes them: ``host:port``, ``[v6]:port``."""
+"""Addresses as flags, configuration and tokens write them: ``host:port``, ``[v6]:port``.
+
+One parser for all of them. A port is never guessed: a hub listens on two, and gRPC would dial 443.
+"""
 
 import ipaddress
 import re
 from typing import Final
 
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+from node.errors import ConfigError
+
+MEMBERS_PORT: Final = 7700
+ENROLMENT_PORT: Final = 7701
+"""The coordinator's two ports unless the configuration says otherwise; for examples and messages only."""
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Give host (without brackets) and port.
+    """Return host (without brackets) and port.
 
     Raises:
-        ValueError: it is not of this form.
+        ValueError: it is not of this form; says what is wrong with it.
     """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or int(match["port"]) > 65535:
-        raise ValueError(f"{address!r} is not host:port")
-    return match["v6"] or match["host"], int(match["port"])
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        is_host = _is_v6(host[1:-1])
+        host = host[1:-1]
+    elif _is_v6(address) or _is_v6(host):
+        raise ValueError(f"{address!r} is not host:port: an IPv6 address stands in brackets, [::1]:7700")
+    else:
+        is_host = _HOST.fullmatch(host) is not None
+    if not colon or not port:
+        raise ValueError(f"{address!r} is not host:port: the port is missing")
+    if not is_host:
+        raise ValueError(f"{address!r} is not host:port: {host[:100]!r} is neither a name nor an address")
+    if _PORT.fullmatch(port) is None or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port: a port is a number from 0 to 65535")
+    return host, int(port)
 
 
-def join_address(host: str, port: int) -> str:
-    """Give the text ``split_address`` reads."""
+def split_target(address: str) -> tuple[str, int]:
+    """Return host and port of an address to dial.
+
+    Raises:
+        ValueError: it is no address, or its port is 0, at which nobody can be reached.
+    """
+    host, port = split_address(address)
+    if port == 0:
+        raise ValueError(f"{address!r} cannot be dialled: port 0 stands for any free port to listen on")
+    return host, port
+
+
+def check_target(address: str, *, flag: str, example_port: int) -> str:
+    """Return an address that was given to be dialled as it is.
+
+    Args:
+        address: what was given.
+        flag: by which flag; for the message.
+        example_port: the port that whoever is dialled has by default; for the message.
+    Raises:
+        ConfigError: it is none; shows what to write.
+    """
+    try:
+        split_target(address)
+    except ValueError as error:
+        host = address.partition(":")[0]
+        host = host if _HOST.fullmatch(host) else "HOST"
+        raise ConfigError(
+            key="address",
+            value=address,
+            source=flag,
+            rule=str(error),
+            fix=f"For example: {flag} {host}:{example_port}",
+        ) from error
+    return address
+
+
+def check_host(host: str, *, flag: str) -> str:
+    """Return a name or an IP address, without a port, as it is.
+
+    Raises:
+        ConfigError: it is neither; shows what to write.
+    """
+    if _is_address(host) or _HOST.fullmatch(host) is not None:
+        return host
+    name, _, port = host.rpartition(":")
+    if _PORT.fullmatch(port) is not None and _HOST.fullmatch(name) is not None:
+        rule, fix = "a host has no port", f"Write {flag} {name}. The port belongs to coordinator.listen."
+    elif host.startswith("[") and _is_v6(host.strip("[]")):
+        rule, fix = "an IPv6 address stands without brackets here", f"Write {flag} {host.strip('[]')}."
+    else:
+        rule, fix = "a host is a name or an IP address", f"For example: {flag} hub.example.org"
+    raise ConfigError(key="host", value=host, source=flag, rule=rule, fix=fix)
+
+
+def join_address(host: str, port: int | str) -> str:
+    """Return the text that ``split_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can be at ``host``."""
+    """Return whether only this machine can be at ``host``."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_v6(text: str) -> bool:
+    return ":" in text and _is_address(text)

@@ -8,6 +8,7 @@ hub, one per purpose, each a TCP connection of its own: a heartbeat never waits 
 import asyncio
 import contextlib
 import enum
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,9 @@ Response = TypeVar("Response")
 
 REASON_KEY: Final = "heterorl-reason"
 """Trailing metadata that tells our refusals from gRPC's own."""
+
+HUB_CLOCK_KEY: Final = "heterorl-now"
+"""Trailing metadata beside it: Unix seconds on the hub's clock."""
 
 FIRST_BACKOFF_S: Final = 0.2
 BACKOFF_CAP_S: Final = 30.0
@@ -172,24 +176,38 @@ def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
     A CANCELLED that this side did not ask for is gRPC shedding load: retried like a lost line.
     """
     code, details = error.code(), error.details() or ""
-    reason = str(dict(error.trailing_metadata() or ()).get(REASON_KEY, ""))
+    trailing = dict(error.trailing_metadata() or ())
+    reason = str(trailing.get(REASON_KEY, ""))
     if reason in set(Reason):
-        return RefusedError(Reason(reason), details)
+        return RefusedError(Reason(reason), details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(
-            Reason.INTERNAL, "the hub does not know this rpc", fix="run one version everywhere"
+            Reason.INTERNAL,
+            "whoever answers at this address does not know this rpc",
+            fix="check host and port, and run one version everywhere",
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return RefusedError(Reason.OVER_LIMIT, details)
     return ConnectionLost(f"{code.name}: {details}{_hint(details)}")
 
 
+def _seconds(text: object) -> float | None:
+    try:
+        seconds = float(str(text))
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) else None
+
+
 def _hint(details: str) -> str:
+    if "certificate has expired" in details or "certificate is not yet valid" in details:
+        return " (the hub's certificate is not valid by this machine's clock: one of the two is wrong)"
     if "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
         return " (whoever answers at this address is not a hub of this run)"
     if "Socket closed" in details:
         return (
-            " (if this stays so, the hub may not accept this node's certificate: expired, or of another run)"
+            " (if this stays so, the hub may not accept this node's certificate: expired or not yet valid by "
+            "its clock, or of another run)"
         )
     return ""
 

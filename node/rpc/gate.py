@@ -23,10 +23,12 @@ import grpc.aio
 
 from node.clock import Clock
 from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.identity.clocks import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
-from node.rpc.channel import REASON_KEY
+from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.messages import bounded_parser, parsed, requests, within
 
 # Quoted: generic in the type stubs only.
@@ -37,6 +39,18 @@ logger = logging.getLogger(__name__)
 
 _DETAILS_CHARACTERS: Final = 1000
 """Longest text sent with a refusal: trailing metadata beyond 8 KiB is dropped whole by gRPC."""
+
+
+_MEMBERS_PORT: Final = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
+
+_WHERE: Final = {
+    "EnrolmentService": "the coordinator's enrolment port "
+    f"(coordinator.enrolment_listen, {ENROLMENT_PORT} by default)",
+    "MembershipService": _MEMBERS_PORT,
+    "PolicyService": f"{_MEMBERS_PORT} and at relays",
+    "RolloutService": f"{_MEMBERS_PORT} and at relays",
+}
+"""Service -> the port that serves it."""
 
 
 class CountRefusal(Protocol):
@@ -82,12 +96,14 @@ class Gate(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         *,
+        name: str,
         run_id: str,
         revocations: RevocationList,
         clock: Clock,
         count_refusal: CountRefusal,
         limits: GateLimits,
     ) -> None:
+        self._name = name
         self._run_id = run_id
         self._revocations = revocations
         self._clock = clock
@@ -134,9 +150,27 @@ class Gate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         rule = RULES.get(method)
-        if handler is None or rule is None:
+        if rule is None:
             return None
+        if handler is None:
+            return self._misdirected(method)
         return self._guarded(handler, method, rule)
+
+    def _misdirected(self, method: str) -> Handler:
+        """Return a handler that says at which port an rpc is served that is not served at this one."""
+        service = service_of(method)
+        refusal = RefusedError(
+            Reason.WRONG_PORT,
+            f"this is the {self._name} port of run {self._run_id}",
+            fix=f"{service} is at {_WHERE[service]}",
+        )
+
+        async def refuse(_: AsyncIterator[Any], context: Context) -> None:
+            await self._refuse(context, method, refusal)
+
+        # To the line, a unary call is a stream of one message: this kind answers them all.
+        handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
+        return handler
 
     def _guarded(self, handler: Handler, method: str, rule: Rule) -> Handler:
         is_stream = bool(handler.request_streaming or handler.response_streaming)
@@ -239,9 +273,13 @@ class Gate(grpc.aio.ServerInterceptor):
     def _check_standing(self, peer: Peer | None, not_after_s: float) -> None:
         if peer is None:
             return
-        if self._clock.now() >= not_after_s:
+        now = self._clock.now()
+        if now >= not_after_s:
             raise RefusedError(
-                Reason.UNAUTHENTICATED, f"the certificate of {peer.node_id} has expired", fix="enrol again"
+                Reason.EXPIRED,
+                f"the certificate of {peer.node_id} expired at {moment(not_after_s)}, "
+                f"and this hub's clock says {moment(now)}",
+                fix="set the clock that is wrong, or enrol again",
             )
         if self._revocations.is_revoked(peer.node_id):
             raise RefusedError(
@@ -268,7 +306,9 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             async with asyncio.timeout(self._limits.farewell_s):
                 await context.abort(
-                    status, str(refusal)[:_DETAILS_CHARACTERS], ((REASON_KEY, refusal.reason.value),)
+                    status,
+                    str(refusal)[:_DETAILS_CHARACTERS],
+                    ((REASON_KEY, refusal.reason.value), (HUB_CLOCK_KEY, f"{self._clock.now():.3f}")),
                 )
         except TimeoutError:
             # Nobody reads: end as cancelled, which drops the call without a word.

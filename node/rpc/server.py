@@ -94,6 +94,7 @@ class RpcServer:
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
         self._gate = Gate(
+            name=name,
             run_id=run_id,
             revocations=revocations,
             clock=clock,

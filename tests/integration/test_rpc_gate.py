@@ -391,10 +391,26 @@ async def test_a_servicers_own_timeout_is_its_fault_and_not_the_callers(made: Ma
         assert refused.value.reason is Reason.INTERNAL
 
 
-async def test_an_rpc_nobody_serves_is_a_final_answer_and_not_a_lost_connection(made: MadeRun) -> None:
+@pytest.mark.parametrize("path", METHODS)
+async def test_an_rpc_that_is_served_at_another_port_is_answered_with_that_port(
+    made: MadeRun, path: str
+) -> None:
     async with serving(made) as hub, learner_channel(made, hub) as channel:
+        port = "this is the test server port of run example"
+        with pytest.raises(RefusedError, match=port) as refused, classified():
+            await invoke(channel, path)
+        assert refused.value.reason is Reason.WRONG_PORT
+        assert f"{service_of(path)} is at the coordinator's " in str(refused.value)
+        assert hub.refusals == {(service_of(path), Reason.WRONG_PORT): 1}
+
+
+async def test_an_rpc_nobody_has_ever_served_is_a_final_answer_and_not_a_lost_connection(
+    made: MadeRun,
+) -> None:
+    async with serving(made) as hub, learner_channel(made, hub) as channel:
+        no_such_rpc: Any = channel.unary_unary("/heterorl.v1.PolicyService/NoSuchRpc")
         with pytest.raises(RefusedError, match="does not know this rpc"), classified():
-            await invoke(channel, KINDS["GetManifest"])
+            await no_such_rpc(b"", timeout=10)
 
 
 async def test_a_burst_of_calls_on_one_channel_is_served_whole(made: MadeRun) -> None:

@@ -33,6 +33,7 @@ class RunningRelay:
     server: RpcServer
     registry: Registry
     stopping: asyncio.Event
+    node_metrics: NodeMetrics
 
     @property
     def address(self) -> str:
@@ -79,6 +80,6 @@ async def running_relay(
         for service in others:
             tasks.create_task(service.run(ready=lambda: None, stopping=stopping))
         try:
-            yield RunningRelay(made, serving.service, registry, stopping)
+            yield RunningRelay(made, serving.service, registry, stopping, context.node_metrics)
         finally:
             stopping.set()

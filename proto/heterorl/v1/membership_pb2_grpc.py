@@ -160,6 +160,10 @@ class MembershipServiceServicer(object):
         trained. Final: restore the ledger.
         * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
         in the run. Tried again until that one is gone.
+        * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+        trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+        peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+        * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +185,7 @@ class MembershipServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """The state of the whole run. For operators and any member.
+        """The state of the whole run. For any member, and for operators: the one rpc they may call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

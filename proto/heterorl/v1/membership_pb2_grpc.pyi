@@ -112,6 +112,10 @@ class MembershipServiceStub:
       trained. Final: restore the ledger.
     * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
       in the run. Tried again until that one is gone.
+    * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+      trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+    * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -125,7 +129,7 @@ class MembershipServiceStub:
     * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]
-    """The state of the whole run. For operators and any member."""
+    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
@@ -147,6 +151,10 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
       trained. Final: restore the ledger.
     * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
       in the run. Tried again until that one is gone.
+    * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+      trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+    * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a beat each way every interval. Renews
@@ -160,7 +168,7 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """The state of the whole run. For operators and any member."""
+    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
     """Who is in the run, how far behind it is, and how the run goes."""
@@ -185,6 +193,10 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
           trained. Final: restore the ledger.
         * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
           in the run. Tried again until that one is gone.
+        * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
+          trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
+          peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+        * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         """
 
     @_abc_1.abstractmethod
@@ -210,6 +222,6 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.GetStatusResponse, _abc.Awaitable[_membership_pb2.GetStatusResponse]]:
-        """The state of the whole run. For operators and any member."""
+        """The state of the whole run. For any member, and for operators: the one rpc they may call."""
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

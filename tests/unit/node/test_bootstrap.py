@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from node.bootstrap import kept_name, obtain_identity
+from node.bootstrap import obtain_identity
 from node.config import NodeSection
 from node.errors import ConfigError, StartupError
+from node.identity.first_start import kept_name
 from node.identity.init_run import init_run
 from node.identity.run_description import RunDescription
 from node.run import Role

@@ -15,6 +15,7 @@ import pytest
 from node.cli import COMMANDS, main
 from node.errors import ExitCode
 from node.identity.init_run import init_run
+from support.model_files import write_model_files
 
 HEAVY = ("torch", "vllm", "grpc", "transformers", "numpy", "pydantic", "cryptography", "prometheus_client")
 
@@ -132,14 +133,40 @@ def test_the_configuration_command_shows_every_value_and_its_source(
     assert values["node.tls"] == {"value": True, "source": "default"}
 
 
-def test_a_dry_run_says_the_same_as_the_configuration_command(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--role", "learner", "--state-dir", "/nowhere", *LEARNER]
+def test_a_dry_run_says_the_same_as_the_configuration_command_and_makes_nothing(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
+) -> None:
+    flags = ["--role", "learner", "--state-dir", str(run_dir), *learner(tmp_path)]
     assert main(["config", *flags]) == 0
     table = capsys.readouterr().out
     assert "node.state_dir" in table
+    before = sorted(run_dir.rglob("*"))
     assert main([*flags, "--dry-run"]) == 0
-    assert capsys.readouterr().out == table
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (table, "")
+    assert sorted(run_dir.rglob("*")) == before
+
+
+def test_a_dry_run_names_everything_that_is_not_there_and_makes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--role", "learner", "--state-dir", "/nowhere", *LEARNER]
+    assert main(["config", *flags]) == 0
+    table = capsys.readouterr().out
+    assert main([*flags, "--dry-run"]) == 3
+    said = capsys.readouterr()
+    assert said.out == table
+    assert "/nowhere/run.json cannot be read: No such file or directory" in said.err
+    assert "/m cannot be read: No such file or directory" in said.err
     assert not Path("/nowhere").exists()
+
+
+def test_a_model_directory_that_is_none_is_answered_before_torch_loads(run_dir: Path) -> None:
+    code, modules, _, error = call("--role", "learner", "--state-dir", str(run_dir), *LEARNER)
+    assert code == 3
+    assert not modules & {"torch", "transformers", "grpc"}
+    assert "/m cannot be read: No such file or directory" in error
+    assert "learner.model_dir is a directory on this machine with config.json, model.safetensors" in error
 
 
 def test_each_shorthand_sets_its_key_and_is_named_as_its_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,20 +217,25 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert not modules & set(HEAVY)
 
 
+def learner(directory: Path) -> list[str]:
+    """Return ``LEARNER`` with a directory that looks like a model's, as far as one sees without torch."""
+    return [flag.replace("=/m", f"={write_model_files(directory / 'model')}") for flag in LEARNER]
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     init_run(tmp_path / "run", run_id="r", hosts=["localhost"], now=time.time())
     return tmp_path / "run"
 
 
-def tiny_role(run_dir: Path) -> list[str]:
+def tiny_role(run_dir: Path, directory: Path) -> list[str]:
     roles = ["--role", "learner", "--state-dir", str(run_dir)]
-    return [sys.executable, "-c", _RUN_TINY_ROLE, *roles, *LEARNER]
+    return [sys.executable, "-c", _RUN_TINY_ROLE, *roles, *learner(directory)]
 
 
 @pytest.fixture
-def daemon(run_dir: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = tiny_role(run_dir)
+def daemon(run_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = tiny_role(run_dir, tmp_path)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         try:
             yield process
@@ -220,8 +252,17 @@ def events_until(process: "subprocess.Popen[str]", event: str) -> dict[str, dict
     return events
 
 
+def test_a_daemon_drains_when_its_terminal_closes(daemon: "subprocess.Popen[str]") -> None:
+    events_until(daemon, "ready")
+    daemon.send_signal(signal.SIGHUP)
+    events = events_until(daemon, "stopped")
+    assert events["signal received"]["signal"] == "SIGHUP"
+    assert "drained" in events
+    assert daemon.wait(10) == 0
+
+
 def test_a_daemon_tells_its_story_serves_its_telemetry_and_drains_on_sigterm(
-    daemon: "subprocess.Popen[str]", run_dir: Path
+    daemon: "subprocess.Popen[str]", run_dir: Path, tmp_path: Path
 ) -> None:
     events = events_until(daemon, "ready")
     assert events["configuration"]["values"]["node.state_dir"] == f"{run_dir} (flag --state-dir)"
@@ -240,11 +281,11 @@ def test_a_daemon_tells_its_story_serves_its_telemetry_and_drains_on_sigterm(
 
 
 def test_a_second_process_in_a_state_directory_does_not_start_and_the_first_goes_on(
-    daemon: "subprocess.Popen[str]", run_dir: Path
+    daemon: "subprocess.Popen[str]", run_dir: Path, tmp_path: Path
 ) -> None:
     port = events_until(daemon, "ready")["telemetry listens"]["port"]
     # Its port is taken as well: the directory is what it is told of.
-    command = [*tiny_role(run_dir), "--set", f"telemetry.http_listen=127.0.0.1:{port}"]
+    command = [*tiny_role(run_dir, tmp_path), "--set", f"telemetry.http_listen=127.0.0.1:{port}"]
     second = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
     assert second.returncode == ExitCode.COULD_NOT_START, second.stderr
     assert (

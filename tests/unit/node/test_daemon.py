@@ -89,7 +89,7 @@ def stop_when_serving(story: Story, number: signal.Signals = signal.SIGTERM) -> 
     return announce
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_stages_start_in_order_and_drain_in_reverse(number: signal.Signals) -> None:
     story = Story()
     stages = [
@@ -101,6 +101,40 @@ async def test_stages_start_in_order_and_drain_in_reverse(number: signal.Signals
     assert story[:5] == ["a1 starts", "a2 starts", "b1 starts", "serving", "draining"]
     assert story[5:7] == ["b1 drains", "b1 ends"]
     assert sorted(story[7:]) == ["a1 drains", "a1 ends", "a2 drains", "a2 ends"]
+
+
+async def test_a_hangup_that_comes_twice_does_not_cut_the_drain_short() -> None:
+    """The kernel sends one to the foreground when a terminal closes, and the shell one more."""
+    story = Story()
+    may_end = asyncio.Event()
+    slow = Scripted("slow", story, drains_after=may_end)
+    daemon = asyncio.create_task(run_daemon([stage("s", slow)], drain_timeout_s=60, announce=story.append))
+    await story.wait_for("serving")
+    send(signal.SIGHUP)
+    await story.wait_for("slow drains")
+    send(signal.SIGHUP)
+    await asyncio.sleep(0.05)  # nothing happens, for which there is no event
+    assert "slow ends" not in story
+    may_end.set()
+    assert await daemon is ExitCode.DRAINED
+
+
+async def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
+    """As under nohup."""
+    story = Story()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stages = [stage("s", Scripted("s1", story))]
+        daemon = asyncio.create_task(run_daemon(stages, drain_timeout_s=60, announce=story.append))
+        await story.wait_for("serving")
+        send(signal.SIGHUP)
+        await asyncio.sleep(0.05)  # nothing happens, for which there is no event
+        assert "draining" not in story
+        send(signal.SIGTERM)
+        assert await daemon is ExitCode.DRAINED
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_stage_is_not_even_built_before_the_one_before_it_is_ready() -> None:

@@ -1,0 +1,41 @@
+"""Asks what a failed call says about two clocks: the refusal itself, else a handshake made for it."""
+
+from node.clock import Clock
+from node.errors import Reason, RefusedError
+from node.identity import clocks
+from node.identity.clocks import Finding, Window
+from node.identity.store import Identity
+from node.rpc.channel import ConnectionLost
+from node.rpc.handshake import Outcome, shake_hands
+
+
+def comparison_with(target: str, identity: Identity | None, *, clock: Clock) -> "ClockComparison | None":
+    """Return a comparison with the hub at ``target``; None where TLS is off, so that nothing expires."""
+    return None if identity is None else ClockComparison(target, identity, clock=clock)
+
+
+class ClockComparison:
+    """Compares this machine's clock with that of the hub at one address."""
+
+    def __init__(self, target: str, identity: Identity, *, clock: Clock) -> None:
+        """Compare for ``identity``, which the authority of its run has issued."""
+        self._target = target
+        self._identity = identity
+        self._clock = clock
+
+    async def after(self, error: RefusedError | ConnectionLost) -> Finding | None:
+        """Return what a failed call tells of the clocks; None: it was about something else.
+
+        Takes at most ``handshake.TIMEOUT_S``, after a lost connection; nothing after a refusal.
+        """
+        identity, now = self._identity, self._clock.now()
+        own = Window(identity.not_before_s, identity.not_after_s)
+        who = {"node_id": identity.node_id, "role": str(identity.role)}
+        if isinstance(error, RefusedError):
+            if error.reason is not Reason.EXPIRED:
+                return None
+            return clocks.refused_as_expired(own, **who, now=now, hub_now=error.hub_now_s)
+        shaken = await shake_hands(self._target, identity)
+        if shaken.outcome is Outcome.REFUSED:
+            return clocks.refused_at_handshake(own, **who, now=now)
+        return None if shaken.hub is None else clocks.hub_not_valid(shaken.hub, now=now)

@@ -1,0 +1,257 @@
+"""A clock is wrong somewhere: nobody ends for it, and everyone says whose it is. Real hubs, real TLS.
+
+TLS takes the machine's time, so a hub an hour behind is a certificate that begins an hour ahead.
+"""
+
+import argparse
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from node import status
+from node.clock import Clock, SystemClock
+from node.errors import ExitCode, Reason, RefusedError
+from node.identity.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
+from node.identity.clocks import moment
+from node.identity.init_run import issue_identity
+from node.identity.peer import Peer
+from node.identity.store import Identity, save_identity
+from node.membership_client import Member, MembershipClient, Notices, PeerState
+from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.clock_comparison import ClockComparison
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.weights.watch import watch_versions
+from support.clock import ManualClock
+from support.hub import LAYOUT, TOKENIZER, running_hub
+from support.identity import MadeRun, make_run
+from support.relay import running_relay
+from support.rpc import every_service, invoke, serving
+from support.waiting import until
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+def joins(caplog: pytest.LogCaptureFixture) -> int:
+    return max((vars(r)["joins"] for r in caplog.records if r.getMessage() == "joined"), default=0)
+
+
+def disagreements(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return what was waited for and what was said of it, each time."""
+    found = [vars(r) for r in caplog.records if r.getMessage() == "clocks disagree"]
+    return [(fields["waits_for"], fields["detail"]) for fields in found]
+
+
+@dataclass(slots=True)
+class Client:
+    """A peer's membership, and what it waits for."""
+
+    metrics: NodeMetrics
+    running: "asyncio.Task[None]"
+    stopping: asyncio.Event
+
+
+@asynccontextmanager
+async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIterator[Client]:
+    """Run a peer's membership; its TLS takes the machine's time, everything else ``clock``."""
+    metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=clock)
+    stopping = asyncio.Event()
+    async with dial(address, identity, purpose=Purpose.CONTROL, now=clock.now()) as channel:
+        client = MembershipClient(
+            channel,
+            Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
+            state=PeerState(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            notices=Notices(),
+            clock=clock,
+            backoff=Backoff(lambda: 0.5, cap_s=0.5),
+            waiting=metrics.waiting,
+            comparison=ClockComparison(address, identity, clock=clock),
+        )
+        running = asyncio.create_task(client.run(ready=lambda: None, stopping=stopping))
+        try:
+            yield Client(metrics, running, stopping)
+        finally:
+            stopping.set()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_relay_waits_for_a_coordinator_whose_clock_is_ahead_and_goes_on_when_it_is_right(
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+    ):
+        await until(lambda: joins(caplog) == 1)
+        hub.clock.advance(400 * DAY_S)
+        await until(lambda: relay.node_metrics.waits_for == "coordinator's clock", within_s=20)
+        waits_for, detail = disagreements(caplog)[0]
+        assert waits_for == "coordinator's clock"
+        assert re.search(r"the coordinator's clock says 20.* UTC, this machine's clock says 20.* UTC", detail)
+        assert "the certificate of relay-1 is valid from " in detail
+        assert "Set the clock that is wrong" in detail
+        assert hub.metric("heterorl_node_refusals_total", service="MembershipService", reason="expired") > 0
+        hub.clock.advance(-400 * DAY_S)
+        await until(lambda: joins(caplog) == 2, within_s=20)
+
+
+async def test_a_sampler_waits_for_a_coordinator_whose_clock_is_ahead_and_goes_on_when_it_is_right(
+    made: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_hub(made) as hub:
+        hub.clock.advance(400 * DAY_S)
+        async with membership(made.sampler, hub.address, SystemClock()) as client:
+            await until(lambda: client.metrics.waits_for == "coordinator's clock")
+            assert joins(caplog) == 0
+            hub.clock.advance(-400 * DAY_S)
+            await until(lambda: joins(caplog) == 1)
+
+
+async def test_announcements_are_waited_for_while_the_coordinators_clock_is_ahead(made: MadeRun) -> None:
+    async with running_hub(made) as hub:
+        hub.clock.advance(400 * DAY_S)
+        async with dial(hub.address, made.sampler, purpose=Purpose.CONTROL, now=time.time()) as channel:
+            announcements = watch_versions(channel, random=lambda: 0.0)
+            watching = asyncio.ensure_future(anext(announcements))
+            refused = {"service": "PolicyService", "reason": "expired"}
+            await until(lambda: hub.metric("heterorl_node_refusals_total", **refused) > 3)
+            assert not watching.done()
+            watching.cancel()
+
+
+async def test_a_certificate_that_has_expired_by_both_clocks_ends_the_peer_and_says_how_to_enrol_again(
+    made: MadeRun,
+) -> None:
+    clock = ManualClock(time.time())
+    async with running_hub(made) as hub, membership(made.sampler, hub.address, clock) as client:
+        clock.advance(2 * LEAF_LIFETIME_S)
+        hub.clock.advance(2 * LEAF_LIFETIME_S)
+        with pytest.raises(RefusedError, match=r"expired at 20.*heterorl-node token DIR --role") as ended:
+            await asyncio.wait_for(client.running, 20)
+        assert ended.value.reason is Reason.EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("who", "ahead_s", "waits_for", "said"),
+    [
+        # Its certificate begins in a day by the machine's clock: the hub is that far behind.
+        ("not_yet_valid", 2 * DAY_S, "coordinator's clock", "The coordinator's clock is outside these dates"),
+        ("expired", -DAY_S, "coordinator's clock", "The coordinator's clock is outside these dates"),
+    ],
+)
+async def test_a_hub_that_closes_the_handshake_on_a_good_certificate_is_waited_for_by_name(
+    made: MadeRun, caplog: pytest.LogCaptureFixture, who: str, ahead_s: float, waits_for: str, said: str
+) -> None:
+    clock = ManualClock(time.time() + ahead_s)
+    async with (
+        serving(made, every_service) as hub,
+        membership(getattr(made, who), hub.address, clock) as client,
+    ):
+        await until(lambda: client.metrics.waits_for == waits_for)
+        assert said in disagreements(caplog)[0][1]
+        assert not client.running.done()
+
+
+async def test_a_hub_that_closes_the_handshake_on_an_expired_certificate_ends_the_peer(made: MadeRun) -> None:
+    clock = ManualClock(made.expired.not_before_s)
+    async with (
+        serving(made, every_service) as hub,
+        membership(made.expired, hub.address, clock) as client,
+    ):
+        clock.advance(LEAF_LIFETIME_S * 2)
+        with pytest.raises(RefusedError, match="heterorl-node token DIR --role sampler"):
+            await asyncio.wait_for(client.running, 20)
+
+
+@pytest.mark.parametrize(
+    ("made_at_s", "says"),
+    [(2 * DAY_S, "if it is behind"), (-11 * 365 * DAY_S, "if it is ahead; else renew")],
+)
+async def test_a_hub_whose_certificate_is_not_valid_here_is_said_with_its_dates_and_waited_for(
+    made: MadeRun, caplog: pytest.LogCaptureFixture, made_at_s: float, says: str
+) -> None:
+    hub_identity = issue_identity(
+        made.authority,
+        Peer(made.run_id, Role.COORDINATOR, "coordinator"),
+        now=time.time() + made_at_s,
+        lifetime_s=AUTHORITY_LIFETIME_S,
+    )
+    async with (
+        serving(made, every_service, identity=hub_identity) as hub,
+        membership(made.sampler, hub.address, SystemClock()) as client,
+    ):
+        await until(lambda: client.metrics.waits_for == "this machine's clock")
+        detail = disagreements(caplog)[0][1]
+        assert f"the coordinator's certificate is valid from {moment(hub_identity.not_before_s)}" in detail
+        assert says in detail
+
+
+async def test_a_hub_that_is_away_says_nothing_of_clocks(
+    made: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(made, every_service) as hub:
+        address = hub.address
+    async with membership(made.sampler, address, SystemClock()):
+        await until(lambda: any("connection to the hub lost" in r.getMessage() for r in caplog.records))
+    assert disagreements(caplog) == []
+
+
+async def status_says(
+    made: MadeRun, address: str, operator: Identity, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> str:
+    state_dir = made.directory / "elsewhere"
+    save_identity(operator, state_dir / "operator" / "identity")
+    made.run.save(state_dir / "run.json")
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    arguments = parser.parse_args(["--state-dir", str(state_dir), "--coordinator", address])
+    assert await asyncio.to_thread(status.run, arguments, clock=clock) == ExitCode.FAILED
+    return capsys.readouterr().err
+
+
+async def test_status_names_both_clocks_when_the_coordinators_is_ahead(
+    made: MadeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_hub(made) as hub:
+        hub.clock.advance(20 * 365 * DAY_S)
+        said = await status_says(made, hub.address, made.operator, SystemClock(), capsys)
+    assert re.search(r"the coordinator's clock says 204\d-.* UTC, this machine's clock says 20[23]\d-", said)
+    assert "the certificate of operator is valid from " in said
+    assert "Set the clock that is wrong" in said
+
+
+async def test_status_names_the_clocks_when_the_coordinator_is_a_day_behind(
+    made: MadeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = made.issue(Role.OPERATOR, "op", issued_at_s=time.time() + 2 * DAY_S)
+    clock = ManualClock(time.time() + 2 * DAY_S)
+    async with running_hub(made) as hub:
+        said = await status_says(made, hub.address, early, clock, capsys)
+    assert f"this machine's clock says {moment(clock.now())[:16]}" in said
+    assert f"valid from {moment(early.not_before_s)}" in said
+    assert "The coordinator's clock is outside these dates" in said
+
+
+async def test_a_coordinator_an_hour_behind_lets_a_peer_in_that_has_just_enrolled(made: MadeRun) -> None:
+    """An hour, or a time zone: certificates are valid from a day before they are made."""
+    enrolled_now = made.issue(Role.SAMPLER, "new", issued_at_s=time.time() + 14 * 3600)
+    async with (
+        serving(made, every_service) as hub,
+        dial(hub.address, enrolled_now, purpose=Purpose.CONTROL, now=time.time()) as channel,
+    ):
+        assert await invoke(channel, "/heterorl.v1.MembershipService/Join") == [b""]

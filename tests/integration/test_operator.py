@@ -1,0 +1,175 @@
+"""An operator enrols, looks and revokes: the real commands against a real coordinator."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from heterorl.v1 import membership_pb2
+from node.errors import Reason, RefusedError
+from node.identity.files import make_private_directory
+from node.identity.store import Identity, load_identity
+from node.rpc.auth import RULES
+from node.rpc.channel import Purpose, classified, dial
+from node.run import Role
+from support.hub import RunningHub, running_hub
+from support.identity import MadeRun, make_run
+from support.rpc import METHODS, invoke
+
+GET_STATUS = "/heterorl.v1.MembershipService/GetStatus"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+async def command(*argv: object) -> Said:
+    """Run ``heterorl-node`` as an operator would, its output into a pipe."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "node", *map(str, argv)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return Said(process.returncode or 0, out.decode(), err.decode())
+
+
+def enrolment_of(hub: RunningHub) -> str:
+    address = hub.hub.enrolment_address
+    assert address is not None
+    return address
+
+
+async def elsewhere(made: MadeRun, hub: RunningHub, directory: Path) -> tuple[object, ...]:
+    """Prepare an operator's own machine: run.json, a token; give the status command for it."""
+    make_private_directory(directory)
+    made.run.save(directory / "run.json")
+    token = directory / "operator.token"
+    argv = ("token", made.directory, "--role", "operator", "--address", enrolment_of(hub), "--out", token)
+    said = await command(*argv)
+    assert (said.code, said.out) == (0, "")
+    return ("status", "--state-dir", directory, "--coordinator", hub.address)
+
+
+async def test_an_operator_enrols_from_any_machine_and_needs_the_token_once(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with running_hub(made) as hub:
+        status = await elsewhere(made, hub, tmp_path / "laptop")
+        said = await command(*status)
+        assert said.code == 3
+        assert "heterorl-node token DIR --role operator --address HOST:PORT --out FILE" in said.err
+        said = await command(*status, "--token-file", tmp_path / "laptop" / "operator.token")
+        assert said.code == 0, said.err
+        assert "enrolled as operator-" in said.err
+        assert "run       example" in said.out
+        (tmp_path / "laptop" / "operator.token").unlink()
+        said = await command(*status, "--json")
+        assert (said.code, said.err) == (0, "")
+        assert json.loads(said.out)["run_id"] == "example"
+
+
+async def test_an_enrolled_operator_may_ask_for_the_status_and_for_nothing_else(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with running_hub(made) as hub:
+        status = await elsewhere(made, hub, tmp_path / "laptop")
+        said = await command(*status, "--token-file", tmp_path / "laptop" / "operator.token")
+        assert said.code == 0, said.err
+        operator = load_identity(tmp_path / "laptop" / "operator" / "identity")
+        assert operator is not None
+        assert operator.role is Role.OPERATOR
+        async with dial(hub.address, operator, purpose=Purpose.CONTROL, now=time.time()) as channel:
+            assert await invoke(channel, GET_STATUS)
+            for path in METHODS:
+                if path == GET_STATUS or RULES[path].roles is None:
+                    continue
+                with pytest.raises(RefusedError) as refused, classified():
+                    await invoke(channel, path)
+                assert refused.value.reason is Reason.WRONG_ROLE
+
+
+async def test_status_on_the_enrolment_port_says_which_port_is_which(made: MadeRun) -> None:
+    async with running_hub(made) as hub:
+        said = await command("status", "--state-dir", made.directory, "--coordinator", enrolment_of(hub))
+    assert said.code == 1
+    assert "this is the enrolment port of run example" in said.err
+    assert "the coordinator's members port (coordinator.listen, 7700 by default)" in said.err
+    assert "one version everywhere" not in said.err
+
+
+async def test_an_enrolment_at_the_members_port_is_told_which_port_to_take(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with running_hub(made) as hub:
+        token = tmp_path / "operator.token"
+        argv = ("token", made.directory, "--role", "operator", "--address", hub.address, "--out", token)
+        assert (await command(*argv)).code == 0
+        made.run.save(tmp_path / "run.json")
+        status = ("status", "--state-dir", tmp_path, "--coordinator", hub.address, "--token-file", token)
+        said = await command(*status)
+    assert said.code == 3
+    assert "this is its enrolment port (coordinator.enrolment_listen, 7701 unless configured)" in said.err
+
+
+async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun) -> None:
+    name = "sampler-in-a-data-centre-far-away-with-a-name-of-sixty-letters"
+    waits_for = "a policy version that a relay behind a very long and narrow line has not passed on yet"
+    async with running_hub(made) as hub, hub.peer(made.issue(Role.SAMPLER, name)) as peer:
+        await peer.join()
+        await peer.beat(waits_for=waits_for)
+        said = await command("status", "--state-dir", made.directory, "--coordinator", hub.address)
+    (row,) = [line for line in said.out.splitlines() if line.startswith("sampler-in")]
+    assert name in row
+    assert waits_for in row
+
+
+async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Event) -> RefusedError:
+    """Beat once, say nothing more, and give the reason for which the hub ends the stream."""
+    async with hub.peer(identity) as peer:
+        await peer.join()
+        stream = peer.membership.Heartbeat(timeout=60)
+        await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
+        await stream.read()
+        living.set()
+        with pytest.raises(RefusedError) as refused, classified():
+            await stream.read()
+        return refused.value
+
+
+async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(made: MadeRun) -> None:
+    where = ("--state-dir", made.directory)
+    async with running_hub(made) as hub:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            living = asyncio.Event()
+            stream = tasks.create_task(end_of_stream(hub, made.learner, living))
+            await living.wait()
+            said = await command("revoke", "learner", *where)
+            assert said.code == 0, said.err
+            assert "learner is shut out" in said.out
+            refused = await stream
+        assert refused.reason is Reason.UNAUTHENTICATED
+        assert "learner was revoked" in str(refused)
+        async with hub.peer(made.sampler) as neighbour:
+            await neighbour.join()
+        assert (await command("revoke", "--list", *where)).out.splitlines()[0].split()[0] == "learner"
+        assert (await command("revoke", "--undo", "learner", *where)).code == 0
+        assert (await command("revoke", "--list", *where)).out == "nobody is shut out\n"
+        async with hub.peer(made.learner) as learner:
+            await learner.join()

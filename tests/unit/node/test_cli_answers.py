@@ -1,0 +1,309 @@
+"""What an operator reads on the terminal: the command as it is typed, the answer, the exit code."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.cli import COMMANDS, main
+from node.identity.authority import Authority
+from node.identity.enrolment_ledger import EnrolmentLedger
+from node.identity.init_run import init_run
+from node.identity.revocation import RevocationList
+from node.identity.token_file import read_token_file
+from node.identity.tokens import Token, issue_token
+from node.run import Role
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str]:
+    """Run a command line in this process; give its exit code and what it wrote on standard error."""
+    try:
+        code = main([str(word) for word in argv])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    init_run(tmp_path / "run", run_id="r", hosts=["localhost"], now=time.time())
+    return tmp_path / "run"
+
+
+# Addresses
+
+
+def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    code, said = answer(capsys, "status", "--state-dir", run_dir, "--coordinator", "localhost")
+    assert code == 2
+    assert "'localhost' is not host:port: the port is missing" in said
+    assert "For example: --coordinator localhost:7700" in said
+
+
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("h", "the port is missing"),
+        ("h:99999", "a port is a number from 0 to 65535"),
+        ("h:0", "port 0 stands for any free port"),
+        ("::1:7701", "an IPv6 address stands in brackets"),
+        ("https://h:1", "neither a name nor an address"),
+    ],
+)
+def test_a_token_is_made_only_for_an_address_that_can_be_dialled(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, address: str, rule: str
+) -> None:
+    code, said = answer(capsys, "token", run_dir, "--role", "sampler", "--address", address)
+    assert code == 2
+    assert rule in said
+    assert ":7701" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "fix"),
+    [
+        ("h:7700", "Write --host h. The port belongs to coordinator.listen."),
+        ("[::1]", "Write --host ::1."),
+        ("a b", "For example: --host hub.example.org"),
+    ],
+)
+def test_init_takes_hosts_without_ports(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str, fix: str
+) -> None:
+    code, said = answer(capsys, "init", tmp_path / "run", "--host", host)
+    assert code == 2
+    assert fix in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_init_names_the_enrolment_port_of_an_ipv6_host_in_brackets(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["init", str(tmp_path / "run"), "--host", "::1"]) == 0
+    assert "--address [::1]:PORT" in capsys.readouterr().out
+
+
+def test_a_daemon_dials_no_port_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ("config", "--role", "sampler", "--state-dir", tmp_path, "--set", "sampler.model_dir=/m")
+    code, said = answer(capsys, *argv, "--coordinator", "h:0", "--set", "sampler.weight_sources=['h:0']")
+    assert code == 2
+    assert "node.coordinator = 'h:0' (from flag --coordinator): 'h:0' cannot be dialled" in said
+    assert "sampler.weight_sources.0 = " in said
+
+
+def test_the_link_emulator_reads_addresses_as_everyone_does(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = answer(capsys, "emulate-link", "--target", "localhost")
+    assert code == 2
+    assert "the port is missing" in said
+
+
+# Files
+
+
+def as_nobody(*argv: object) -> tuple[int, str]:
+    """Run a command line as a user who owns nothing; where that is who we are, as ourselves."""
+    command = [sys.executable, "-m", "node", *map(str, argv)]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": path, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that everybody reaches: pytest's own are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="heterorl-cli-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def test_init_below_a_file_is_answered_and_not_traced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    code, said = answer(capsys, "init", tmp_path / "file" / "run")
+    assert code == 3
+    assert f"could not start: {tmp_path}/file/run cannot be made: Not a directory" in said
+    assert "Choose a directory" in said
+
+
+def test_init_where_nothing_may_be_written_names_the_folder_and_its_owner(open_path: Path) -> None:
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o555)
+    code, said = as_nobody("init", closed / "run")
+    assert code == 3
+    assert f"{closed}/run cannot be made: Permission denied: the folder {closed} belongs to " in said
+    assert "with mode 555" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_file_one_may_not_read_is_not_said_to_be_missing(open_path: Path) -> None:
+    init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
+    run_file = open_path / "run" / "run.json"
+    argv = ("status", "--state-dir", open_path, "--run-file", run_file, "--coordinator", "localhost:1")
+    if os.geteuid() != 0:
+        run_file.chmod(0)
+        (open_path / "run").chmod(0)
+    code, said = as_nobody(*argv)
+    assert code == 3
+    assert f"Permission denied: the folder {open_path}/run belongs to " in said
+    assert "and this process runs as " in said
+    assert "Copy run.json" not in said
+
+
+def test_an_identity_one_may_not_read_is_named_and_not_traced(open_path: Path) -> None:
+    init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
+    (open_path / "run").chmod(0o755)
+    if os.geteuid() != 0:
+        (open_path / "run" / "operator" / "identity").chmod(0)
+    code, said = as_nobody("status", "--state-dir", open_path / "run", "--coordinator", "localhost:1")
+    assert code == 3
+    assert f"Permission denied: the folder {open_path}/run/operator/identity belongs to " in said
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("statsu", "Did you mean status? heterorl-node status --help"),
+        ("revok", "Did you mean revoke?"),
+        ("sampler", "A role is started by a flag: heterorl-node --role sampler"),
+        ("frobnicate", "Commands are init, token"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], typed: str, fix: str
+) -> None:
+    code, said = answer(capsys, typed)
+    assert code == 2
+    assert f"command = '{typed}'" in said
+    assert fix in said
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit):
+        main([*filter(None, [command]), "--help"])
+    _, _, example = capsys.readouterr().out.partition("\nexample:\n")
+    assert f"heterorl-node {command}" in example
+
+
+def test_status_help_says_that_no_port_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "there is no default port, since a coordinator has two: 7700 for members and 7701 for" in said
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_token_written_to_a_file_is_its_owners_only_whatever_the_umask(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path, umask: int
+) -> None:
+    file = tmp_path / "sampler.token"
+    before = os.umask(umask)
+    try:
+        argv = ("token", run_dir, "--role", "sampler", "--address", "h:7701", "--out", file)
+        code, said = answer(capsys, *argv)
+    finally:
+        os.umask(before)
+    assert code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert Token.parse(file.read_text()).role is Role.SAMPLER
+    assert f"{file} has mode 600" in said
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_a_token_that_others_may_replace_is_refused(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path, mode: int
+) -> None:
+    file = tmp_path / "op.token"
+    answer(capsys, "token", run_dir, "--role", "operator", "--address", "127.0.0.1:1", "--out", file)
+    file.chmod(mode)
+    (tmp_path / "run.json").write_bytes((run_dir / "run.json").read_bytes())
+    argv = ("status", "--state-dir", tmp_path, "--coordinator", "127.0.0.1:1", "--token-file", file)
+    code, said = answer(capsys, *argv)
+    assert code == 3
+    assert f"The token in {file} may be replaced by others: the file has mode {mode:o}" in said
+    assert f"chmod 600 {file}" in said
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o440])
+def test_a_token_that_others_may_read_is_remarked_on_and_taken(run_dir: Path, mode: int) -> None:
+    file = run_dir / "s.token"
+    assert main(["token", str(run_dir), "--role", "sampler", "--address", "h:1", "--out", str(file)]) == 0
+    file.chmod(mode)
+    found = read_token_file(file, how_to_get_one="")
+    assert found.token.role is Role.SAMPLER
+    assert f"{file} has mode {mode:o}: others on this machine may read the token" in found.exposure
+
+
+# Revocation
+
+
+def test_a_node_is_shut_out_listed_and_let_in_again_and_what_people_wrote_stays(
+    capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    file = run_dir / "coordinator" / "revoked"
+    file.write_text("# kept by hand\nold-one  # it was lost")
+    where = ("--state-dir", str(run_dir))
+    assert main(["revoke", "s1", "s2", *where, "--because", "sold\nto # somebody"]) == 0
+    out = capsys.readouterr().out
+    assert "s1, s2 are shut out" in out
+    assert f"heterorl-node revoke --undo s1 s2 --state-dir {run_dir}" in out
+    assert main(["revoke", "--list", *where]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["old-one", "s1", "s2"]
+    assert lines[0].endswith("it was lost")
+    assert lines[1].endswith("UTC sold to # somebody")
+    assert main(["revoke", "--undo", "s1", *where]) == 0
+    assert RevocationList(file).current().node_ids == ("old-one", "s2")
+    assert file.read_text().startswith("# kept by hand\nold-one  # it was lost\n")
+    assert file.stat().st_mode & 0o777 == 0o644  # root may write it, and the coordinator is another user
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (("sampler-2",), 2, "no node of this name has ever been let in\n  Did you mean sampler-1?"),
+        (("Not A Name",), 2, "a node id is 1-63 of a-z, 0-9 and -"),
+        (("coordinator",), 2, "the coordinator keeps this list"),
+        (("--undo", "sampler-1"), 2, "it is not shut out"),
+        ((), 2, "Name one or more, or give --list."),
+    ],
+)
+def test_a_name_that_cannot_be_meant_is_not_revoked(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, argv: tuple[str, ...], code: int, said: str
+) -> None:
+    ledger = EnrolmentLedger(run_dir / "coordinator" / "enrolments.sqlite")
+    authority = Authority.load(run_dir / "coordinator" / "authority")
+    text = issue_token(authority, role=Role.SAMPLER, node_id="sampler-1", address="h:1", now=time.time())
+    ledger.spend(Token.parse(text), node_id="sampler-1", key_digest=b"k", now=time.time())
+    assert answer(capsys, "revoke", *argv, "--state-dir", run_dir)[0] == code
+    assert said in answer(capsys, "revoke", *argv, "--state-dir", run_dir)[1]
+    assert not (run_dir / "coordinator" / "revoked").exists()
+    ledger.close()
+
+
+def test_revoking_without_the_coordinators_state_says_where_to_do_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, said = answer(capsys, "revoke", "s1", "--state-dir", tmp_path)
+    assert code == 3
+    assert "Run this where the coordinator runs" in said

@@ -1,0 +1,165 @@
+"""A dry run finds what a start would stumble over, all of it at once, without torch."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.coordinator.config import CoordinatorConfig
+from node.errors import ConfigError
+from node.identity.init_run import init_run
+from node.identity.tokens import issue_token
+from node.preflight import NotReadyError, check_everything
+from node.run import Role
+from sampler.config import SamplerConfig
+from support.identity import MadeRun, make_run
+from support.model_files import write_model_files
+
+NOW_S = time.time()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=NOW_S)
+
+
+def sampler(made: MadeRun, directory: Path, **node: Any) -> NodeConfig:
+    """Return a configuration of a sampler that is about to enrol."""
+    values: dict[str, Any] = {
+        "state_dir": directory / "state",
+        "run_file": made.directory / "run.json",
+        "coordinator": "hub:7700",
+        "token_file": directory / "token",
+    }
+    return NodeConfig(
+        node=NodeSection(**(values | node)),
+        telemetry=TelemetrySection(),
+        sampler=SamplerConfig(model_dir=write_model_files(directory / "model")),
+    )
+
+
+def write_token(made: MadeRun, directory: Path, *, mode: int = 0o600, **changes: Any) -> None:
+    values = {"role": Role.SAMPLER, "node_id": None, "address": "hub:7701", "now": NOW_S} | changes
+    path = directory / "token"
+    path.write_text(issue_token(made.authority, **values))
+    path.chmod(mode)
+
+
+def faults(config: NodeConfig, *roles: Role, warned: list[str] | None = None) -> list[str]:
+    try:
+        check_everything(config, roles, now=NOW_S, warn=([] if warned is None else warned).append)
+    except NotReadyError as error:
+        return [str(fault) for fault in error.faults]
+    return []
+
+
+def test_a_sampler_that_would_start_has_no_faults(made: MadeRun, tmp_path: Path) -> None:
+    write_token(made, tmp_path)
+    warned: list[str] = []
+    assert faults(sampler(made, tmp_path), Role.SAMPLER, warned=warned) == []
+    assert warned == []
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_whole_run_of_one_directory_has_no_faults(made: MadeRun) -> None:
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig(task="addition", prompts=100),
+    )
+    assert faults(config, Role.COORDINATOR) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ({"now": NOW_S - 7200}, "expired at 20"),
+        ({"role": Role.RELAY}, "The token is for a relay, this node is a sampler"),
+        ({"node_id": "other"}, "is for other. Leave node.node_id out"),
+        ({"mode": 0o666}, "may be replaced by others: the file has mode 666"),
+    ],
+)
+def test_a_token_that_would_be_refused_is_found(
+    made: MadeRun, tmp_path: Path, token: dict[str, Any], said: str
+) -> None:
+    write_token(made, tmp_path, **token)
+    (found,) = faults(sampler(made, tmp_path, node_id="mine"), Role.SAMPLER)
+    assert said in found
+
+
+def test_a_token_that_others_may_read_is_a_warning(made: MadeRun, tmp_path: Path) -> None:
+    write_token(made, tmp_path, mode=0o644)
+    warned: list[str] = []
+    assert faults(sampler(made, tmp_path), Role.SAMPLER, warned=warned) == []
+    assert "has mode 644: others on this machine may read the token" in warned[0]
+
+
+def test_all_faults_come_at_once(made: MadeRun, tmp_path: Path) -> None:
+    config = sampler(made, tmp_path)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    found = faults(config, Role.SAMPLER, Role.COORDINATOR)
+    for said in (
+        f"There is no coordinator's certificate in {tmp_path}/state/coordinator/identity",
+        f"The token in {tmp_path}/token cannot be used: No such file or directory",
+        f"{tmp_path}/model has no tokenizer.json",
+    ):
+        assert any(said in fault for fault in found), (said, found)
+
+
+def test_a_state_directory_that_cannot_be_made_is_found(made: MadeRun, tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    write_token(made, tmp_path)
+    found = faults(sampler(made, tmp_path), Role.SAMPLER)
+    assert f"{tmp_path}/state/sampler cannot be made: {tmp_path}/state is not a directory" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", b"[]", "config.json is not a JSON object"),
+        ("config.json", b"{", "is damaged"),
+        ("model.safetensors", b"\xff" * 9, "is damaged"),
+        ("model.safetensors", b"", "is damaged"),
+    ],
+)
+def test_a_damaged_model_directory_is_found_by_what_one_sees_without_torch(
+    made: MadeRun, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    write_token(made, tmp_path)
+    config = sampler(made, tmp_path)
+    (tmp_path / "model" / name).write_bytes(content)
+    (found,) = faults(config, Role.SAMPLER)
+    assert said in found
+    assert "sampler.model_dir is a directory on this machine with" in found
+
+
+def test_a_model_whose_index_names_a_shard_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
+    write_token(made, tmp_path)
+    config = sampler(made, tmp_path)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (tmp_path / "model" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "shard-1"}}')
+    (found,) = faults(config, Role.SAMPLER)
+    assert f"{tmp_path}/model/shard-1 cannot be read: No such file or directory" in found
+
+
+def test_tls_that_is_off_towards_another_machine_is_a_fault_of_the_configuration(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    with pytest.raises(NotReadyError) as raised:
+        check_everything(sampler(made, tmp_path, tls=False), [Role.SAMPLER], now=NOW_S, warn=print)
+    (fault,) = raised.value.faults
+    assert isinstance(fault, ConfigError)
+    assert (fault.key, fault.value) == ("node.coordinator", "hub:7700")
+
+
+def test_a_learner_without_its_signing_key_or_with_anothers_is_found(tmp_path: Path) -> None:
+    init_run(tmp_path / "run", run_id="r", hosts=[], now=NOW_S)
+    init_run(tmp_path / "other", run_id="r", hosts=[], now=NOW_S)
+    config = NodeConfig(node=NodeSection(state_dir=tmp_path / "run"), telemetry=TelemetrySection())
+    key = tmp_path / "run" / "learner" / "signing.key"
+    key.write_bytes((tmp_path / "other" / "learner" / "signing.key").read_bytes())
+    assert "is not the key that run r is signed with" in faults(config, Role.LEARNER)[0]
+    key.unlink()
+    assert f"{key} cannot be read: No such file or directory" in faults(config, Role.LEARNER)[0]
