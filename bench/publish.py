@@ -16,6 +16,7 @@ what       training_thread: how long a step is held up by publishing the version
 import argparse
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
 from learner.catch_up import CatchUp, Signer
+from learner.disk_wait import DiskWait
 from learner.master_gate import MasterGate
 from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
@@ -40,6 +42,7 @@ from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
 from node.run import RunSettings
+from node.telemetry.metrics import NodeMetrics
 from node.weights.digests import Words
 from node.weights.encode import code_frames, encode_version
 from node.weights.held import HeldPolicy
@@ -157,6 +160,7 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     store = ArtifactStore(scratch, public_key=key.public_key, run_id="bench", retained_keyframes=1)
     gate = MasterGate(version=0, monotonic=clock.monotonic)
     signer = Signer(key, "bench", 1)
+    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
     publisher = Publisher(
         gate,
         model.masters,
@@ -175,6 +179,7 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
             longest_lag_versions=lambda: 0,
         ),
         run_settings=_run_settings,
+        disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=random.random),
         clock=clock,
         metrics=LearnerMetrics(CollectorRegistry()),
     )

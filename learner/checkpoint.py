@@ -11,8 +11,11 @@ it may be published, and making that number again with other weights would fork 
 
 import dataclasses
 import json
+import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +23,7 @@ from typing import Final
 import blake3
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -74,25 +78,42 @@ class CheckpointStore:
         """Make ``progress.version`` the newest checkpoint; durable on return.
 
         Raises:
-            OSError: the disk is full or failing; the checkpoints there before are untouched.
+            OSError: the disk is full or failing; the checkpoints there before are untouched, and nothing is
+                left of this one.
         """
         name = f"{progress.version:012d}"
         staged = self._directory / f"{_STAGED}{name}"
+        shutil.rmtree(staged, ignore_errors=True)
+        is_staged = False
+        try:
+            self._stage(staged, policy, optimizer, progress)
+            is_staged = True
+            durable.rename(staged, self._directory / name)
+        except BaseException:
+            if is_staged and not staged.exists():
+                # What can fail after the rename is its sync: removed under a name that is no checkpoint's.
+                (self._directory / name).rename(staged)
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        for old in self._names()[:-_KEPT]:
+            shutil.rmtree(self._directory / old, ignore_errors=True)
+
+    def _stage(
+        self, staged: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress
+    ) -> None:
         staged.mkdir()
         tensors = {
             _MODEL: {name: tensor.detach().contiguous() for name, tensor in policy.tensors.items()},
             _OPTIMIZER: _moments(policy, optimizer),
         }
         for file_name, content in tensors.items():
-            save_file(content, staged / file_name)
-        digests = {file_name: _digest(staged / file_name) for file_name in tensors}
+            with _errors_of_the_disk():
+                save_file(content, staged / file_name)
+        digests = {file_name: _blake3(staged / file_name) for file_name in tensors}
         saved = _Saved(policy.layout.digest.hex(), digests, progress)
         (staged / _PROGRESS).write_text(json.dumps(dataclasses.asdict(saved)))
         for path in (*staged.iterdir(), staged):
             durable.sync(path)
-        durable.rename(staged, self._directory / name)
-        for old in self._names()[:-_KEPT]:
-            shutil.rmtree(self._directory / old)
 
     def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
         """Bring policy and optimizer to the newest checkpoint; version 0 changes neither.
@@ -149,9 +170,25 @@ def _read_progress(path: Path) -> _Saved:
         raise _damaged(path, str(error)) from error
 
 
+@contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
+    """Turn what safetensors says of a write into the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _blake3(path: Path) -> str:
+    return blake3.blake3().update_mmap(path).hexdigest()
+
+
 def _digest(path: Path) -> str:
     try:
-        return blake3.blake3().update_mmap(path).hexdigest()
+        return _blake3(path)
     except OSError as error:
         raise _damaged(path.parent, str(error)) from error
 

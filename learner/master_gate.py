@@ -24,6 +24,8 @@ class MasterGate:
         self._monotonic = monotonic
         self._changed = threading.Condition()
         self._taken = version
+        self._holds: int | None = version
+        """None while they are written."""
         self._unread: int | None = None
         self._is_kept = False
         """Read, or promised to the publisher: the optimizer waits."""
@@ -34,11 +36,10 @@ class MasterGate:
     def hold(self, version: int) -> None:
         """Say what the masters hold until ``begin_writing``. Event loop."""
         with self._changed:
+            self._holds = version
             if version == self._taken:
                 return
-            self._unread = version
-            self._is_kept = self._is_kept or self._is_awaited
-        self._held.set()
+            self._offer(version)
 
     def begin_writing(self) -> float:
         """Wait until nobody reads, and give the seconds that took. Training thread, before each write.
@@ -48,6 +49,7 @@ class MasterGate:
         started_s = self._monotonic()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_kept)
+            self._holds = None
             if self._unread is not None:
                 self._unread = None
                 self._superseded += 1
@@ -72,6 +74,12 @@ class MasterGate:
             self._is_kept = False
             self._changed.notify_all()
 
+    def put_back(self) -> None:
+        """Offer what was taken and released once more, unless the masters hold another by now. Event loop."""
+        with self._changed:
+            if self._holds == self._taken:
+                self._offer(self._taken)
+
     async def wait_for_version(self) -> None:
         """Wait until there is a version to take, which then stays until it was taken or given up."""
         if self.has_unread:
@@ -95,3 +103,8 @@ class MasterGate:
         with self._changed:
             superseded, self._superseded = self._superseded, 0
         return superseded
+
+    def _offer(self, version: int) -> None:
+        self._unread = version
+        self._is_kept = self._is_kept or self._is_awaited
+        self._held.set()

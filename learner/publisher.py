@@ -10,6 +10,9 @@ meanwhile, up to the point where it would write the masters. There are two array
 the version published last and those being made; they change places when the artifact is stored, so
 that a pass that fails has touched nothing. Besides them, memory is bounded by the frames under way.
 
+What a full disk refused is tried again until there is room or a newer version: samplers that hold nothing
+newer may have nothing to give that training could go on with.
+
 After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
 newest in the store: what was published last is then known to the word.
 """
@@ -25,11 +28,12 @@ from typing import Final
 import numpy as np
 
 from learner.catch_up import CatchUp, Signer
+from learner.disk_wait import DiskWait
 from learner.master_gate import MasterGate
 from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
 from node.clock import Clock
-from node.errors import RETRYABLE, RefusedError, StartupError
+from node.errors import RETRYABLE, Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
 from node.until import run_until
@@ -65,6 +69,7 @@ class Publisher:
         keyframe_every_versions: int,
         catch_up: CatchUp,
         run_settings: Callable[[], Awaitable[RunSettings]],
+        disk_wait: DiskWait,
         clock: Clock,
         metrics: LearnerMetrics,
     ) -> None:
@@ -86,6 +91,7 @@ class Publisher:
         self._keyframe_every_versions = keyframe_every_versions
         self._catch_up = catch_up
         self._run_settings = run_settings
+        self._disk_wait = disk_wait
         self._clock = clock
         self._metrics = metrics
         self._base: HeldPolicy | None = None
@@ -101,12 +107,12 @@ class Publisher:
             RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
         """
         try:
-            await self._begin((await self._run_settings()).head)
+            await self._begin((await self._run_settings()).head, stopping)
             ready()
             while True:
                 number = self._gate.take()
                 if number is not None:
-                    await self._publish(number, partial(self._make_version, number))
+                    await self._publish_masters(number, stopping)
                 elif stopping.is_set():
                     return
                 elif not await self._catch_others_up(stopping):
@@ -116,7 +122,7 @@ class Publisher:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._pool.shutdown(wait=False)
 
-    async def _begin(self, hub_head: PolicyVersion | None) -> None:
+    async def _begin(self, hub_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
         announcement = self._store.announcement()
         own_head = None if announcement is None else announcement.head
         for head in (own_head, hub_head):
@@ -126,15 +132,41 @@ class Publisher:
             self._base = self._start
             self._metrics.published_version.set(self._start.version.number)
         else:
-            await self._publish(self._start.version.number, lambda: self._store_keyframe(self._start))
+            number = self._start.version.number
+            await self._disk_wait.until_written(
+                f"version {number} as a keyframe",
+                lambda: self._publish(number, lambda: self._store_keyframe(self._start)),
+                stopping=stopping,
+            )
+
+    async def _publish_masters(self, number: int, stopping: asyncio.Event) -> None:
+        """Publish what the masters hold, or on a full disk what they hold by then."""
+        taken: int | None = number
+
+        async def publish() -> bool:
+            nonlocal taken
+            taken = self._gate.take() if taken is None else taken
+            if taken is not None:
+                version, taken = taken, None
+                try:
+                    await self._publish(version, partial(self._make_version, version))
+                except RefusedError as refused:
+                    if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
+                        told = {"version": version, "error": str(refused)}
+                        _log.error("publishing failed", extra=told)
+                        return False
+                    if not stopping.is_set():
+                        self._gate.put_back()
+                    raise
+            return True
+
+        await self._disk_wait.until_written(f"version {number}", publish, stopping=stopping)
 
     async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
         started_s = self._clock.monotonic()
         self._metrics.superseded_versions.inc(self._gate.take_superseded())
-        # If it fails, the next version starts from the same base; this one is lost to freshness only.
-        version = await self._in_thread(number, make)
-        if version is None:
-            return
+        # If it fails, the next try or version starts from the same base.
+        version = await asyncio.get_running_loop().run_in_executor(self._thread, make)
         if version.words is self._spare:
             self._spare = self._start.words if self._base is None else self._base.words
         self._base = version
@@ -144,17 +176,19 @@ class Publisher:
         told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
         _log.info("published", extra=told)
         if number - self._newest_keyframe() >= self._keyframe_every_versions:
-            await self._in_thread(number, lambda: self._store_keyframe(version))
+            await self._add_keyframe(version)
 
-    async def _in_thread(self, number: int, make: Callable[[], HeldPolicy]) -> HeldPolicy | None:
-        """Run ``make`` in the publishing thread; None if it may go better another time."""
+    async def _add_keyframe(self, version: HeldPolicy) -> None:
+        """Store a published version once more, as a keyframe; if the disk is full, a later one will do."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._store_keyframe(version)
+            )
         except RefusedError as refused:
             if refused.reason not in RETRYABLE:
                 raise
-            _log.error("publishing failed", extra={"version": number, "error": str(refused)})
-            return None
+            told = {"version": version.version.number, "error": str(refused)}
+            _log.error("keyframe not stored", extra=told)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""

@@ -13,6 +13,9 @@ version, the drain hears that its records are on the hub's disk, and then the le
 import asyncio
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,6 +24,7 @@ import torch
 from learner.catch_up import CatchUp, Signer
 from learner.checkpoint import CheckpointStore
 from learner.config import LearnerConfig
+from learner.disk_wait import DiskWait
 from learner.epoch import raise_epoch
 from learner.metrics import LearnerMetrics
 from learner.model import Policy, load_policy
@@ -69,7 +73,10 @@ async def build(context: RoleContext) -> list[Service]:
     if target is None:
         raise StartupError("The learner does not know its hub", fix="Set node.coordinator = HOST:PORT.")
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
-    signer = Signer(_signing_key(context), run_id, raise_epoch(state_dir / "epoch"))
+    disk_wait = DiskWait(node_metrics=context.node_metrics, clock=clock, random=random.random)
+    key = _signing_key(context)
+    with _state_written(state_dir):
+        signer = Signer(key, run_id, raise_epoch(state_dir / "epoch"))
     metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
     policy = await asyncio.to_thread(_load_base_model, config)
     words0 = await asyncio.to_thread(
@@ -144,6 +151,7 @@ async def build(context: RoleContext) -> list[Service]:
             longest_lag_versions=lambda: membership.longest_lag_versions,
         ),
         run_settings=membership.settings,
+        disk_wait=disk_wait,
         clock=clock,
         metrics=metrics,
     )
@@ -151,7 +159,8 @@ async def build(context: RoleContext) -> list[Service]:
         store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
     step_log = StepLog(state_dir / "steps.jsonl")
-    step_log.catch_up(trainee.progress.step)
+    with _state_written(state_dir):
+        await asyncio.to_thread(step_log.catch_up, trainee.progress.step)
     loop = TrainingLoop(
         trainee,
         step_log=step_log,
@@ -161,6 +170,7 @@ async def build(context: RoleContext) -> list[Service]:
         drain=drain,
         announced=announced,
         hub_now=lambda: clock.now() + membership.clock_offset_s,
+        disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
@@ -189,6 +199,18 @@ def _signing_key(context: RoleContext) -> SigningKey:
             fix="Use signing key and run.json of the same `heterorl-node init`.",
         )
     return key
+
+
+@contextmanager
+def _state_written(state_dir: Path) -> Iterator[None]:
+    """Turn what the disk says at the start into a StartupError."""
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(
+            f"{state_dir} cannot be written: {error.strerror}",
+            fix="Make room on the disk of the state directory, or set node.state_dir to where it can be.",
+        ) from error
 
 
 def _load_base_model(config: LearnerConfig) -> Policy:
@@ -223,7 +245,8 @@ def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy
         reposition_share=config.reposition_share,
         micro_batch_tokens=config.micro_batch_tokens,
     )
-    checkpoints = CheckpointStore(context.state_dir / "checkpoints")
+    with _state_written(context.state_dir):
+        checkpoints = CheckpointStore(context.state_dir / "checkpoints")
     return Trainee(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
 
 

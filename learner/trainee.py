@@ -32,13 +32,14 @@ class TrainingError(HeteroRLError):
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """A step that is durable."""
+    """A step that the parameters have taken. Nobody is told of it before its checkpoint is durable."""
 
     record: StepRecord
     line: StepLine
+    progress: Progress
+    """What goes into the checkpoint beside the tensors."""
     mismatches: tuple[Mismatch, ...]
     """Of the groups that were sampled from the version before the step."""
-    checkpoint_s: float
     gate_wait_s: float
     """Of the step's time, what it waited for the version before to be read."""
 
@@ -74,13 +75,13 @@ class Trainee:
 
     @property
     def version(self) -> int:
-        """Version of the parameters; durable."""
+        """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
 
     def take_step(
         self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
     ) -> StepTaken | None:
-        """Train on ``batch``, then write the checkpoint.
+        """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
@@ -89,7 +90,6 @@ class Trainee:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
             TrainingError: the step made parameters that are not finite; they are in no checkpoint.
-            OSError: the checkpoint could not be written.
         """
         started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
@@ -103,8 +103,7 @@ class Trainee:
                 f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, then start again"
             )
-        stepped_s = self._clock.monotonic()
-        line = self._line(batch, outcome, step_s=stepped_s - started_s)
+        line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
         record = StepRecord(
             version=line.report.version,
             group_ids=tuple(group.group_id for group in line.groups),
@@ -116,20 +115,25 @@ class Trainee:
             unacknowledged=(*unacknowledged, record),
             trained_group_ids=(*self.progress.trained_group_ids, *record.group_ids)[-REMEMBERED_GROUPS:],
         )
-        self._checkpoints.save(self.policy, self._optimizer, progress)
-        self.progress = progress
         mismatches = tuple(
             Mismatch(group.sampler_id, kl_nats)
             for group, kl_nats in zip(line.groups, outcome.kl_nats_of_groups, strict=True)
             if group.staleness_versions == 0
         )
         return StepTaken(
-            record,
-            line,
-            mismatches,
-            checkpoint_s=self._clock.monotonic() - stepped_s,
-            gate_wait_s=self._gate_wait_s,
+            record, line, progress=progress, mismatches=mismatches, gate_wait_s=self._gate_wait_s
         )
+
+    def save(self, taken: StepTaken) -> float:
+        """Make a step durable; return the seconds that took.
+
+        Raises:
+            OSError: the disk is full or failing; the step is taken all the same, save it again.
+        """
+        started_s = self._clock.monotonic()
+        self._checkpoints.save(self.policy, self._optimizer, taken.progress)
+        self.progress = taken.progress
+        return self._clock.monotonic() - started_s
 
     def _before_writing(self, *_: object) -> None:
         self._gate_wait_s += self.gate.begin_writing()

@@ -1,7 +1,7 @@
 """Groups -> verdicts -> batches -> steps -> checkpoints, one after the other.
 
     queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, gate, log line
-               |                          |
+               |                          |                '-- disk full: waits for room, again and again
              refused                   not finite: skipped, its groups refused; three in a row end the learner
 
 Decisions are made on the event loop between steps; tensor work and the disk are in one thread
@@ -14,10 +14,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from learner.admission import AdmissionRules, Judged, judge
 from learner.batching import BatchBuffer
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.mismatch import MismatchBook
 from learner.step_log import StepLog
@@ -30,6 +31,8 @@ from node.telemetry.metrics import NodeMetrics
 from node.until import run_until
 
 _log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One bad batch is bad data; three from different groups are a broken model or learning rate."""
@@ -68,6 +71,7 @@ class TrainingLoop:
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
         hub_now: Callable[[], float],
+        disk_wait: DiskWait,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
@@ -86,6 +90,7 @@ class TrainingLoop:
         self._drain = drain
         self._announced = announced
         self._hub_now = hub_now
+        self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
         self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
@@ -105,7 +110,7 @@ class TrainingLoop:
         return None if step is None else step.report
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Train until ``stopping``; a step under way is finished first.
+        """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
         At ``max_versions`` returns by itself, when the hub announces that version.
 
@@ -121,7 +126,7 @@ class TrainingLoop:
                 self._admit_delivered(rules, buffer)
                 batch = self._next_batch(buffer)
                 if batch:
-                    await self._take_step(batch)
+                    await self._take_step(batch, stopping)
                     continue
                 with self._node_metrics.waiting("rollout groups"):
                     await run_until(stopping, self._admit_next(rules, buffer))
@@ -210,21 +215,35 @@ class TrainingLoop:
                 },
             )
 
-    async def _take_step(self, batch: tuple[DeliveredGroup, ...]) -> None:
+    async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        taken = await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged)
-        )
+        taken = await self._in_thread(lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged))
         if taken is None:
             self._trainee.gate.hold(self.version)
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
+        checkpoint_s = await self._disk_wait.until_written(
+            f"the checkpoint of version {taken.line.report.version}",
+            lambda: self._in_thread(lambda: self._trainee.save(taken)),
+            stopping=stopping,
+        )
+        if checkpoint_s is None:
+            # Nobody was told: after the next start the groups are delivered again and trained on.
+            return
         self._trained_group_ids = frozenset(self._trainee.progress.trained_group_ids)
         self._drain.record(taken.record)
         self._trainee.gate.hold(self.version)
-        self._step_log.append(taken.line)
+        await self._disk_wait.until_written(
+            f"the line of step {taken.line.report.version}",
+            lambda: self._in_thread(lambda: self._step_log.append(taken.line)),
+            stopping=stopping,
+        )
+        self._metrics.checkpoint_seconds.observe(checkpoint_s)
         self._show(taken, batch)
+
+    async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _skip(self, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.skipped_steps.inc()
@@ -247,7 +266,6 @@ class TrainingLoop:
             mean_nats = self._mismatches.mean_nats(one.sampler_id)
             self._metrics.sampler_mismatch_nats.labels(one.sampler_id).set(mean_nats)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
-        self._metrics.checkpoint_seconds.observe(taken.checkpoint_s)
         self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)

@@ -10,11 +10,16 @@ POSIX promises nothing of a file before it was synced, and nothing of its name b
 was. Whoever announces, acknowledges or counts on something afterwards writes it by way of this module.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""What a disk says that is full (or over a quota or a limit of file size), failing or mounted read-only.
+A person can change that while the process waits; any other error of a write is a mistake of ours."""
 
 
 def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:

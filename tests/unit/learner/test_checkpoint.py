@@ -1,15 +1,24 @@
-from collections.abc import Sequence
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from learner import checkpoint
 from learner.checkpoint import CheckpointStore, Progress
 from learner.epoch import raise_epoch
 from learner.model import Policy, load_policy
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.train_step import train_step
+from node import durable
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
@@ -143,3 +152,57 @@ def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path)
     log.catch_up(step_line(3))
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
     assert lines == [replace(step_line(version), at_s=1.5).to_json() for version in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("error", sorted(durable.DISK_ERRORS), ids=errno.errorcode.__getitem__)
+def test_a_disk_that_fails_at_any_call_leaves_nothing_behind_and_takes_the_checkpoint_later(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    policy, optimizer = learner(model_dir)
+    store = CheckpointStore(tmp_path)
+    step(policy, optimizer, 0)
+    store.save(policy, optimizer, Progress(1))
+    step(policy, optimizer, 1)
+    before = parameters_of(policy)
+    for number in range(1, 100):
+        with monkeypatch.context() as patched, failing_at(number, error, patched) as failed:
+            with contextlib.suppress(OSError):
+                store.save(policy, optimizer, Progress(2))
+            if not failed:
+                break
+        assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+    assert number > 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000001", "000000000002"]
+    policy, optimizer = learner(model_dir)
+    assert CheckpointStore(tmp_path).restore(policy, optimizer).version == 2
+    assert torch.equal(parameters_of(policy), before)
+
+
+@contextmanager
+def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let the n-th change of the disk fail, as many of them as there are; yield those that did."""
+    failed: list[str] = []
+    calls = itertools.count(1)
+
+    def fail(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def failing(*arguments: object, **options: object) -> object:
+            if next(calls) == number:
+                failed.append(name)
+                raise OSError(error, os.strerror(error))
+            return call(*arguments, **options)
+
+        return failing
+
+    for name in ("mkdir", "replace", "fsync"):
+        patched.setattr(os, name, fail(name, getattr(os, name)))
+    patched.setattr("learner.checkpoint.save_file", fail("save_file", save_file))
+    patched.setattr(checkpoint, "_blake3", fail("blake3", checkpoint._blake3))
+    yield failed
+
+
+@pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "header too large"])
+def test_what_safetensors_says_of_a_disk_is_an_error_of_the_disk(text: str) -> None:
+    expected: type[Exception] = OSError if "os error" in text else SafetensorError
+    with pytest.raises(expected) as caught, checkpoint._errors_of_the_disk():
+        raise SafetensorError(f"Error while serializing: {text}")
+    assert getattr(caught.value, "errno", errno.ENOSPC) == errno.ENOSPC

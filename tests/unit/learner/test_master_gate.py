@@ -95,3 +95,33 @@ async def test_what_is_held_already_is_not_waited_for(gate: MasterGate) -> None:
     gate.hold(4)
     await asyncio.wait_for(gate.wait_for_version(), timeout=10)
     assert gate.take() == 4
+
+
+async def test_a_version_put_back_is_read_once_more(gate: MasterGate) -> None:
+    gate.hold(4)
+    assert gate.take() == 4
+    gate.release()
+    gate.put_back()
+    assert gate.has_unread
+    assert (gate.take(), gate.take()) == (4, None)
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["being written", "written"])
+async def test_a_version_put_back_too_late_is_left_to_the_next(gate: MasterGate, is_written: bool) -> None:
+    gate.hold(4)
+    assert gate.take() == 4
+    gate.release()
+    gate.begin_writing()
+    if is_written:
+        gate.hold(5)
+    gate.put_back()
+    assert gate.take() == (5 if is_written else None)
+
+
+async def test_a_version_put_back_gives_way_to_the_next(gate: MasterGate) -> None:
+    gate.hold(4)
+    gate.take()
+    gate.release()
+    gate.put_back()
+    await asyncio.wait_for(asyncio.to_thread(gate.begin_writing), timeout=10)
+    assert (gate.take(), gate.take_superseded()) == (None, 1)

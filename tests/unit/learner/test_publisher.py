@@ -14,6 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from learner.catch_up import CatchUp, Signer
+from learner.disk_wait import DiskWait
 from learner.master_gate import MasterGate
 from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
@@ -23,6 +24,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
+from node.telemetry.metrics import NodeMetrics
 from node.weights.apply import Stage
 from node.weights.artifact_files import Draft
 from node.weights.chain import plan
@@ -106,6 +108,12 @@ class Publishing:
         return [] if announcement is None else [artifact.key for artifact in announcement.artifacts]
 
 
+def make_disk_wait() -> DiskWait:
+    clock = SystemClock()
+    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
+    return DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1)
+
+
 @asynccontextmanager
 async def publishing(
     directory: Path,
@@ -143,6 +151,7 @@ async def publishing(
             longest_lag_versions=lambda: lag,
         ),
         run_settings=run_settings,
+        disk_wait=make_disk_wait(),
         clock=SystemClock(),
         metrics=metrics,
     )
@@ -238,27 +247,78 @@ async def test_training_writes_on_as_soon_as_the_masters_were_read_whatever_the_
         assert (fetched(running.store, base=held(0), version=1).words == words_of(1)).all()
 
 
-async def test_a_version_the_disk_has_no_room_for_is_left_out_and_the_next_starts_from_the_same_base(
+@contextmanager
+def no_room(store: ArtifactStore, failing: str) -> Iterator[threading.Semaphore]:
+    """Let a store refuse for want of room; yields what counts its refusals."""
+    refusals = threading.Semaphore(0)
+
+    def fail(*_: object) -> None:
+        refusals.release()
+        raise RefusedError(Reason.DISK, "no room")
+
+    with mock.patch.object(store, failing, fail):
+        yield refusals
+
+
+async def refused(refusals: threading.Semaphore, times: int = 1) -> None:
+    for _ in range(times):
+        assert await asyncio.to_thread(refusals.acquire, timeout=10)
+
+
+async def test_versions_the_disk_had_no_room_for_give_way_to_the_newest_from_the_same_base(
     tmp_path: Path,
 ) -> None:
-    full = RefusedError(Reason.DISK, "no room")
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
         await running.step(1)
         await running.stored(ArtifactKey(1, 0))
-        for version, failing in ((2, "draft"), (3, "put_version")):
-            failed = asyncio.Event()
-
-            def fail(*_: object, failed: asyncio.Event = failed) -> None:
-                running.loop.call_soon_threadsafe(failed.set)
-                raise full
-
-            with mock.patch.object(running.store, failing, fail):
+        with no_room(running.store, "draft") as drafts:
+            for version in (2, 3, 4):
                 await running.step(version)
-                await asyncio.wait_for(failed.wait(), timeout=10)
-        await running.step(4)
+                await refused(drafts, 2)
         await running.stored(ArtifactKey(4, 1))
         made = fetched(running.store, base=held(0, FRAMED), version=4, layout=FRAMED)
         assert (made.words == words_of(4)).all()
+        assert ArtifactKey(3, 1) not in running.keys
+
+
+@pytest.mark.parametrize("failing", ["draft", "put_version"])
+async def test_a_version_the_disk_has_no_room_for_is_published_when_there_is_some(
+    tmp_path: Path, failing: str
+) -> None:
+    """Though no step comes after it: the next groups may depend on it."""
+    async with publishing(tmp_path, start=held(0)) as running:
+        with no_room(running.store, failing) as refusals:
+            await running.step(1)
+            await refused(refusals, 3)
+            assert running.keys == []
+        await running.stored(ArtifactKey(1, 0))
+        assert (fetched(running.store, base=held(0), version=1).words == words_of(1)).all()
+        await running.step(2)
+        await running.stored(ArtifactKey(2, 1))
+
+
+async def test_a_start_on_a_full_disk_waits_and_publishes_its_checkpoint_then(tmp_path: Path) -> None:
+    async with publishing(tmp_path, start=held(0)) as running:
+        await running.stop()
+    with mock.patch.object(ArtifactStore, "draft", side_effect=RefusedError(Reason.DISK, "no room")) as draft:
+        starting = asyncio.create_task(_published_keys(tmp_path, start=held(5)))
+        while draft.call_count < 2:  # noqa: ASYNC110 - what is called has no event
+            await asyncio.sleep(0.005)
+    assert await asyncio.wait_for(starting, timeout=10) == [ArtifactKey(5)]
+
+
+async def _published_keys(directory: Path, *, start: HeldPolicy) -> list[ArtifactKey]:
+    async with publishing(directory, start=start) as running:
+        return running.keys
+
+
+async def test_a_publisher_that_waits_for_room_stops(tmp_path: Path) -> None:
+    async with publishing(tmp_path, start=held(0)) as running:
+        with no_room(running.store, "draft") as refusals:
+            await running.step(1)
+            await refused(refusals, 2)
+            await running.stop()
+        assert running.keys == []
 
 
 async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_path: Path) -> None:
