@@ -178,6 +178,11 @@ class MembershipClient:
         assert self._settings is not None
         return self._settings
 
+    @property
+    def max_staleness_versions(self) -> int | None:
+        """The run's staleness bound; None before the peer has joined."""
+        return None if self._settings is None else self._settings.max_staleness_versions
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Stay a member until ``stopping``, then say so.
 

@@ -1,6 +1,7 @@
 """Takes leases as far as there is room, and gives back those that will not be answered."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner"})
 """Bounds a hub may name; others are not shown, because what waits are for is a closed label."""
+
+TOO_OLD: Final = "policy version"
+"""What a hub names, and what is waited for, where the version held is beyond the staleness bound."""
 
 SHORTEST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 30.0
@@ -42,7 +46,14 @@ class Leasing:
         self._node_metrics = node_metrics
         self._backoff = Backoff(random)
         self._unwanted: list[str] = []
+        self._bound: str | None = None
+        """What the last request was refused more for."""
         self._changed = asyncio.Event()
+
+    @property
+    def is_too_old(self) -> bool:
+        """Whether there are no leases because the version held is beyond the staleness bound."""
+        return self._bound == TOO_OLD
 
     def notice_change(self) -> None:
         """Say that there may be room again."""
@@ -80,13 +91,16 @@ class Leasing:
             await self._client.release(unwanted)
 
     async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
-        with self._node_metrics.waiting("policy version"):
+        with self._node_metrics.waiting(TOO_OLD):
             served = await self._generation.wait_until_serving()
         room = min(self._workload.room(), LEASES_PER_REQUEST)
         if not room:
             await self._changed.wait()
             return
-        grant = await self._client.lease(room, served)
+        # On a far line most of a wait for leases is spent asking again.
+        with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
+            grant = await self._client.lease(room, served)
+        self._bound = None
         if not all([take(lease) for lease in grant.leases]):
             # The hub may grant them again at once, for ever.
             with self._node_metrics.waiting("prompt lease"):
@@ -97,6 +111,8 @@ class Leasing:
             await self._wait_for_more(grant)
 
     async def _wait_for_more(self, grant: LeaseGrant) -> None:
-        bound = f"prompt lease: {grant.waits_for}" if grant.waits_for in BOUNDS else "prompt lease"
-        with self._node_metrics.waiting(bound):
+        self._bound = f"prompt lease: {grant.waits_for}" if grant.waits_for in BOUNDS else "prompt lease"
+        if grant.waits_for == TOO_OLD:
+            self._bound = TOO_OLD
+        with self._node_metrics.waiting(self._bound):
             await asyncio.sleep(min(max(grant.retry_after_s, SHORTEST_WAIT_S), LONGEST_WAIT_S))

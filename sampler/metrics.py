@@ -57,15 +57,32 @@ class SamplerMetrics:
             "swap_seconds", "Loading a version between decode steps, caches included.", _SWAP_BUCKETS_S
         )
         self.held_version = gauge("held_version", "The policy version that is sampled from; -1: none.")
+        self.dropped_fetches = counter(
+            "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
+        )
+        self.versions_behind = gauge("versions_behind", "Announced head minus what is held, in versions.")
+        self.round_trip = gauge(
+            "fetch_round_trip_seconds",
+            "From a question to the sources of weights to its answer; 0: not known.",
+        )
+        self._starving = gauge(
+            "starving_seconds", "Time for which newer versions have been there and none was taken."
+        )
         self.repairs = counter("repairs", "Times the held policy was found to be another than signed.")
         self._outbox = gauge("outbox_groups", "Graded groups not yet handed in.")
         self._leases = gauge("running_leases", "Leases worked on, from prompt to handing in.")
         self._age = gauge("policy_age_seconds", "Time since the held version was published, by two clocks.")
 
     def watch(
-        self, *, outbox: Callable[[], float], leases: Callable[[], float], policy_age_s: Callable[[], float]
+        self,
+        *,
+        outbox: Callable[[], float],
+        leases: Callable[[], float],
+        policy_age_s: Callable[[], float],
+        starving_s: Callable[[], float],
     ) -> None:
         """Read these whenever the metrics are collected."""
         self._outbox.set_function(outbox)
         self._leases.set_function(leases)
         self._age.set_function(policy_age_s)
+        self._starving.set_function(starving_s)

@@ -2,9 +2,10 @@
 
     announcement --> plan --> fetch, stage, verify --> remember --> hand over between decode steps
          ^             |        |                                      |
-         |             |        `-- useless since a newer one: drop    |
+         |             |        `-- not worth finishing: drop          |
          `-------------+-----------------------------------------------'
 
+What to fetch from near and from far, and what to finish, is decided in ``sampler.pursuit``.
 Each version on the way to the head is verified and handed over: over a slow link a version nearer
 to the head is worth having. What is handed over is a change of the engine's live words: to a spare
 copy that is the new version, or frame by frame in place (``sampler.staging``). When a change fails
@@ -14,8 +15,9 @@ half way nothing is served until the live words are made again from the disk.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from node.errors import Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
@@ -30,14 +32,20 @@ from node.weights.head_file import Head, StoreMark
 from node.weights.layout import Layout
 from node.weights.manifest import Manifest
 from sampler.delta_log import StagedArtifact
+from sampler.fetching import Fetching
 from sampler.generation import Change
+from sampler.metrics import SamplerMetrics
 from sampler.model_words import ModelWords, copy_words, frame_digests
 from sampler.policy_disk import PolicyDisk
 from sampler.scrub import Scrub
 from sampler.staging import InPlaceVersion, LiveWords, SpareVersion, StagedVersion
+from sampler.starvation import DroppedFetch
 from sampler.sync_state import SyncState
 
 logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S: Final = 0.25
+"""How late it may be noticed that a fetch is not worth finishing."""
 
 
 class CountRefusal(Protocol):
@@ -69,7 +77,10 @@ class PolicySync:
         found_damage: Callable[[], None],
         disk: PolicyDisk,
         transfer_metrics: TransferMetrics,
+        metrics: SamplerMetrics,
         count_refusal: CountRefusal,
+        waiting: Callable[[str], AbstractContextManager[None]],
+        monotonic: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
         """Put it together.
@@ -81,6 +92,7 @@ class PolicySync:
             hand_over: Returns when the engine has made the change, or raises what it raised.
             found_damage: Told when the live words are not what was verified; calls ``doubt``.
             disk: What a restart goes on from; its calls are made in threads.
+            waiting: ``NodeMetrics.waiting``.
             random: Draws in [0, 1), for the backoff.
         """
         self._fetcher = fetcher
@@ -92,6 +104,7 @@ class PolicySync:
         self._found_damage = found_damage
         self._disk = disk
         self._transfer_metrics = transfer_metrics
+        self._fetching = Fetching(fetcher, metrics=metrics, waiting=waiting, monotonic=monotonic)
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
@@ -100,12 +113,22 @@ class PolicySync:
         self._scrub_is_due = asyncio.Event()
         self._is_changing = asyncio.Lock()
         self._newest_served = 0
+        self._is_following = False
         self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
 
     def age_s(self, now: float) -> float:
         """Give the seconds since the held version was published; 0 for the base model or a saved copy."""
         return 0.0 if self._published_at_s is None else max(0.0, now - self._published_at_s)
+
+    def starving_s(self) -> float:
+        """Return for how long newer versions have been there and none was taken."""
+        return self._fetching.starving_s()
+
+    def distance(self, *, bound_versions: int) -> str:
+        """Return, for people, how far this sampler is from where its groups would be trained on."""
+        behind = self._state.behind_versions if self._is_following else 0
+        return self._fetching.distance(behind, bound_versions=bound_versions)
 
     def doubt(self) -> None:
         """Compare what is held with what was signed, and mend it: the hub says that it is something else."""
@@ -129,6 +152,7 @@ class PolicySync:
         if manifest is not None:
             self._mark = self._admitted(manifest)
         self._state = SyncState(self._held, self._mark.high_water)
+        self._is_following = True
         await asyncio.to_thread(self._scrub.take_stock, self._weights.live)
         ready()
         await run_until(stopping, self._follow())
@@ -142,7 +166,7 @@ class PolicySync:
                 self._changed.clear()
                 if self._is_doubted:
                     await self._resolve_doubt()
-                artifact = self._state.next_artifact()
+                artifact = await self._fetching.next_artifact(lambda: self._state, tasks)
                 if artifact is not None:
                     await self._advance(artifact)
                 elif self._state.unusable:
@@ -156,6 +180,7 @@ class PolicySync:
         async for announcement in self._watch():
             try:
                 self._state = self._state.announced(announcement)
+                self._fetching.announced(announcement, self._state)
             except RefusedError as refused:
                 self._count_refusal(service="PolicyService", reason=refused.reason)
                 logger.warning("announcement refused", extra={"detail": str(refused)})
@@ -163,14 +188,17 @@ class PolicySync:
 
     async def _advance(self, artifact: Artifact) -> None:
         try:
-            fetched = await self._fetch_unless_useless(artifact)
+            with self._fetching.waits():
+                fetched = await self._fetch_unless_useless(artifact)
             if fetched is not None:
                 await self._take(fetched)
                 self._backoff.reset()
         except ConnectionLost as lost:
+            self._fetching.count(DroppedFetch.LOST)
             logger.info("fetch interrupted", extra={"artifact": str(artifact.key), "detail": str(lost)})
             await self._backoff.wait(self._changed)
         except RefusedError as refused:
+            self._fetching.count(DroppedFetch.REFUSED)
             self._count_refusal(service="PolicyService", reason=refused.reason)
             logger.warning(
                 "artifact not usable", extra={"artifact": str(artifact.key), "detail": str(refused)}
@@ -182,12 +210,21 @@ class PolicySync:
         try:
             while not fetching.done():
                 changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait({fetching, changed}, return_when=asyncio.FIRST_COMPLETED)
+                # The time that passes decides too.
+                await asyncio.wait(
+                    {fetching, changed}, timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 changed.cancel()
                 self._changed.clear()
-                if not fetching.done() and (self._is_doubted or self._state.is_useless(artifact.key)):
-                    logger.info("fetch dropped", extra={"artifact": str(artifact.key)})
+                if fetching.done():
+                    break
+                reason = self._fetching.reason_to_drop(artifact, self._state)
+                if self._is_doubted:
+                    reason = DroppedFetch.DOUBT
+                if reason is not None:
+                    self._fetching.drop(artifact, reason)
                     return None
+                self._fetching.tell_starvation(self._state)
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
@@ -232,6 +269,7 @@ class PolicySync:
             await self._restore()
             return
         self._state = self._state.advanced(self._held, mark.high_water)
+        self._fetching.took(self._state)
         self._published_at_s = manifest.published_at_s
         if isinstance(version, SpareVersion):
             self._spare = version.spare

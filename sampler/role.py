@@ -32,7 +32,7 @@ from node.weights.sources import Sources, dial_source
 from sampler.config import SamplerConfig
 from sampler.engines.torch_engine import TorchEngine
 from sampler.generation import Generation
-from sampler.leasing import Leasing
+from sampler.leasing import TOO_OLD, Leasing
 from sampler.metrics import SamplerMetrics
 from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
@@ -120,9 +120,18 @@ async def build(context: RoleContext) -> list[Service]:
             clock=clock,
         ),
         transfer_metrics=context.transfer_metrics,
+        metrics=metrics,
         count_refusal=node_metrics.count_refusal,
+        waiting=node_metrics.waiting,
+        monotonic=clock.monotonic,
         random=random.random,
     )
+
+    def waits_for() -> str:
+        what, bound_versions = node_metrics.waits_for, membership.max_staleness_versions
+        if leasing.is_too_old and bound_versions is not None:
+            return f"{TOO_OLD}: {policy_sync.distance(bound_versions=bound_versions)}"
+        return what
 
     def repair() -> None:
         if generation.served is not None:
@@ -146,7 +155,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         state=PeerState(
             held=held,
-            waits_for=lambda: node_metrics.waits_for,
+            waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),
             running_leases=lambda: workload.lease_ids,
         ),
@@ -160,18 +169,19 @@ async def build(context: RoleContext) -> list[Service]:
         waiting=node_metrics.waiting,
         comparison=comparison_with(target, context.identity, clock=clock),
     )
+    leasing = Leasing(
+        client,
+        workload=workload,
+        generation=generation,
+        node_metrics=node_metrics,
+        random=random.random,
+    )
     rollouts = Rollouts(
         engine,
         run_id=run_id,
         membership=membership,
         generation=generation,
-        leasing=Leasing(
-            client,
-            workload=workload,
-            generation=generation,
-            node_metrics=node_metrics,
-            random=random.random,
-        ),
+        leasing=leasing,
         uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
         workload=workload,
         custom_tasks=config.custom_tasks,
@@ -190,6 +200,7 @@ async def build(context: RoleContext) -> list[Service]:
         outbox=lambda: workload.count(Stage.OUTBOX),
         leases=lambda: len(workload),
         policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
+        starving_s=policy_sync.starving_s,
     )
     sampling = StopsAfter(rollouts)
     return [StopsAfter(membership, other=sampling), policy_sync, sampling]

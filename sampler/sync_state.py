@@ -3,14 +3,14 @@
 announced  an announcement is not signed: it says what to ask for; only what contradicts a
            signed version seen before is refused
 next       first artifact of the cheapest way from what is held to the head
-useless    a newer announcement made the fetch under way worth nothing
+useless    the cheapest way to a newer head does not need the fetch under way
 failed     an artifact that cannot be used: plan around it until it is announced again
 """
 
 from dataclasses import dataclass, replace
 
-from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.chain import plan_catch_up, plan_fresh
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.weights.chain import PUBLIC_VERSION, plan_catch_up, plan_fresh
 from node.weights.high_water import HighWater
 
 
@@ -55,8 +55,28 @@ class SyncState:
         path = self._path_from(self.held)
         return path[0] if path else None
 
+    def path(self) -> tuple[Artifact, ...]:
+        """Return the cheapest way to the head in bytes; empty where the head is held, or there is no way."""
+        return self._path_from(self.held) or ()
+
+    @property
+    def behind_versions(self) -> int:
+        """How far the announced head is ahead of what is held."""
+        head = self.held.number if self.announcement is None else self.announcement.head.number
+        return max(0, head - self.held.number)
+
+    def can_start(self, key: ArtifactKey) -> bool:
+        """Whether an artifact makes something newer than what is held, of what is here."""
+        is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
+        return is_here and key.version > self.held.number and key not in self.unusable
+
     def is_useless(self, key: ArtifactKey) -> bool:
-        """Whether finishing the fetch of ``key`` would not bring the head any nearer."""
+        """Whether the cheapest way to the head does not need what ``key`` makes any more.
+
+        It may bring the head nearer all the same: see ``sampler.pursuit``.
+        """
+        if self.announcement is not None and key.version > self.announcement.head.number:
+            return False  # a source sent it before it was announced
         path = self._path_from(self.held)
         rest = self._path_from(PolicyVersion(key.version))
         return path is not None and (rest is None or _price(path) <= _price(rest))

@@ -37,6 +37,7 @@ from node.identity.store import load_identity
 from node.policy import ArtifactKey, PolicyVersion
 from node.rpc.channel import Purpose, dial
 from node.telemetry.logging import configure_logging
+from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.digests import Words
 from node.weights.fetch import Fetcher
@@ -45,6 +46,7 @@ from node.weights.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
 from sampler.delta_log import StagedArtifact
 from sampler.generation import Change
+from sampler.metrics import SamplerMetrics
 from sampler.model_words import ArrayWords, ModelWords
 from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
@@ -127,7 +129,10 @@ class Receiver:
             found_damage=lambda: self.sync.doubt(),
             disk=self._disk,
             transfer_metrics=metrics,
+            metrics=SamplerMetrics(self._registry),
             count_refusal=_ignore,
+            waiting=NodeMetrics(self._registry, roles=(), clock=SystemClock()).waiting,
+            monotonic=time.monotonic,
             random=random.random,
         )
 

@@ -6,6 +6,7 @@ as it has arrived and was verified.
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,6 +48,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self._store = store
         self._metrics = metrics
         self._batch_bytes = batch_bytes
+        metrics.watch_lingering(lambda: store.readers.lingering_artifacts)
         self._damage = damage
 
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
@@ -68,14 +70,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def GetManifest(  # noqa: N802
         self, request: policy_pb2.GetManifestRequest, context: Context
     ) -> policy_pb2.GetManifestResponse:
-        _, signed = await asyncio.to_thread(self._store.manifest, artifact_key_from_wire(request.key))
+        key = artifact_key_from_wire(request.key)
+        with self._store.lease(key, lingers=True):
+            _, signed = await asyncio.to_thread(self._store.manifest, key)
         return policy_pb2.GetManifestResponse(signed_manifest=signed)
 
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context
     ) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
         key = artifact_key_from_wire(request.key)
-        with self._store.lease(key):
+        with self._store.lease(key, lingers=True):
             manifest, _ = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
@@ -87,18 +91,23 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Context
     ) -> AsyncIterator[policy_pb2.AwaitArtifactResponse]:
-        key = await self._next_after(request.held_version)
+        started_s, cost_bytes = time.monotonic(), request.artifact_cost_bytes
+        key = await self._next_after(request.held_version, artifact_cost_bytes=cost_bytes)
+        waited_s = time.monotonic() - started_s
         with self._store.lease(key):
             manifest, signed = await asyncio.to_thread(self._store.manifest, key)
-            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed)
-            frames = pushed_frames(manifest, most_bytes=min(request.most_bytes, limits.PUSH_BYTES))
-            async for piece in self._pieces(manifest, frames):
-                yield policy_pb2.AwaitArtifactResponse(
-                    frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
-                )
+            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed, waited_s=waited_s)
+            most_bytes = min(request.most_bytes, limits.PUSH_BYTES)
+            frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
+            pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
+            with self._store.lease(key, lingers=pushed_bytes < manifest.size_bytes):
+                async for piece in self._pieces(manifest, frames):
+                    yield policy_pb2.AwaitArtifactResponse(
+                        frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                    )
 
-    async def _next_after(self, held: int) -> ArtifactKey:
-        """Wait for a head newer than a version; give the first artifact on the cheapest way to it."""
+    async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
+        """Wait for a head newer than a version; return the first artifact on the cheapest way to it."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
@@ -106,7 +115,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 changed.clear()
                 announcement = self._store.announcement()
                 if announcement is not None:
-                    path = plan_catch_up(held, announcement.head.number, announcement.artifacts)
+                    path = plan_catch_up(
+                        held,
+                        announcement.head.number,
+                        announcement.artifacts,
+                        artifact_cost_bytes=artifact_cost_bytes,
+                    )
                     if path:
                         return path[0].key
                 await changed.wait()

@@ -1,5 +1,7 @@
 """What moving policy versions and rollouts costs, on every peer that sends or receives them."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from node.policy import ArtifactKey
@@ -45,6 +47,12 @@ class TransferMetrics:
             "Bytes in memory of fetches that were broken off and may be gone on with.",
             registry=registry,
         )
+        self._lingering = Gauge(
+            "heterorl_node_lingering_artifacts",
+            "Artifacts kept beyond retention because somebody still fetches from them.",
+            registry=registry,
+        )
+        self._stores: list[Callable[[], int]] = []
         self._fetch = Histogram(
             "heterorl_node_fetch_seconds",
             "From the first byte asked for to the last frame verified, by artifact.",
@@ -58,6 +66,11 @@ class TransferMetrics:
             buckets=_APPLY_BUCKETS_S,
             registry=registry,
         )
+
+    def watch_lingering(self, lingering_artifacts: Callable[[], int]) -> None:
+        """Add a store whose lingering artifacts are read whenever the metrics are collected."""
+        self._stores.append(lingering_artifacts)
+        self._lingering.set_function(lambda: sum(count() for count in self._stores))
 
     def count_received(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "in").inc(size_bytes)

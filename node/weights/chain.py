@@ -30,14 +30,23 @@ def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact,
     return _cheapest((held, NO_BASE), head, artifacts)
 
 
-def plan_catch_up(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
-    """Give the cheapest way for a peer that holds ``held`` and has the public base model on disk.
+def plan_catch_up(
+    held: int, head: int, artifacts: Iterable[Artifact], *, artifact_cost_bytes: int = 0
+) -> tuple[Artifact, ...] | None:
+    """Return the cheapest way for a peer that holds ``held`` and has the public base model on disk.
 
     The first artifact may start from PUBLIC_VERSION although another version is held.
+
+    Args:
+        held: a version number, or NO_BASE.
+        head: where to get to.
+        artifacts: what can be had, in any order.
+        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's line could have
+            carried while it asked. Fewer, larger artifacts are then cheaper on a long line.
     """
     if head < held:
         return None
-    return _cheapest((held, PUBLIC_VERSION, NO_BASE), head, artifacts)
+    return _cheapest((held, PUBLIC_VERSION, NO_BASE), head, artifacts, artifact_cost_bytes)
 
 
 def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
@@ -81,14 +90,16 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
     return tuple(dict.fromkeys([a for a in path if a.key not in has] + fresh + keyframes[:1] + rest))
 
 
-def _cheapest(starts: Iterable[int], head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
+def _cheapest(
+    starts: Iterable[int], head: int, artifacts: Iterable[Artifact], artifact_cost_bytes: int = 0
+) -> tuple[Artifact, ...] | None:
     # Cost (bytes, artifacts) and last artifact of the cheapest way to each version reached so far.
     reached: dict[int, tuple[int, int, Artifact | None]] = {start: (0, 0, None) for start in starts}
     for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
         start = reached.get(artifact.key.base_version)
         if start is None or artifact.key.base_version >= artifact.key.version:
             continue
-        cost = (start[0] + artifact.size_bytes, start[1] + 1)
+        cost = (start[0] + artifact.size_bytes + artifact_cost_bytes, start[1] + 1)
         best = reached.get(artifact.key.version)
         if best is None or cost < best[:2]:
             reached[artifact.key.version] = (*cost, artifact)

@@ -10,6 +10,7 @@ way what did not come or is not wanted.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -20,7 +21,7 @@ import grpc.aio
 from heterorl.v1 import policy_pb2
 from node import limits
 from node.errors import RETRYABLE, Reason, RefusedError
-from node.policy import ArtifactKey
+from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.until import wait_at_most
 from node.weights.manifest import Manifest
@@ -67,6 +68,8 @@ class Pushed:
     signed: bytes
     stream: PieceStream
     source: str
+    artifact_cost_bytes: int
+    """As asked with: it decides whether a keyframe's frames are on their way too."""
 
 
 class Expected:
@@ -76,13 +79,17 @@ class Expected:
         self,
         held_version: int,
         *,
+        artifact_cost_bytes: int,
         sources: Sources,
         verify: Verify,
+        answered: Callable[[float], None],
         random: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Ask, in a task of ``tasks``."""
+        """Ask, in a task of ``tasks``; ``answered`` is told the seconds of the line's round trip."""
         self.held_version = held_version
+        self._artifact_cost_bytes = artifact_cost_bytes
+        self._answered = answered
         self._sources = sources
         self._verify = verify
         self._random = random
@@ -94,6 +101,16 @@ class Expected:
     def is_waiting(self) -> bool:
         """Say whether an answer may still come."""
         return not self._settled.is_set()
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether no answer is here, and none may still come."""
+        return not self.is_waiting and self._pushed is None
+
+    async def artifact(self, *, patience_s: float) -> Artifact | None:
+        """Return what comes; None: nothing does in time."""
+        await wait_at_most(self._settled, patience_s)
+        return None if self._pushed is None else self._pushed.manifest.artifact
 
     async def answer(self, key: ArtifactKey) -> Pushed | None:
         """Give the artifact that is announced now; None: it is another, or does not come."""
@@ -138,16 +155,20 @@ class Expected:
 
     async def _ask(self, source: str) -> Pushed:
         request = policy_pb2.AwaitArtifactRequest(
-            held_version=self.held_version, most_bytes=limits.PUSH_BYTES
+            held_version=self.held_version,
+            most_bytes=limits.PUSH_BYTES,
+            artifact_cost_bytes=self._artifact_cost_bytes,
         )
+        asked_at_s = time.monotonic()
         stream: PushStream = self._sources.standing_stub(source).AwaitArtifact(request)
         try:
             with classified():
                 message = await stream.read()
             if not isinstance(message, policy_pb2.AwaitArtifactResponse):
                 raise ConnectionLost("the stream ended before the manifest")
+            self._answered(max(0.0, time.monotonic() - asked_at_s - message.waited_s))
             manifest = await self._verify(message.signed_manifest)
         except BaseException:
             stream.cancel()
             raise
-        return Pushed(manifest, message.signed_manifest, stream, source)
+        return Pushed(manifest, message.signed_manifest, stream, source, self._artifact_cost_bytes)

@@ -23,13 +23,15 @@ from typing import Final
 from heterorl.v1 import policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import wait_at_most
 from node.weights.apply import DamagedFrameError
+from node.weights.attempts import Attempts
 from node.weights.deliveries import Deliveries, NotTakenError
 from node.weights.expected import Expected, Piece, PieceStream
+from node.weights.line import Line, Progress
 from node.weights.manifest import Manifest, verify_signed
 from node.weights.pieces import fetch_order, pushed_frames
 from node.weights.source_book import Fault
@@ -102,21 +104,53 @@ class Fetcher:
         self._random = random
         self._limits = limits or FetchLimits()
         self._expected: Expected | None = None
+        self.line = Line()
+        """As measured by what was fetched."""
+        self.progress = Progress(time.monotonic())
+        """Of the fetch under way, or the last one."""
         self._unfinished = Unfinished(metrics)
 
-    def expect(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
+    def expect(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``.
 
         ``signed_manifest`` and ``fetch`` then find it here, or on its way. What was expected before is not
         expected any more.
+
+        Args:
+            held_version: what the next artifact has to start from, unless it starts from nothing.
+            tasks: owns the task.
+            artifact_cost_bytes: as in ``chain.plan_catch_up``, by which the source chooses.
         """
         if self._expected is not None:
             if self._expected.held_version == held_version and self._expected.is_waiting:
                 return
             self._expected.forget()
         self._expected = Expected(
-            held_version, sources=self._sources, verify=self._verify, random=self._random, tasks=tasks
+            held_version,
+            artifact_cost_bytes=artifact_cost_bytes,
+            sources=self._sources,
+            verify=self._verify,
+            answered=self._answered,
+            random=self._random,
+            tasks=tasks,
         )
+
+    async def coming(
+        self, held_version: int, tasks: asyncio.TaskGroup, *, patience_s: float
+    ) -> Artifact | None:
+        """Return what a source chooses to send to who holds a version: in one round trip, with its frames.
+
+        It was asked for in advance, or is asked for now; None: nothing comes in time.
+        """
+        expected = self._expected
+        if expected is None or expected.held_version != held_version or expected.is_spent:
+            self.expect(held_version, tasks, artifact_cost_bytes=self.line.artifact_cost_bytes)
+        assert self._expected is not None
+        return await self._expected.artifact(patience_s=patience_s)
+
+    def give_up(self) -> None:
+        """Note that the fetch under way is dropped: a line that was silent for so long may be that long."""
+        self.line = self.line.silent(self.progress.silence_s(time.monotonic()))
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Give the manifest of an artifact; see ``signed_manifest``."""
@@ -130,9 +164,11 @@ class Fetcher:
                 MALFORMED, if it is the manifest of another artifact.
             ConnectionLost: after ``attempts``.
         """
+        self.progress = Progress(time.monotonic())
         pushed = None if self._expected is None else await self._expected.answer(key)
         if pushed is not None:
             self._sources.signed(pushed.manifest)
+            self.progress.signed(pushed.manifest.size_bytes, now=time.monotonic())
             return pushed.manifest, pushed.signed
         attempts = self._attempts()
         while True:
@@ -143,6 +179,7 @@ class Fetcher:
                 await self._blame(name, key, error, attempts)
                 continue
             self._sources.signed(manifest)
+            self.progress.signed(manifest.size_bytes, now=time.monotonic())
             return manifest, signed
 
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
@@ -172,6 +209,8 @@ class Fetcher:
             transfer.pause()
             if not transfer.is_over:
                 self._unfinished.keep(transfer)
+            took_s = self.progress.last_at_s - self.progress.first_at_s
+            self.line = self.line.carried(self.progress.arrived_bytes, took_s=took_s)
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
         waiting = self._pushed(manifest, frames)
@@ -189,14 +228,15 @@ class Fetcher:
         pushed = None if self._expected is None else self._expected.take(manifest)
         if pushed is None:
             return deque()
-        coming = pushed_frames(manifest, most_bytes=limits.PUSH_BYTES)
+        cost_bytes = pushed.artifact_cost_bytes
+        coming = pushed_frames(manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=cost_bytes)
         if not coming or not set(coming).issubset(frames):
             pushed.stream.cancel()
             return deque()
         return deque([Range(deque(coming), source=pushed.source, stream=pushed.stream)])
 
-    def _attempts(self) -> "_Attempts":
-        return _Attempts(self._limits.attempts * len(self._sources), Backoff(self._random))
+    def _attempts(self) -> Attempts:
+        return Attempts(self._limits.attempts * len(self._sources), Backoff(self._random))
 
     def _names(self, key: ArtifactKey) -> tuple[str, ...]:
         names = self._sources.candidates(key)
@@ -210,12 +250,21 @@ class Fetcher:
 
     async def _signed_manifest(self, name: str, key: ArtifactKey) -> tuple[Manifest, bytes]:
         request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
-        with self._sources.lane(name) as stub:
-            answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
+        asked_at_s = time.monotonic()
+        try:
+            with self._sources.lane(name) as stub:
+                answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
+        except RefusedError:
+            self._answered(time.monotonic() - asked_at_s)
+            raise
+        self._answered(time.monotonic() - asked_at_s)
         manifest = await self._verify(answer.signed_manifest)
         if manifest.key != key:
             raise RefusedError(Reason.MALFORMED, f"{name} gave the manifest of {manifest.key} for {key}")
         return manifest, answer.signed_manifest
+
+    def _answered(self, took_s: float) -> None:
+        self.line = self.line.answered(took_s)
 
     async def _verify(self, signed: bytes) -> Manifest:
         return await asyncio.to_thread(
@@ -297,7 +346,7 @@ class Fetcher:
         return None
 
     async def _blame(
-        self, name: str, key: ArtifactKey, error: ConnectionLost | RefusedError, attempts: "_Attempts"
+        self, name: str, key: ArtifactKey, error: ConnectionLost | RefusedError, attempts: Attempts
     ) -> None:
         """Set a source aside; return when it is time to try again.
 
@@ -317,7 +366,7 @@ class Fetcher:
         await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
 
     async def _read(
-        self, transfer: Transfer, span: Range, deliveries: Deliveries, attempts: "_Attempts"
+        self, transfer: Transfer, span: Range, deliveries: Deliveries, attempts: Attempts
     ) -> float:
         """Read one stream, and give its goodput, bytes a second.
 
@@ -338,6 +387,7 @@ class Fetcher:
                     piece = await self._next(stream, span)
                     data = piece.data  # each look at the field is a copy
                     self._metrics.count_received(transfer.key, len(data))
+                    self.progress.arrived(len(data), now=time.monotonic())
                     taken = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
                     attempts.reset()
                     span.read_bytes += len(data)
@@ -364,25 +414,3 @@ class Fetcher:
         if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
-
-
-class _Attempts:
-    """Bounds failures in a row."""
-
-    def __init__(self, limit: int, backoff: Backoff) -> None:
-        self._limit = limit
-        self._backoff = backoff
-        self._failed = 0
-
-    def reset(self) -> None:
-        self._failed = 0
-        self._backoff.reset()
-
-    async def wait_after(self, error: ConnectionLost | RefusedError, *, passes: bool, at_once: bool) -> None:
-        """Wait before the next attempt, or raise ``error`` if it will not pass or there were too many."""
-        self._failed += 1
-        if not passes or self._failed >= self._limit:
-            raise error
-        log.debug("trying again", extra={"error": str(error), "failed": self._failed})
-        if not at_once:
-            await self._backoff.wait()

@@ -40,13 +40,14 @@ def fetch_order(manifest: Manifest, frames: Iterable[int]) -> list[int]:
     return opening + order
 
 
-def pushed_frames(manifest: Manifest, *, most_bytes: int) -> tuple[int, ...]:
-    """Give the frames sent unasked: those that have a payload, largest first, as long as the next fits.
+def pushed_frames(manifest: Manifest, *, most_bytes: int, artifact_cost_bytes: int = 0) -> tuple[int, ...]:
+    """Return the frames sent unasked: those that have a payload, largest first, as long as the next fits.
 
-    None of a keyframe: frames so large come sooner over all connections than over one.
+    None of a keyframe, whose frames come sooner over all connections than over one; unless all of it is
+    less than ``artifact_cost_bytes``, what the line carries in the round trip of asking for it.
     """
     frames: list[int] = []
-    if manifest.key.is_keyframe:
+    if manifest.key.is_keyframe and manifest.size_bytes > artifact_cost_bytes:
         return ()
     for frame in largest_first(manifest, range(len(manifest.frames))):
         most_bytes -= manifest.frames[frame].payload_bytes

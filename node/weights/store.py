@@ -17,9 +17,10 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 import logging
 import shutil
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,7 @@ from node.weights.head_file import Head, StoreMark
 from node.weights.listeners import Listeners
 from node.weights.manifest import Manifest, verify_signed
 from node.weights.offers import admit_offer
+from node.weights.readers import Readers
 from node.weights.retention import surplus
 
 log = logging.getLogger(__name__)
@@ -50,11 +52,20 @@ _HEAD_FILE: Final = "head.json"
 class ArtifactStore:
     """Offers in, verified frames in, verified frames out."""
 
-    def __init__(self, root: Path, *, public_key: bytes, run_id: str, retained_keyframes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        public_key: bytes,
+        run_id: str,
+        retained_keyframes: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Open ``root``, made if need be, and take up what an earlier process left there.
 
         Args:
             retained_keyframes: at least 1; what starts before the oldest of them is removed.
+            monotonic: seconds; what was asked for lingers by it.
         Raises:
             StartupError: the directory cannot be used.
         """
@@ -68,8 +79,7 @@ class ArtifactStore:
         self._arriving: set[ArtifactKey] = set()
         self._lock = threading.Lock()
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
-        self._lease_lock = threading.Lock()
-        self._leases: Counter[ArtifactKey] = Counter()
+        self.readers = Readers(monotonic=monotonic)
         self._listeners = Listeners()
         self._frame_listeners = Listeners()
         self._announcement: Announcement | None = None
@@ -227,23 +237,16 @@ class ArtifactStore:
             )
         return payload
 
-    @contextmanager
-    def lease(self, key: ArtifactKey) -> Iterator[None]:
+    def lease(self, key: ArtifactKey, *, lingers: bool = False) -> AbstractContextManager[None]:
         """Keep an artifact from being removed while it is read; it may go at the next change after that.
 
+        Args:
+            key: which.
+            lingers: its reader will come back for more: it may go only ``LINGER_S`` later.
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        with self._lease_lock:
-            self._find(key)
-            self._leases[key] += 1
-        try:
-            yield
-        finally:
-            with self._lease_lock:
-                self._leases[key] -= 1
-                if not self._leases[key]:
-                    del self._leases[key]
+        return self.readers.reading(key, find=lambda: self._find(key), lingers=lingers)
 
     def _find(self, key: ArtifactKey) -> ArtifactFiles:
         artifact = self._artifacts.get(key)
@@ -312,10 +315,9 @@ class ArtifactStore:
             self._save(StoreMark(learner_epoch=self._mark.learner_epoch, head=head))
         if head is None:
             return
-        for key in surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes):
-            # Under the lock that a lease is taken under: what a reader has found does not go.
-            with self._lease_lock:
-                artifact = None if key in self._leases else self._artifacts.pop(key)
+        goes = surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes)
+        for key in self.readers.leavable(goes):
+            artifact = self.readers.unless_read(key, partial(self._artifacts.pop, key))
             if artifact is not None:
                 del visible[key]
                 self._discard(artifact)

@@ -109,7 +109,10 @@ class PolicyHub:
 
     async def dial(self, identity: Identity, *, purpose: Purpose = Purpose.BULK) -> grpc.aio.Channel:
         """Give a channel that is closed with the hub."""
-        channel = dial(self.serving.address, identity, purpose=purpose, now=self.made.made_at_s)
+        return await self.own(dial(self.serving.address, identity, purpose=purpose, now=self.made.made_at_s))
+
+    async def own(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        """Close a channel with the hub."""
         return await self._channels.enter_async_context(channel)
 
     async def source(self, *, channels: int = 1) -> Source:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +13,14 @@ import numpy as np
 from node.clock import SystemClock
 from node.errors import Reason
 from node.policy import PolicyVersion
+from node.telemetry.metrics import NodeMetrics
 from node.weights.digests import Words
 from node.weights.held import HeldPolicy
 from node.weights.layout import Layout
+from node.weights.sources import Source
 from sampler.engines.torch_words import LiveTensors
 from sampler.generation import Change
+from sampler.metrics import SamplerMetrics
 from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
 from support.model_words import live_words, words_of
@@ -76,17 +80,28 @@ async def syncing(
     state_dir: Path,
     *,
     others: tuple[PolicyHub, ...] = (),
+    sources: tuple[Source, ...] | None = None,
     words0: Words | None = None,
     save_every_s: float = 0.0,
 ) -> AsyncIterator[Serving]:
-    """Run a policy sync beside the body; where it fails, the body ends with it."""
+    """Run a policy sync beside the body; where it fails, the body ends with it.
+
+    Args:
+        hub: whose versions it follows.
+        state_dir: its name says how versions are applied.
+        others: sources beside ``hub``.
+        sources: instead of ``hub`` itself, ways to it.
+        words0: the base model, if not the learner's.
+        save_every_s: how often what is held is copied to disk.
+    """
     base = hub.learner.versions[0].words if words0 is None else words0
     serving = Serving(live_words(base, layout=hub.learner.layout), hub.learner.layout)
     registry = serving.registry
-    sources = make_sources(registry, *[await each.source() for each in (*others, hub)])
+    asked = sources or [await each.source() for each in (*others, hub)]
+    known = make_sources(registry, *asked)
     serving.sync = PolicySync(
-        make_fetcher(hub.made, sources, registry, attempts=2),
-        watch=sources.announcements,
+        make_fetcher(hub.made, known, registry, attempts=2),
+        watch=known.announcements,
         layout=hub.learner.layout,
         weights=serving.weights,
         in_place=state_dir.name == IN_PLACE,
@@ -102,7 +117,10 @@ async def syncing(
             clock=SystemClock(),
         ),
         transfer_metrics=registry.metrics,
+        metrics=SamplerMetrics(registry.registry),
         count_refusal=serving.count_refusal,
+        waiting=NodeMetrics(registry.registry, roles=(), clock=SystemClock()).waiting,
+        monotonic=time.monotonic,
         random=random.random,
     )
     ready, stopping = asyncio.Event(), asyncio.Event()

@@ -252,22 +252,30 @@ class AwaitArtifactRequest(_message.Message):
 
     HELD_VERSION_FIELD_NUMBER: _builtins.int
     MOST_BYTES_FIELD_NUMBER: _builtins.int
+    ARTIFACT_COST_BYTES_FIELD_NUMBER: _builtins.int
     held_version: _builtins.int
     """The version the caller holds. 0: the public base model."""
     most_bytes: _builtins.int
     """Payload bytes to send unasked, at most 8 MiB: whole payloads, the largest first and of
     equal ones the frame with the lower number, up to the first that does not fit. None of
-    a keyframe, whose frames are so large that one connection would hold them up.
+    a keyframe, whose frames are so large that one connection would hold them up, unless all
+    of it costs less than artifact_cost_bytes: a round trip of asking for it.
+    """
+    artifact_cost_bytes: _builtins.int
+    """What each artifact on the way to the head costs the caller beside its payload bytes: the
+    bytes its line carries in a round trip. A caller far away gets there by fewer and larger
+    artifacts. Unset or 0: only bytes count.
     """
     def __init__(
         self,
         *,
         held_version: _builtins.int = ...,
         most_bytes: _builtins.int = ...,
+        artifact_cost_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_version", b"held_version", "most_bytes", b"most_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_cost_bytes", b"artifact_cost_bytes", "held_version", b"held_version", "most_bytes", b"most_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,6 +291,7 @@ class AwaitArtifactResponse(_message.Message):
     FRAME_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     signed_manifest: _builtins.bytes
     """As in GetManifestResponse; in the first message only."""
     frame: _builtins.int
@@ -291,6 +300,10 @@ class AwaitArtifactResponse(_message.Message):
     """As in FetchFramesResponse."""
     data: _builtins.bytes
     """As in FetchFramesResponse."""
+    waited_s: _builtins.float
+    """In the first message: seconds the server waited until there was something newer. The rest
+    of what the answer took is the line's round trip.
+    """
     def __init__(
         self,
         *,
@@ -298,10 +311,11 @@ class AwaitArtifactResponse(_message.Message):
         frame: _builtins.int = ...,
         offset_bytes: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "offset_bytes", b"offset_bytes", "signed_manifest", b"signed_manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "offset_bytes", b"offset_bytes", "signed_manifest", b"signed_manifest", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
