@@ -191,7 +191,8 @@ def test_every_alert_says_what_is_wrong_what_to_do_and_how_soon() -> None:
     for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
         for rule in group["rules"]:
             assert rule["labels"]["severity"] in {"page", "ticket"}, rule["alert"]
-            assert all(rule["annotations"][part].strip() for part in ("summary", "description")), rule["alert"]
+            texts = [rule["annotations"][part].strip() for part in ("summary", "description")]
+            assert all(texts), rule["alert"]
 
 
 def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:
