@@ -5,7 +5,7 @@
 
 The text goes through a pipe to a process that was forked before anything was loaded: it outlives ours
 by the moment it takes to write the last words down, which a thread would not. It ends when everyone
-that could write has ended, and passes signals over until then.
+that could write has ended, and no signal but SIGKILL ends it before.
 """
 
 import logging
@@ -41,9 +41,12 @@ def capture_standard_error(format_record: FormatRecord) -> TextIO:
     sys.stderr.flush()
     reading, writing = os.pipe()
     log = os.dup(_STANDARD_ERROR)
+    # A supervisor that stops the whole group must not end it, not even in its first moment.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if os.fork() == 0:
         os.close(writing)
         _relay(reading, log, format_record)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(reading)
     for captured in (_STANDARD_OUTPUT, _STANDARD_ERROR):
         os.dup2(writing, captured)
@@ -55,8 +58,6 @@ def _relay(reading: int, log: int, format_record: FormatRecord) -> NoReturn:
     """Write down what comes until the last writer has closed its end."""
     exit_code = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nowhere, stream)

@@ -45,7 +45,7 @@ FLEET_LABELS: Final = {"node", "role"}
 
 _FAMILIES: Final = (CounterMetricFamily, GaugeMetricFamily)
 
-SERVER_METRICS: Final = {"up": {"job", "instance"}}
+SERVER_METRICS: Final = {"up": {"job", "instance"}, "process_start_time_seconds": {"job", "instance"}}
 
 VALUES_OF_LABEL: Final[dict[str, set[str]]] = {
     "verdict": set(Verdict),
@@ -185,6 +185,14 @@ def test_a_query_uses_metrics_labels_and_values_that_exist(where: str, query: st
 def test_every_metric_that_a_text_of_the_rules_names_exists() -> None:
     known = {name for i in instruments_in_code().values() for name in {i.name, *i.series}}
     assert names_in([(MONITORING / "rules.yml").read_text()]) <= known
+
+
+def test_every_alert_says_what_is_wrong_what_to_do_and_how_soon() -> None:
+    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in {"page", "ticket"}, rule["alert"]
+            texts = [rule["annotations"][part].strip() for part in ("summary", "description")]
+            assert all(texts), rule["alert"]
 
 
 def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:

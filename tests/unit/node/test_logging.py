@@ -174,7 +174,7 @@ def test_the_story_is_told_whole_and_debug_without_a_bound() -> None:
 
 
 _DYING: Final = """
-import os, sys, threading
+import os, signal, sys, threading
 from node.telemetry.logging import configure_process_logging
 configure_process_logging(log_format="auto", level="info", roles=["sampler"])
 print("to standard output", flush=True)
@@ -185,7 +185,12 @@ print("to standard output", flush=True)
 def last_words(code: str) -> tuple[int, list[dict[str, Any]]]:
     """Run a process that ends by ``code``; give its exit code and what it logged."""
     done = subprocess.run(
-        [sys.executable, "-c", _DYING.format(code)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", _DYING.format(code)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        start_new_session=True,
     )
     assert done.stdout == ""
     return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
@@ -215,6 +220,8 @@ def test_an_exception_in_a_thread_is_one_event() -> None:
         ("os.write(2, b'free(): invalid pointer\\n'); os.abort()", -signal.SIGABRT),
         ("os.write(2, b'last words'); os.kill(os.getpid(), 9)", -signal.SIGKILL),
         ("os.write(2, b'last words\\n'); os._exit(7)", 7),
+        # Ctrl-C and a supervisor signal the whole group: what is said after that is heard too.
+        ("signal.signal(15, signal.SIG_IGN); os.killpg(0, 15); os.write(2, b'last words'); os._exit(7)", 7),
     ],
 )
 def test_the_last_words_of_a_process_are_not_lost_however_it_ends(code: str, exit_code: int) -> None:
