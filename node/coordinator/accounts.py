@@ -69,6 +69,9 @@ class Balance:
     """In state LOST."""
     found_slots: tuple[int, ...] = ()
     """Between two generations, and named by a record since."""
+    accepts_loss: bool = False
+    """Whether an operator has accepted what was lost before the newest generation, and nobody has said yet
+    how much that was."""
 
 
 class Accounts:
@@ -87,6 +90,7 @@ class Accounts:
             ),
             now=now,
         )
+        self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.generations}
         self.versions = VersionLog(balance.announced)
         self.learner = balance.learner
@@ -111,9 +115,10 @@ class Accounts:
 
     @property
     def open_loss(self) -> Generation | None:
-        """The newest generation, where the learner has not said yet what was lost before it."""
+        """The newest generation, where what was lost before it is accepted and not known yet."""
         newest = max(self._generations.values(), key=lambda one: one.number, default=None)
-        return newest if newest is not None and newest.lost_versions is None else None
+        is_open = newest is not None and newest.lost_versions is None and self._accepts_loss
+        return newest if is_open else None
 
     @property
     def lost_steps(self) -> int:

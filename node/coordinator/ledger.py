@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import xxhash
 
+from node.coordinator import accepted_loss
 from node.coordinator.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.admission import Learner
 from node.coordinator.generations import Generation
@@ -71,8 +72,9 @@ _LOCK_TIMEOUT_S: Final = 1.0
 class Ledger:
     """An open ledger; nobody else can open it to write meanwhile."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: LedgerLock) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: LedgerLock, path: Path) -> None:
         self._connection = connection
+        self._path = path
         self._lock = lock
 
     @classmethod
@@ -98,7 +100,7 @@ class Ledger:
             connection.close()
             lock.release()
             raise (_startup_error(path, error) if isinstance(error, sqlite3.Error) else error) from error
-        return cls(connection, lock)
+        return cls(connection, lock, path)
 
     def close(self) -> None:
         self._connection.close()
@@ -115,6 +117,7 @@ class Ledger:
         learner = rows(
             "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
         ).fetchone()
+        generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
         return Balance(
             slots=tuple(
                 _slot(row)
@@ -146,7 +149,9 @@ class Ledger:
                 "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
                 "coalesce((SELECT max(first_slot) FROM generations), 0))"
             ).fetchone()[0],
-            generations=tuple(_generation(row) for row in rows("SELECT * FROM generations ORDER BY number")),
+            generations=generations,
+            accepts_loss=bool(generations)
+            and accepted_loss.is_given(self._path, first_slot=generations[-1].first_slot),
             lost_slots=tuple(
                 number for (number,) in rows("SELECT number FROM slots WHERE state = ?", [SlotState.LOST])
             ),
@@ -166,6 +171,8 @@ class Ledger:
             RefusedError: DISK, where the disk is full or fails; nothing was changed.
         """
         try:
+            if transaction.generation is not None:
+                accepted_loss.spend(self._path)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._write(transaction)
@@ -176,7 +183,7 @@ class Ledger:
                 raise
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             raise  # our mistake, not the disk's
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise RefusedError(
                 Reason.DISK,
                 f"the ledger could not be written: {error}",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from node.coordinator import accepted_loss
 from node.coordinator.generations import Generation
 from node.coordinator.ledger import begin_generation
 from node.coordinator.ledger_check import Findings, examine, next_slot_of, reading
@@ -24,7 +25,7 @@ from node.errors import StartupError
 
 SLOTS_PER_SECOND: Final = 1_000_000
 """A generation begins at the Unix time times this. No run leases as many a second, so that a later one always
-begins higher, even where the ledger it replaces cannot be read; within the 16 digits of an id until 2286."""
+begins higher, even where the ledger before it was overwritten; within the 16 digits of an id until 2286."""
 
 _ASIDE: Final = "replaced"
 
@@ -87,6 +88,8 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
         findings = _verified(staged, copy)
         _sync(staged)
         aside = _set_aside(ledger, now=now) if ledger.exists() else None
+        if first_slot is not None:
+            accepted_loss.give(ledger, first_slot=first_slot)
         staged.replace(ledger)
         _sync(ledger.parent)
     except (OSError, sqlite3.Error) as error:
@@ -131,7 +134,7 @@ def _check_run(copy: Path, ledger: Path) -> None:
 def _begin_generation(staged: Path, ledger: Path, *, now: float) -> int:
     lost_from = next_slot_of(staged)
     known = (next_slot_of(path) for path in (ledger, *_kept_aside(ledger)))
-    first = max(lost_from, *known, int(now) * SLOTS_PER_SECOND)
+    first = max(lost_from, *known, int(now * SLOTS_PER_SECOND))
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         begin_generation(connection, Generation(0, first, lost_from, now))
     return first

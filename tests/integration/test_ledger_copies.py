@@ -287,6 +287,20 @@ def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_
     assert (found.problems, found.lost_steps, found.last_step) == ((), version - 2, version + 1)
 
 
+def test_an_accepted_loss_is_claimed_once_even_where_the_ledger_that_says_so_is_put_back(
+    ledger: Path, tmp_path: Path
+) -> None:
+    """As by a lost -wal: the file is again as `restore --accept-loss` left it."""
+    train(ledger, 2)
+    restore(ledger, ledger=ledger, accepts_loss=True, now=NOW_S)
+    shutil.copy(ledger, tmp_path / "as-restored.sqlite")
+    assert len(train(ledger, 3)) == 3
+    shutil.copy(tmp_path / "as-restored.sqlite", ledger)
+    with open_desk(ledger) as desk:
+        assert "versions 3 to 5" in desk.open_drain(Hello("learner", 1, 5)).gap
+        assert desk.lease(held=5) == []
+
+
 def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
     ledger: Path, tmp_path: Path
 ) -> None:

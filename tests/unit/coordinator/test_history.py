@@ -254,6 +254,7 @@ def restored() -> Desk:
         lost_slots=tuple(slot.number for slot in lost),
         next_slot=FIRST_SLOT,
         generations=(Generation(1, FIRST_SLOT, 7, NOW_S),),
+        accepts_loss=True,
     )
     return Desk(make_accounts(balance))
 
@@ -306,6 +307,8 @@ def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing(
 
 
 def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:
-    desk = Desk(make_accounts(Balance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))))
+    desk = Desk(
+        make_accounts(Balance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),), accepts_loss=True))
+    )
     join(desk, version=7)
     assert opened(desk, version=7).accepted_loss == range(1, 8)
