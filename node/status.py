@@ -45,8 +45,8 @@ REFRESH_S: Final = 2.0
 EXAMPLE: Final = """\
   on the coordinator's machine:
     heterorl-node status --state-dir runs/first --coordinator 127.0.0.1:7700 --watch
-  on any other, with run.json copied there; the token is needed once:
-    heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token
+  on any other, with run.json copied there, and once a token that was made on the coordinator's by
+  `heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token`:
     heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
       --coordinator hub.example.org:7700
 """
