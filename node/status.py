@@ -42,6 +42,9 @@ TIMEOUT_S: Final = 10.0
 
 REFRESH_S: Final = 2.0
 
+CLOCKS_APART_S: Final = 60.0
+"""From here on a clock is shown as off: beyond any line's delay, far from what certificates allow for."""
+
 EXAMPLE: Final = """\
   on the coordinator's machine:
     heterorl-node status --state-dir runs/first --coordinator 127.0.0.1:7700 --watch
@@ -232,7 +235,19 @@ def _header(status: RunStatus) -> Text:
             ("slots", slots),
             ("groups", verdicts),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
+            ("clocks", _clocks(status.peers)),
         )
+        if value
+    )
+
+
+def _clocks(peers: Iterable[PeerStatus]) -> str:
+    """Return whose clock is far from the coordinator's; empty where nobody's is."""
+    return ", ".join(
+        f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s "
+        + ("behind" if peer.clock_offset_s > 0 else "ahead")
+        for peer in peers
+        if abs(peer.clock_offset_s) >= CLOCKS_APART_S
     )
 
 
