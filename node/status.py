@@ -45,11 +45,14 @@ REFRESH_S: Final = 2.0
 SHOW_TWINS_S: Final = 120.0
 """How long a process that was refused is shown: several of its retries, which are up to 30 s apart."""
 
+CLOCKS_APART_S: Final = 60.0
+"""From here on a clock is shown as off: beyond any line's delay, far from what certificates allow for."""
+
 EXAMPLE: Final = """\
   on the coordinator's machine:
     heterorl-node status --state-dir runs/first --coordinator 127.0.0.1:7700 --watch
-  on any other, with run.json copied there; the token is needed once:
-    heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token
+  on any other, with run.json copied there, and once a token that was made on the coordinator's by
+  `heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token`:
     heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
       --coordinator hub.example.org:7700
 """
@@ -234,13 +237,26 @@ def _header(status: RunStatus) -> Text:
             ("step", _step(status.step)),
             ("slots", slots),
             ("groups", verdicts),
-            *(
-                (("ledger", Text(f"behind: {_printable(status.ledger_gap)}", "bold red")),)
-                if status.ledger_gap
-                else ()
-            ),
+            ("ledger", _ledger(status.ledger_gap)),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
+            ("clocks", _clocks(status.peers)),
         )
+        if value
+    )
+
+
+def _ledger(gap: str) -> Text:
+    """Return what the ledger lacks, as a warning; empty where nothing is known to be missing."""
+    return Text(f"behind: {_printable(gap)}" if gap else "", "bold red")
+
+
+def _clocks(peers: Iterable[PeerStatus]) -> str:
+    """Return whose clock is far from the coordinator's; empty where nobody's is."""
+    return ", ".join(
+        f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s "
+        + ("behind" if peer.clock_offset_s > 0 else "ahead")
+        for peer in peers
+        if abs(peer.clock_offset_s) >= CLOCKS_APART_S
     )
 
 

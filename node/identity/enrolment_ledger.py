@@ -15,6 +15,10 @@ from node.identity.tokens import Token
 
 FILE_NAME: Final = "enrolments.sqlite"
 
+REMEMBERED_TOKENS: Final = 65_536
+"""Spent tokens kept beyond their expiry, 10 MB: a clock that is ahead for a minute must not make tokens that
+seemed to have expired good again when it comes back."""
+
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spent (
     nonce TEXT PRIMARY KEY, expires_at_s REAL NOT NULL, node_id TEXT NOT NULL, key_digest BLOB NOT NULL
@@ -35,7 +39,7 @@ def known_members(path: Path) -> frozenset[str] | None:
 
 
 class EnrolmentLedger:
-    """Spent tokens until they expire, and every node id ever given out. One caller at a time."""
+    """Spent tokens, the newest beyond their expiry, and every node id given out. One caller at a time."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -58,13 +62,20 @@ class EnrolmentLedger:
         """
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._database.execute("DELETE FROM spent WHERE expires_at_s <= ?", (now,))
+            self._forget_oldest(now)
             if not self._is_retry(token, node_id, key_digest):
                 self._admit(token, node_id, key_digest)
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
+
+    def _forget_oldest(self, now: float) -> None:
+        self._database.execute(
+            "DELETE FROM spent WHERE expires_at_s <= ? AND rowid IN "
+            "(SELECT rowid FROM spent ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+            (now, REMEMBERED_TOKENS),
+        )
 
     def _is_retry(self, token: Token, node_id: str, key_digest: bytes) -> bool:
         spent = self._database.execute(

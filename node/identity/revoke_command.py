@@ -25,6 +25,7 @@ EXAMPLE: Final = """\
   heterorl-node revoke sampler-3 --state-dir runs/first --because "its disk was sold"
   heterorl-node revoke --list --state-dir runs/first
   heterorl-node revoke --undo sampler-3 --state-dir runs/first
+A running coordinator ends the node's streams within 5 s, and its relays follow; nothing is restarted.
 """
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason, RefusedError
+from node.identity import enrolment_ledger
 from node.identity.authority import Authority
 from node.identity.enrolment_ledger import EnrolmentLedger
 from node.identity.tokens import Token, issue_token
@@ -70,14 +71,30 @@ def test_a_refused_token_is_not_spent(tmp_path: Path) -> None:
         ledger.spend(token, node_id="s1", key_digest=KEY, now=NOW_S)
 
 
-def test_tokens_are_remembered_until_they_expire_and_no_longer(tmp_path: Path) -> None:
+def test_a_spent_token_stays_spent_after_a_clock_that_was_ahead_has_come_back(tmp_path: Path) -> None:
+    first = make_token()
     with opened(tmp_path) as ledger:
-        for number in range(5):
-            ledger.spend(make_token(), node_id=f"s{number}", key_digest=KEY, now=NOW_S)
-        assert _spent(tmp_path) == 5
+        ledger.spend(first, node_id="s1", key_digest=KEY, now=NOW_S)
+        # A minute in which the clock is 400 days ahead, and a token that was made in it.
+        ahead_s = NOW_S + 400 * 86400
+        late = Token.model_validate({**make_token().model_dump(), "expires_at_s": ahead_s + 3600})
+        ledger.spend(late, node_id="s2", key_digest=KEY, now=ahead_s)
+        assert "used before" in refusal(ledger, first, "s3")
+
+
+def test_expired_tokens_are_forgotten_oldest_first_when_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment_ledger, "REMEMBERED_TOKENS", 3)
+    tokens = [make_token() for _ in range(5)]
+    with opened(tmp_path) as ledger:
+        for number, token in enumerate(tokens):
+            ledger.spend(token, node_id=f"s{number}", key_digest=KEY, now=NOW_S)
+        assert _spent(tmp_path) == 5  # none has expired
         late = Token.model_validate({**make_token().model_dump(), "expires_at_s": NOW_S + 7200})
         ledger.spend(late, node_id="s9", key_digest=KEY, now=NOW_S + 3600)
-        assert _spent(tmp_path) == 1
+        assert _spent(tmp_path) == 3 + 1
+        assert "used before" in refusal(ledger, tokens[-1], "s10")
 
 
 def _spent(tmp_path: Path) -> int:

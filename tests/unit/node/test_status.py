@@ -95,6 +95,14 @@ def test_nothing_a_peer_says_of_itself_can_move_the_cursor_or_set_a_style() -> N
     assert "[2J[red]x[/red]" in text
 
 
+@pytest.mark.parametrize(("offset_s", "said"), [(3600.4, "is 3600 s behind"), (-90.0, "is 90 s ahead")])
+def test_a_clock_that_is_off_is_named_before_it_costs_anything(offset_s: float, said: str) -> None:
+    assert f"clocks    far-away {said}" in rendered(
+        replace(RUN, peers=(replace(PEER, clock_offset_s=offset_s),))
+    )
+    assert "clocks" not in rendered(RUN)
+
+
 def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
     parsed = json.loads(status.to_json(RUN))
     assert parsed["head"] == {"number": 42, "root": "72" * 16}

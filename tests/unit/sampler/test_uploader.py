@@ -74,6 +74,14 @@ async def test_a_submission_is_repeated_until_the_hub_answers(failure: Exception
     assert made.settled == [("1.1", Verdict.SPOOLED)]
 
 
+async def test_a_group_is_kept_while_a_clock_is_wrong() -> None:
+    hub = Hub(*[RefusedError(Reason.EXPIRED, "the certificate of s1 expired")] * 3)
+    async with uploading(hub) as made:
+        await made.uploader.put(make_group("1.1"))
+        await made.uploader.flushed()
+    assert made.settled == [("1.1", Verdict.SPOOLED)]
+
+
 async def test_a_final_refusal_settles_the_group_and_the_next_goes_on() -> None:
     hub = Hub(RefusedError(Reason.OVER_LIMIT, "too large"))
     async with uploading(hub) as made:
