@@ -72,8 +72,9 @@ class LearnerConfig(BaseModel):
     """How much of the way of the fast steps is kept."""
 
     quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
-    """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version,
-    beyond which that sampler's groups are refused until the learner is started again. Infinity: never."""
+    """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
+    excess of what others show at the same staleness, beyond which, by four standard errors, that sampler's
+    groups are refused until the learner is started again. Infinity: never."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no result;

@@ -41,8 +41,17 @@ class LearnerMetrics:
         }
         self.sampler_mismatch_nats = gauge(
             "sampler_mismatch_nats",
-            "KL(behaviour || learner) per token of fresh groups, by sampler.",
+            "What a sampler's groups show beyond the drift of the policy, KL per token; its engine's part.",
             "sampler",
+        )
+        self.sampler_mismatch_error_nats = gauge(
+            "sampler_mismatch_error_nats", "Standard error of that; 10: nothing is known.", "sampler"
+        )
+        self.sampler_measured_groups = gauge(
+            "sampler_measured_groups", "Groups it rests on, older ones as fractions.", "sampler"
+        )
+        self.unmeasured_samplers = gauge(
+            "unmeasured_samplers", "Samplers whose groups can be compared with nobody's of their age."
         )
         self.version = gauge("version", "Version of the parameters now.")
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")

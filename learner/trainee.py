@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+import numpy as np
 import torch
 
 from learner.checkpoint import CheckpointStore, Progress
+from learner.divergence_panel import Observed
 from learner.master_gate import MasterGate
-from learner.mismatch import Mismatch
 from learner.model import Policy
 from learner.step_log import StepLine, TrainedGroup
 from learner.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
-from node.rollout import DeliveredGroup
+from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
 
 REMEMBERED_GROUPS: Final = 4096
@@ -38,8 +39,8 @@ class StepTaken:
     line: StepLine
     progress: Progress
     """What goes into the checkpoint beside the tensors."""
-    mismatches: tuple[Mismatch, ...]
-    """Of the groups that were sampled from the version before the step."""
+    observed: tuple[Observed, ...]
+    """How far each group's behaviour policy was from the version before the step."""
     gate_wait_s: float
     """Of the step's time, what it waited for the version before to be read."""
 
@@ -115,14 +116,11 @@ class Trainee:
             unacknowledged=(*unacknowledged, record),
             trained_group_ids=(*self.progress.trained_group_ids, *record.group_ids)[-REMEMBERED_GROUPS:],
         )
-        mismatches = tuple(
-            Mismatch(group.sampler_id, kl_nats)
-            for group, kl_nats in zip(line.groups, outcome.kl_nats_of_groups, strict=True)
-            if group.staleness_versions == 0
+        observed = tuple(
+            Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
+            for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
-        return StepTaken(
-            record, line, progress=progress, mismatches=mismatches, gate_wait_s=self._gate_wait_s
-        )
+        return StepTaken(record, line, progress=progress, observed=observed, gate_wait_s=self._gate_wait_s)
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
@@ -158,3 +156,16 @@ class Trainee:
         return StepLine(
             at_s=self._clock.now(), report=report, tokens=outcome.tokens, flops=outcome.flops, groups=groups
         )
+
+
+def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
+    """Return each staleness that tokens of a group have at ``version``, and their share.
+
+    A completion that was sampled while versions were swapped has tokens of several.
+    """
+    drawn_from = np.concatenate([completion.policy_version for completion in group.completions])
+    numbers, tokens = np.unique(drawn_from, return_counts=True)
+    return tuple(
+        (version - number, count / drawn_from.size)
+        for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
+    )

@@ -182,14 +182,15 @@ class TrainingLoop:
         self._tell(delivered, judged.verdict, judged.detail)
 
     def _quarantined(self, sampler_id: str) -> Judged | None:
-        if not self._mismatches.is_quarantined(sampler_id):
+        found = self._mismatches.quarantine(sampler_id)
+        if found is None:
             return None
-        mean = self._mismatches.mean_nats(sampler_id)
         limit = self._settings.quarantine_mismatch_nats
         return Judged(
             Verdict.SUSPECT,
-            f"fresh groups of {sampler_id} are {mean:.3g} nats a token from the learner, "
-            f"the bound is {limit:g}: the sampler's logprobs are not those of the version it names",
+            f"groups of {sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token further "
+            f"from the learner than their age explains, the bound is {limit:g}: its logprobs are not those "
+            "of the version it names. Mend its engine or sampling parameters, then restart the learner",
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
@@ -261,16 +262,23 @@ class TrainingLoop:
 
     def _show(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(taken.line)
-        self._mismatches.observe(taken.mismatches)
-        for one in taken.mismatches:
-            mean_nats = self._mismatches.mean_nats(one.sampler_id)
-            self._metrics.sampler_mismatch_nats.labels(one.sampler_id).set(mean_nats)
+        self._mismatches.observe(taken.observed)
+        for name in {one.sampler_id for one in taken.observed}:
+            self._show_mismatch(name)
+        self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
         _log.info("step", extra={**asdict(taken.line.report), "tokens": taken.line.tokens})
+
+    def _show_mismatch(self, sampler_id: str) -> None:
+        mismatch = self._mismatches.mismatch(sampler_id)
+        self._metrics.sampler_mismatch_nats.labels(sampler_id).set(mismatch.nats)
+        self._metrics.sampler_mismatch_error_nats.labels(sampler_id).set(mismatch.error_nats)
+        measured_groups = self._mismatches.measured_groups(sampler_id)
+        self._metrics.sampler_measured_groups.labels(sampler_id).set(measured_groups)
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
         self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._hub_now() - since_s))

@@ -71,9 +71,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.GetManifestRequest, context: Context
     ) -> policy_pb2.GetManifestResponse:
         key = artifact_key_from_wire(request.key)
-        with self._store.lease(key, lingers=True):
-            _, signed = await asyncio.to_thread(self._store.manifest, key)
-        return policy_pb2.GetManifestResponse(signed_manifest=signed)
+        manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+        with self._store.lease(manifest.key, lingers=True):
+            return policy_pb2.GetManifestResponse(signed_manifest=signed)
 
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context

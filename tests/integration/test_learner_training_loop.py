@@ -79,9 +79,14 @@ class RunningLearner:
     tasks: list[asyncio.Task[None]]
     stopping: asyncio.Event
 
-    def delivered(self, group_id: str, *, version: int = 0, **changes: object) -> DeliveredGroup:
+    def delivered(
+        self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
+    ) -> DeliveredGroup:
         group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
-        return DeliveredGroup(replace(group, **changes), sampler_id="sampler-a", spooled_at_s=0.0)  # type: ignore[arg-type]
+        return DeliveredGroup(replace(group, **changes), sampler_id=sampler_id, spooled_at_s=0.0)  # type: ignore[arg-type]
+
+    def shown(self, what: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"heterorl_learner_{what}", labels)
 
 
 @asynccontextmanager
@@ -244,6 +249,33 @@ async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_
         await hub.wait_until(lambda: len(hub.records) == 2)
         await hub.give(running.delivered("9.1", version=2))
         await hub.wait_until(lambda: hub.verdicts_of("9.1") == [Verdict.SUSPECT])
+
+
+async def test_a_sampler_whose_groups_are_all_stale_is_measured_or_said_not_to_be(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Far has company at its age from the third step on; nobody knows before whether it is the drift."""
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, quarantine_mismatch_nats=0.2) as running,
+    ):
+        await hub.give(*(running.delivered(f"0{n}.1", sampler_id="near") for n in range(2)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        await hub.give(*(running.delivered(f"1{n}.1", sampler_id="far") for n in range(2)))
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        await until(lambda: running.shown("sampler_measured_groups", sampler="far") == 2)
+        assert (running.shown("sampler_mismatch_error_nats", sampler="far") or 0.0) > 1.0
+        assert running.shown("unmeasured_samplers") == 1
+        alone_nats = running.shown("sampler_mismatch_error_nats", sampler="far") or 0.0
+        for number, sampler in ((2, "company"), (3, "far")):
+            groups = (
+                running.delivered(f"{number}{n}.1", version=number - 1, sampler_id=sampler) for n in range(2)
+            )
+            await hub.give(*groups)
+            await until(lambda: running.loop.version > number)  # noqa: B023 - awaited at once
+        await until(lambda: (running.shown("sampler_measured_groups", sampler="far") or 0) > 3.9)
+        assert (running.shown("sampler_mismatch_error_nats", sampler="far") or 0.0) < alone_nats / 5
+        assert {verdict for _, verdict in hub.verdicts} == {Verdict.ACCEPTED}
 
 
 async def test_a_buffered_group_that_grows_stale_is_given_up(model_dir: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from heterorl.v1 import rollout_pb2
 from learner.admission import AdmissionRules, judge
-from learner.mismatch import LEAST_GROUPS, Mismatch, MismatchBook
+from learner.divergence_panel import Observed
+from learner.mismatch import LEAST_FRESH_GROUPS, MismatchBook
 from learner.model import Policy, load_policy
 from learner.train_step import StepOutcome, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
@@ -106,6 +107,7 @@ def test_the_mismatch_book_sees_corrected_logprobs(model_dir: Path, policy: Poli
     book = MismatchBook(QUARANTINE_NATS)
     for name, one in {"honest": group, "mute": replace(group, logprob_mode=LogprobMode.FULL)}.items():
         (kl_nats,) = step(policy, one).kl_nats_of_groups
-        book.observe([Mismatch(name, kl_nats)] * LEAST_GROUPS)
-    assert not book.is_quarantined("honest")
-    assert book.is_quarantined("mute")
+        for _ in range(LEAST_FRESH_GROUPS):
+            book.observe([Observed(name, kl_nats, ((0, 1.0),))])
+    assert book.quarantine("honest") is None
+    assert book.quarantine("mute") is not None
