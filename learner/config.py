@@ -48,7 +48,8 @@ class LearnerConfig(BaseModel):
 
     kl_coefficient: float = Field(default=0.005, ge=0)
     """Weight of KL(behaviour || learner) in the loss; 0 leaves it out. Higher ties the learner to
-    the policies that sampled, which steadies late groups and slows learning."""
+    the policies that sampled, which steadies late groups and slows learning. No token's pull exceeds
+    this: beyond p/q = 2 it no longer grows."""
 
     staleness_discount: StalenessDiscount = "exponential"
     """How old groups count less: by half-life, by (1 + age) ** -power, by what their weights leave of
@@ -61,8 +62,9 @@ class LearnerConfig(BaseModel):
     """With ``polynomial``: 0.5 makes a group 3 versions old count half, one 15 versions old a quarter."""
 
     scales_rate_by_sample_size: bool = False
-    """Multiply the learning rate of each step by sqrt(ESS / completions): small steps where few
-    completions carry the weight."""
+    """Multiply the learning rate of each step by sqrt(ESS / completions), of whole completions' weights as
+    VCPO has it: small steps where few completions carry the weight. Completions of thousands of tokens
+    differ so much that one of them does, and the factor is then 1 / sqrt(completions)."""
 
     fast_steps: int = Field(default=0, ge=0, le=16)
     """Steps on each batch before a reposition and the step that counts (SFPO; published: 3). Each costs

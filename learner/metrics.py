@@ -61,6 +61,9 @@ class LearnerMetrics:
             "doubled_groups", "Groups delivered that were trained on before; refused, each one."
         )
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
+        self.clamped_tokens = counter(
+            "clamped_tokens", "Tokens whose log ratio was held before it was exponentiated."
+        )
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."
         )
@@ -100,6 +103,7 @@ class LearnerMetrics:
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
+        self.clamped_tokens.inc(line.clamped_tokens)
         self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         if self._peak_flops:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)

@@ -39,6 +39,8 @@ class StepLine:
     flops: float
     """Floating point operations of the model that this took; over ``step_s``, its rate."""
     groups: tuple[TrainedGroup, ...]
+    clamped_tokens: int = 0
+    """Tokens whose log ratio was held, see ``StepOutcome``; not in checkpoints of before it was counted."""
 
     def to_json(self) -> str:
         """Give one flat object: the report's fields beside the others."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from learner.model import Policy
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
-from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.divergence import kl_behaviour_learner, kl_penalty
 from learner.objective.reduction import mean_over_groups
 from learner.objective.registry import Objective
 from learner.objective.staleness import sample_size_discount
@@ -57,13 +57,14 @@ class StepLoss:
             )
         outcome = self.objective(batch)
         behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)
+        loss = outcome.loss
         if self.kl_coefficient > 0:
-            kl = batch.within(kl_behaviour_learner(batch.learner_logprob, behaviour))
-            loss = outcome.loss + self.kl_coefficient * mean_over_groups(batch.token_mean(kl), batch)
-        else:
-            kl = batch.within(kl_behaviour_learner(batch.learner_logprob.detach(), behaviour))
-            loss = outcome.loss
-        return LossOutcome(loss, outcome, kl.detach())
+            penalty = batch.token_mean(
+                kl_penalty(batch.within(batch.learner_logprob), batch.within(behaviour))
+            )
+            loss = loss + self.kl_coefficient * mean_over_groups(penalty, batch)
+        kl = batch.within(kl_behaviour_learner(batch.learner_logprob.detach(), behaviour))
+        return LossOutcome(loss, outcome, kl)
 
 
 def add_gradient(

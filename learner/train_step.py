@@ -14,10 +14,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from learner.model import Policy
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
+from learner.objective.log_ratio import is_beyond_bound
 from learner.objective.options import StalenessDiscount
 from learner.objective.registry import Objective
 from learner.objective.slow_fast import slow_fast_step
-from learner.objective.staleness import learning_rate_factor, polynomial_discount, version_discount
+from learner.objective.staleness import (
+    polynomial_discount,
+    sequence_learning_rate_factor,
+    version_discount,
+)
 from learner.packing import MicroBatch, collate, micro_batches, objective_batch, rows_of
 from learner.step_loss import LossOutcome, StepLoss, add_gradient
 from node.rollout import RolloutGroup
@@ -69,6 +74,9 @@ class StepOutcome:
     ess_ratio: float
     """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
+    clamped_tokens: int
+    """Tokens whose log ratio, or whose completion's where the objective weighs completions, was held before
+    it was exponentiated, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
     tokens: int
@@ -158,12 +166,13 @@ def _take_step(
     parameters = list(policy.parameters.values())
     gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
     tokens = sum(len(part.target_ids) for part in parts)
-    outcome, weight = _outcome(batch, measured, gradient_norm=gradient_norm, tokens=tokens)
+    outcome = _outcome(batch, measured, gradient_norm=gradient_norm, tokens=tokens)
     if outcome.is_applied:
         if outcome.gradient_norm > settings.gradient_clip_norm:
             clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
-        is_scaled = settings.scales_rate_by_sample_size and not math.isnan(outcome.ess_ratio)
-        with _scaled_rate(optimizer, factor=learning_rate_factor(weight) if is_scaled else 1.0):
+        is_scaled = settings.scales_rate_by_sample_size
+        factor = sequence_learning_rate_factor(batch.log_ratio.sum(dim=1)) if is_scaled else 1.0
+        with _scaled_rate(optimizer, factor=factor):
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return outcome
@@ -184,18 +193,21 @@ def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator
 @torch.no_grad()
 def _outcome(
     batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, tokens: int
-) -> tuple[StepOutcome, Tensor]:
-    """Give the outcome, and what each completion counted, [n] float64."""
+) -> StepOutcome:
     groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
     surprisal = -batch.within(batch.learner_logprob).sum()
-    sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, objective.is_clipped.sum()])
+    is_clamped = is_beyond_bound(batch.log_ratio)
+    if objective.is_clamped is not None:
+        is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
+    counts = [objective.is_clipped.sum(), is_clamped.sum()]
+    sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each asked for alone would wait for the device once more.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    loss, norm, kl_nats, surprisal_nats, clipped, *of_groups = numbers[: -len(weight)].tolist()
+    loss, norm, kl_nats, surprisal_nats, clipped, clamped, *of_groups = numbers[: -len(weight)].tolist()
     weight = numbers[-len(weight) :]
-    outcome = StepOutcome(
+    return StepOutcome(
         is_applied=math.isfinite(loss) and math.isfinite(norm),
         loss=loss,
         gradient_norm=norm,
@@ -203,11 +215,11 @@ def _outcome(
         kl_nats_of_groups=tuple(of_groups),
         ess_ratio=_sample_size_ratio(weight),
         clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
+        clamped_tokens=int(clamped),
         surprisal_nats=surprisal_nats / tokens,
         tokens=tokens,
         flops=math.nan,  # of the whole step, which the caller knows
     )
-    return outcome, weight
 
 
 def _sample_size_ratio(weight: Tensor) -> float:

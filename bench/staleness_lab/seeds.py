@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.staleness_lab.methods import Method
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.staleness import learning_rate_factor
+from learner.objective.staleness import sequence_learning_rate_factor
 
 _TOLERANCE: Final = 1e-5
 
@@ -72,10 +72,12 @@ class Pull:
     """[seeds, n, t]: of each seed's own loss."""
     weight: Tensor
     """[seeds, n]: each completion's, its tokens' mean where they are tokens'."""
+    log_ratio: Tensor
+    """[seeds, n], nats: of each completion's whole p/q."""
 
     def rate_factors(self) -> Tensor:
-        """Give VCPO's learning-rate factor of each seed; 0 where all weights are 0."""
-        return torch.tensor([learning_rate_factor(w) if has_weight(w) else 0.0 for w in self.weight])
+        """Return VCPO's learning-rate factor of each seed, from whole weights, not the objective's."""
+        return torch.tensor([sequence_learning_rate_factor(log_ratio) for log_ratio in self.log_ratio])
 
 
 def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
@@ -86,6 +88,7 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
         weight=torch.cat([one.weight for one in each]),
+        log_ratio=torch.cat([one.log_ratio for one in each]),
     )
 
 
@@ -133,4 +136,5 @@ def _pull_together(method: Method, rows: Rows) -> Pull:
     return Pull(
         gradient=gradient.view_as(rows.learner) * seeds[0],  # the loss is a mean over all runs
         weight=(batch.token_mean(outcome.weight) if per_token else outcome.weight).view(seeds),
+        log_ratio=batch.log_ratio.detach().sum(dim=1).view(seeds),
     )

@@ -120,6 +120,51 @@ def beta_normalised_advantage(reward: Tensor, groups: Groups) -> Tensor:
     return centred_advantage(reward, groups) / groups.spread(density)
 
 
+def soft_advantage(reward: Tensor, groups: Groups | None = None, *, temperature: float) -> Tensor:
+    """Return each reward minus tau log mean exp(reward / tau) of its group; exactly 0 where all are equal.
+
+    Args:
+        reward: [n], any unit.
+        groups: the n completions by prompt; None: all of one.
+        temperature: tau > 0, unit of ``reward``. Small: the baseline is the best reward; large: the mean.
+
+    Returns:
+        [n], same unit.
+
+    Source: OPMD of Trinity-RFT, arXiv:2505.17826, after Kimi k1.5.
+    """
+    groups = groups or Groups.single(reward)
+    above_least = reward - groups.spread(groups.minimum(reward))
+    log_mean = groups.logsumexp(above_least / temperature) - groups.size(reward).log()
+    return above_least - groups.spread(temperature * log_mean)
+
+
+def off_policy_advantage(
+    reward: Tensor, log_weight: Tensor, squared_norm: Tensor, groups: Groups | None = None
+) -> Tensor:
+    """Return each reward minus the baseline under which the weighted gradient of its group varies least.
+
+    b = sum w^2 g^2 r / sum w^2 g^2, with w the importance weight and g the length of grad log p of each
+    completion. Exactly 0 where all rewards of a group are equal.
+
+    Args:
+        reward: [n], any unit.
+        log_weight: [n], nats: log p/q of whole completions, however large.
+        squared_norm: [n], > 0: g^2, in any unit.
+        groups: the n completions by prompt; None: all of one.
+
+    Returns:
+        [n], unit and type of ``reward``, without gradient.
+
+    Source: VCPO's off-policy optimal baseline, arXiv:2602.17616, section 4.
+    """
+    groups = groups or Groups.single(reward)
+    log_share = 2 * log_weight.detach().double() + squared_norm.detach().double().log()
+    share = torch.exp(log_share - groups.spread(groups.logsumexp(log_share))).to(reward.dtype)
+    above_least = reward - groups.spread(groups.minimum(reward))
+    return above_least - groups.spread(groups.sum(share * above_least))
+
+
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_share: float) -> Tensor:
     """Give what DAPO takes from the reward of completions near the token limit: 0 down to -1, linearly.
 

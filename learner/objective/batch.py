@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.groups import Groups
+from learner.objective.log_ratio import check_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,7 @@ class ObjectiveBatch:
     """
 
     learner_logprob: Tensor
-    """[n, t], nats; carries the gradient."""
+    """[n, t], nats, float32 or float64; carries the gradient."""
     behaviour_logprob: Tensor
     """[n, t], nats, as recorded when the tokens were drawn."""
     mask: Tensor
@@ -43,10 +44,10 @@ class ObjectiveBatch:
     """[n, t], nats: the learner at the start of this batch. None: the learner has not moved since."""
 
     def __post_init__(self) -> None:
-        """Check the shapes.
+        """Check shapes and types.
 
         Raises:
-            ValueError: they do not fit together, or a row has no token.
+            ValueError: they do not fit together, a row has no token, or logprobs are narrower than float32.
         """
         rows, tokens = self.learner_logprob.shape[0], tuple(self.learner_logprob.shape)
         shapes = {
@@ -61,6 +62,10 @@ class ObjectiveBatch:
         for name, (tensor, shape) in shapes.items():
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, learner_logprob asks for {shape}")
+        for name in ("learner_logprob", "behaviour_logprob", "proximal_logprob"):
+            logprob: Tensor | None = getattr(self, name)
+            if logprob is not None:
+                check_precision(name, logprob)
         if len(tokens) != 2 or rows == 0:
             raise ValueError(f"learner_logprob has shape {tokens}; a batch has a row and two axes")
         if not bool(self.mask.any(dim=1).all()):
@@ -128,6 +133,9 @@ class ObjectiveOutcome:
     """[n] or [n, t]: what each completion or token counted for its age; without gradient."""
     is_clipped: Tensor
     """Like ``weight``, bool: where the loss has no gradient on purpose; False outside the mask."""
+    is_clamped: Tensor | None = None
+    """[n], bool: whole completions whose log ratio was held before it was exponentiated. None: the objective
+    has no weight of whole completions. Tokens are counted from their own log ratios, see ``step_loss``."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]

@@ -1,19 +1,30 @@
 """Objectives on tokens that bound, mask or split the token ratio p/q."""
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
-from learner.objective.gates import within_band, within_second_moment, within_total_variation
+from learner.objective.gates import (
+    within_band,
+    within_second_moment,
+    within_total_variation,
+    without_outlier,
+)
 from learner.objective.importance import log_linear_proximal
+from learner.objective.log_ratio import bounded_ratio, is_beyond_bound
 from learner.objective.options import (
     CispoOptions,
     ClipOptions,
     DecoupledOptions,
+    GeometricMaskedOptions,
     IcePopOptions,
     MaskedOptions,
     SecondMomentOptions,
+    SequenceMaskedOptions,
     TotalVariationOptions,
     TruncatedOptions,
 )
@@ -26,7 +37,7 @@ def cispo(batch: ObjectiveBatch, options: CispoOptions) -> ObjectiveOutcome:
 
     Source: MiniMax-M1, arXiv:2506.13585, eq. 4.
     """
-    weight = batch.log_ratio.detach().exp().clamp(1 - options.clip_low, 1 + options.clip_high)
+    weight = bounded_ratio(batch.log_ratio.detach()).clamp(1 - options.clip_low, 1 + options.clip_high)
     loss = likelihood_loss(batch.learner_logprob, weight, _advantage(batch))
     return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, torch.zeros_like(batch.mask))
 
@@ -36,7 +47,7 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
 
     Source: https://fengyao.notion.site/off-policy-rl.
     """
-    factor = _log_correction(batch).exp().clamp(max=options.ceiling)
+    factor = bounded_ratio(_log_correction(batch)).clamp(max=options.ceiling)
     return _corrected(factor, batch, options)
 
 
@@ -45,19 +56,35 @@ def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
 
     Source: https://richardli.xyz/rl-collapse, part 3.
     """
-    log_ratio = _log_correction(batch)
-    factor = log_ratio.exp() * within_band(log_ratio, least=options.least, most=options.most)
-    return _corrected(factor, batch, options)
+    return _corrected(_masked(_log_correction(batch), batch, options), batch, options)
+
+
+def mis_sequence(batch: ObjectiveBatch, options: SequenceMaskedOptions) -> ObjectiveOutcome:
+    """Masked importance sampling by whole completions: times prod_t prox/q where that is within the band.
+
+    Source: https://richardli.xyz/rl-collapse, part 3; band as TRL's default, ``sequence_mask``.
+    """
+    log_ratio = _log_correction(batch).sum(dim=1, keepdim=True)
+    outcome = _corrected(_masked(log_ratio, batch, options), batch, options)
+    is_clamped = is_beyond_bound(log_ratio) & within_band(log_ratio, least=options.least, most=options.most)
+    return replace(outcome, is_clamped=is_clamped[:, 0])
+
+
+def mis_geometric(batch: ObjectiveBatch, options: GeometricMaskedOptions) -> ObjectiveOutcome:
+    """Likewise by the geometric mean of a completion's prox/q, which does not grow with its length.
+
+    Source: AReaL's rejection sampling of sequences by their ratio, and its upper bound.
+    """
+    log_ratio = batch.token_mean(_log_correction(batch))[:, None]
+    return _corrected(_masked(log_ratio, batch, options), batch, options)
 
 
 def icepop(batch: ObjectiveBatch, options: IcePopOptions) -> ObjectiveOutcome:
-    """IcePop: likewise, times 1 where prox/q is within the band.
+    """IcePop: M(prox/q) per token, M(k) = k within the band and 0 outside.
 
     Source: arXiv:2510.18855, section 3.
     """
-    log_ratio = _log_correction(batch)
-    factor = within_band(log_ratio, least=options.least, most=options.most).to(log_ratio.dtype)
-    return _corrected(factor, batch, options)
+    return _corrected(_masked(_log_correction(batch), batch, options), batch, options)
 
 
 def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> ObjectiveOutcome:
@@ -73,11 +100,25 @@ def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> Objective
     p, prox = batch.within(batch.learner_logprob), batch.within(proximal)
     q = batch.within(batch.behaviour_logprob.to(p.dtype))
     advantage = _advantage(batch)
+    is_beyond = bounded_ratio(prox - q) > options.behaviour_cap
+    if options.beyond_cap == "truncate":
+        # As if the sampler had found the token as much less unlikely: prox/q is then the cap.
+        q = torch.where(is_beyond, prox - math.log(options.behaviour_cap), q)
     surrogate = decoupled_surrogate(
-        p, prox, q, advantage, clip_low=options.clip_low, clip_high=options.clip_high
+        p,
+        prox,
+        q,
+        advantage,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
     )
-    weight = torch.exp(prox - q) * torch.exp(p.detach() - prox)
-    return ObjectiveOutcome(mean_over_tokens(surrogate.loss, batch), weight, surrogate.is_clipped)
+    loss, is_clipped = surrogate.loss, surrogate.is_clipped & batch.mask
+    weight = bounded_ratio(prox - q) * bounded_ratio(p.detach() - prox)
+    if options.beyond_cap == "mask":
+        loss, weight = (torch.where(is_beyond, 0.0, values) for values in (loss, weight))
+        is_clipped = is_clipped | is_beyond
+    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, is_clipped)
 
 
 def dppo_tv(batch: ObjectiveBatch, options: TotalVariationOptions) -> ObjectiveOutcome:
@@ -109,11 +150,23 @@ def _log_correction(batch: ObjectiveBatch) -> Tensor:
     return batch.within(batch.proximal - batch.behaviour_logprob.detach().to(batch.proximal.dtype))
 
 
+def _masked(log_ratio: Tensor, batch: ObjectiveBatch, options: MaskedOptions) -> Tensor:
+    """Return the ratio where it is within the band and no token has a veto, else 0."""
+    inside = within_band(log_ratio, least=options.least, most=options.most)
+    if options.veto > 0:
+        inside = inside & without_outlier(_log_correction(batch), batch.mask, least=options.veto)[:, None]
+    return torch.where(inside, bounded_ratio(log_ratio), 0.0)
+
+
 def _corrected(factor: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
-    """Give factor * min(u A, clip(u) A), u = p/prox; the factor is data."""
-    ratio = batch.within(batch.learner_logprob - batch.proximal).exp()
+    """Return factor * min(u A, clip(u) A), u = p/prox; the factor, [n, t] or [n, 1], is data."""
+    ratio = bounded_ratio(batch.within(batch.learner_logprob - batch.proximal))
     surrogate = clipped_surrogate(
-        ratio, _advantage(batch), clip_low=options.clip_low, clip_high=options.clip_high
+        ratio,
+        _advantage(batch),
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
     )
     is_off = (surrogate.is_clipped | (factor == 0)) & batch.mask
     return ObjectiveOutcome(
@@ -124,6 +177,7 @@ def _corrected(factor: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> O
 def _gated(inside: Tensor, batch: ObjectiveBatch, *, penalty: float) -> ObjectiveOutcome:
     """Give -rho A inside and 0 outside, plus penalty * log^2 rho everywhere."""
     log_ratio = batch.log_ratio
-    weight = torch.where(inside, log_ratio, 0.0).exp()
+    weight = bounded_ratio(torch.where(inside, log_ratio, 0.0))
     loss = torch.where(inside, -weight * _advantage(batch)[:, None], 0.0) + penalty * log_ratio**2
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), log_ratio.detach().exp(), ~inside & batch.mask)
+    weight = bounded_ratio(log_ratio.detach())
+    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, ~inside & batch.mask)

@@ -4,10 +4,13 @@ Estimators of divergences have two errors, of value and of gradient. Those here 
 gradient have the right expectation of both, for tokens drawn from q.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from learner.objective.groups import Groups
+from learner.objective.log_ratio import bounded, bounded_ratio
 
 
 def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -28,8 +31,23 @@ def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> 
 
     Source: http://joschu.net/blog/kl-approx.html.
     """
-    log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
+    log_ratio = bounded(_log_ratio(learner_logprob, behaviour_logprob))
     return torch.expm1(log_ratio) - log_ratio
+
+
+def kl_penalty(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Return k3 up to p/q = 2 and its tangent beyond: a penalty that no token can make dominate.
+
+    With l = log p/q: e^l - 1 - l where l <= log 2, else 1 - log 2 + (l - log 2). The gradient at lp is
+    min(p/q, 2) - 1, within (-1, 1]; that of k3 is p/q - 1, without bound. Value and gradient are those of
+    KL(q || p) wherever p <= 2q. Elsewhere the gradient is off by E_p[(1 - 2q/p)+ grad log p] at most, and
+    still points back to q. Why no unbiased estimator can do better: README.md in this folder.
+
+    Args, returns, raises: as ``kl_behaviour_learner``.
+    """
+    log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
+    curved = log_ratio.clamp(max=math.log(2))
+    return torch.expm1(curved) - curved + (log_ratio - curved)
 
 
 def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -39,7 +57,7 @@ def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> 
 
     Args, returns, raises: as ``kl_behaviour_learner``.
     """
-    log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
+    log_ratio = bounded(_log_ratio(learner_logprob, behaviour_logprob))
     return log_ratio.exp() * log_ratio - torch.expm1(log_ratio)
 
 
@@ -61,9 +79,9 @@ def kl_learner_reference(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 7.
     """
-    to_reference = _log_ratio(learner_logprob, reference_logprob)
-    weight = _log_ratio(learner_logprob, behaviour_logprob).exp()
-    return weight * (torch.expm1(-to_reference) + to_reference)
+    from_learner = bounded(-_log_ratio(learner_logprob, reference_logprob))
+    weight = bounded_ratio(_log_ratio(learner_logprob, behaviour_logprob))
+    return weight * (torch.expm1(from_learner) - from_learner)
 
 
 def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -72,7 +90,7 @@ def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Ten
     Returns:
         [...], dimensionless, without gradient; its mean is >= 0, one token's may be -1.
     """
-    return torch.expm1(-_log_ratio(learner_logprob.detach(), behaviour_logprob))
+    return torch.expm1(bounded(-_log_ratio(learner_logprob.detach(), behaviour_logprob)))
 
 
 def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, mask: Tensor) -> Tensor:

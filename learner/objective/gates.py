@@ -8,12 +8,40 @@ from torch.nn.functional import logsigmoid
 
 
 def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
-    """Tell where least <= p/q <= most: [...], bool.
+    """Return where least <= p/q <= most: [...], bool.
 
     Source: IcePop, in "Every Step Evolves", arXiv:2510.18855, section 3.
     """
-    ratio = log_ratio.detach().exp()
+    ratio = log_ratio.detach().exp()  # only compared: infinity is above every bound, as it should be
     return (ratio >= least) & (ratio <= most)
+
+
+def without_outlier(log_ratio: Tensor, mask: Tensor, *, least: float) -> Tensor:
+    """Return which completions have no token whose ratio is below ``least``: [n], bool, from [n, t].
+
+    Source: the token veto of verl's and slime's rejection sampling.
+    """
+    return ~((log_ratio.detach().exp() < least) & mask).any(dim=1)
+
+
+def within_sequence_divergence(log_ratio: Tensor, mask: Tensor, advantage: Tensor, *, limit: float) -> Tensor:
+    """Return which completions stay: all good ones, and the bad ones that the learner has not left behind.
+
+    Left behind: the mean over its tokens of log q/p is above ``limit``.
+
+    Args:
+        log_ratio: [n, t], nats, log p/q.
+        mask: [n, t]
+        advantage: [n]
+        limit: nats a token.
+
+    Returns:
+        [n], bool.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 9.
+    """
+    divergence = -torch.where(mask, log_ratio.detach(), 0.0).sum(dim=1) / mask.sum(dim=1)
+    return (advantage >= 0) | (divergence <= limit)
 
 
 def within_total_variation(
@@ -73,6 +101,44 @@ def delight_gate(learner_logprob: Tensor, advantage: Tensor, *, temperature: flo
     Source: Delightful Policy Gradient, arXiv:2603.14608, section 2.
     """
     return torch.sigmoid(-learner_logprob.detach() * advantage.detach()[:, None] / temperature)
+
+
+def delight(learner_logprob: Tensor, advantage: Tensor) -> Tensor:
+    """Return U l, l = -log p: what a token is worth learning from, [n, t], without gradient.
+
+    Args:
+        learner_logprob: [n, t], nats.
+        advantage: U, [n].
+
+    Source: arXiv:2603.14608, section 2.
+    """
+    return -learner_logprob.detach() * advantage.detach()[:, None]
+
+
+def above_price(delight_of_tokens: Tensor, *, price: float) -> Tensor:
+    """Return where delight exceeds a price: DG's gate at temperature 0, [n, t], bool.
+
+    Source: the hard limit of sigmoid((delight - price) / eta), arXiv:2603.20526, section 2.
+    """
+    return delight_of_tokens > price
+
+
+def within_top_share(values: Tensor, mask: Tensor, *, share: float) -> Tensor:
+    """Return which tokens are among the ``share`` of largest value, one at least; equal values stay together.
+
+    Args:
+        values: [n, t]
+        mask: [n, t], with a token.
+        share: in (0, 1]; of the tokens, rounded to a number of them.
+
+    Returns:
+        [n, t], bool; False outside the mask.
+
+    Source: the Kondo gate, arXiv:2603.20526; rounding as in its authors' code.
+    """
+    of_tokens = values.detach()[mask]
+    kept = max(1, round(share * len(of_tokens)))
+    return mask & (values.detach() >= of_tokens.topk(kept).values[-1])
 
 
 def fading_delight_gate(

@@ -119,5 +119,11 @@ def _clipped(
     options: ClipOptions,
 ) -> ObjectiveOutcome:
     weight = expectation_weight(learner_mean, log_denominator)
-    surrogate = clipped_surrogate(weight, advantage, clip_low=options.clip_low, clip_high=options.clip_high)
+    surrogate = clipped_surrogate(
+        weight,
+        advantage,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
+    )
     return ObjectiveOutcome(mean_over_groups(surrogate.loss, batch), weight.detach(), surrogate.is_clipped)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.groups import Groups
+from learner.objective.log_ratio import bounded_ratio
 
 
 def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tens
     Returns:
         [completions], dimensionless; in the type of ``learner_logprob``.
     """
-    return torch.exp(learner_logprob - log_expectation.to(learner_logprob.dtype))
+    return bounded_ratio(learner_logprob - log_expectation.to(learner_logprob.dtype))
 
 
 def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
@@ -131,7 +132,9 @@ def log_defensive_mixture(learner_logprob: Tensor, behaviour_logprob: Tensor, *,
 def log_expectation_where_far(
     behaviour_logprob: Tensor, log_expectation: Tensor, divergence: Tensor, *, threshold: float
 ) -> Tensor:
-    """Give log q_i where a completion's divergence is at most the threshold, else log E of its group.
+    """Return log q_i where a completion's divergence is below the threshold, else log E of its group.
+
+    At threshold 0 that is log E everywhere, on policy too.
 
     Args:
         behaviour_logprob: [n], nats per token.
@@ -144,7 +147,7 @@ def log_expectation_where_far(
 
     Source: the GEPO-plus variant of arXiv:2508.17850.
     """
-    is_near = divergence.detach() <= threshold
+    is_near = divergence.detach() < threshold
     return torch.where(is_near, behaviour_logprob.detach().double(), log_expectation.detach())
 
 
@@ -153,7 +156,7 @@ def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
     Source: GSPO, arXiv:2507.18071, eq. 7.
     """
-    return torch.exp(torch.where(mask, log_ratio, 0.0).sum(dim=1) / mask.sum(dim=1))
+    return bounded_ratio(torch.where(mask, log_ratio, 0.0).sum(dim=1) / mask.sum(dim=1))
 
 
 def clipped_geometric_mean_weight(
@@ -215,7 +218,7 @@ def gamma_weight(log_ratio: Tensor, *, power: Tensor, rate: Tensor) -> Tensor:
     Source: VESPO, arXiv:2602.10693; log W is held within 20 as in its code.
     """
     log_w = log_ratio.detach().clamp(-20, 20)
-    return torch.exp(power * log_w + rate * (1 - log_w.exp()))
+    return bounded_ratio(power * log_w + rate * (1 - log_w.exp()))
 
 
 def _data(behaviour_logprob: Tensor) -> Tensor:

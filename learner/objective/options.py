@@ -3,6 +3,7 @@
 Defaults are the published ones, where there is a publication.
 """
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,12 +27,16 @@ class ClipOptions(Options):
     clip_high: float = Field(default=0.2, gt=0)
     """What is good is pushed up until its weight is above 1 + this; inf: without end."""
 
+    dual_clip: float = Field(default=math.inf, gt=1)
+    """What is bad has no gradient once its weight is above this, lest an outlier be the whole gradient;
+    published: 3. inf: never."""
+
 
 class GepoPlusOptions(ClipOptions):
     """GEPO with the plain ratio for completions that are near."""
 
     threshold_nats: float = Field(default=0.01, ge=0)
-    """Divergence per token up to which a completion is near. 0: GEPO; inf: the plain ratio."""
+    """Divergence per token below which a completion is near. 0: GEPO; inf: the plain ratio."""
 
 
 class DefensiveOptions(ClipOptions):
@@ -150,9 +155,32 @@ class MaskedOptions(ClipOptions):
     most: float = Field(default=2.0, gt=0)
     """Upper end of the band."""
 
+    veto: float = Field(default=0.0, ge=0)
+    """A completion with a token whose prox/q is below this counts nothing; published: 1e-4. 0: never."""
+
+
+class SequenceMaskedOptions(MaskedOptions):
+    """Likewise, by the ratio of a whole completion, which weighs all of its tokens."""
+
+    least: float = Field(default=0.0, ge=0)
+    """Lower end of the band."""
+
+    most: float = Field(default=3.0, gt=0)
+    """Upper end of the band."""
+
+
+class GeometricMaskedOptions(MaskedOptions):
+    """Likewise, by the geometric mean of the tokens' ratios."""
+
+    least: float = Field(default=0.0, ge=0)
+    """Lower end of the band. Against an engine's rounding, not staleness, 0.9999 is published."""
+
+    most: float = Field(default=5.0, gt=0)
+    """Upper end of the band. Against an engine's rounding, not staleness, 1.0001 is published."""
+
 
 class IcePopOptions(MaskedOptions):
-    """IcePop: likewise, times 1 within a band and 0 outside."""
+    """IcePop: likewise, within a wider band."""
 
     most: float = Field(default=5.0, gt=0)
     """Upper end of the band."""
@@ -164,6 +192,12 @@ class DecoupledOptions(ClipOptions):
     proximal: Literal["recomputed", "log_linear"] = "recomputed"
     """The policy that the step is clipped to: the learner at the start of the batch, or the version
     before it as interpolated between p and q."""
+
+    behaviour_cap: float = Field(default=math.inf, gt=0)
+    """Largest prox/q of a token that counts; AReaL's code had 5 for long. inf: the published formula."""
+
+    beyond_cap: Literal["mask", "truncate"] = "mask"
+    """Whether tokens beyond the cap count nothing, or as much as the cap."""
 
 
 class TotalVariationOptions(Options):
@@ -188,3 +222,52 @@ class DelightOptions(Options):
 
     temperature: float = Field(default=1.0, gt=0)
     """eta; higher gates less."""
+
+
+class HardDelightOptions(Options):
+    """DG with a gate that is 0 or 1."""
+
+    price: float = Field(default=0.0, ge=0)
+    """Delight above which a token counts. 0: all that beats its group; higher: rare successes only."""
+
+
+class KondoOptions(Options):
+    """DG's ranking: the same share of tokens in every batch."""
+
+    share: float = Field(default=0.03, gt=0, le=1)
+    """Of the batch's tokens that count, those of most delight. 1: REINFORCE."""
+
+
+class SapoOptions(Options):
+    """SAPO: how fast the gate closes on both sides of a ratio of 1."""
+
+    rate_good: float = Field(default=1.0, gt=0)
+    """tau where the advantage is above 0."""
+
+    rate_bad: float = Field(default=1.05, gt=0)
+    """tau elsewhere; larger than rate_good, because pushing down moves mass to tokens nobody asked for."""
+
+
+class SequenceMaskOptions(ClipOptions):
+    """OPSM: GRPO without the bad completions that the learner has left behind."""
+
+    limit_nats: float = Field(default=0.5, gt=0)
+    """Mean of log q/p over a completion's tokens beyond which a bad one counts nothing. DeepSeek publishes
+    no value; slime's 1e-4 is meant for an engine's rounding, TRL's example is 0.5."""
+
+
+class MirrorDescentOptions(Options):
+    """OPMD."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """tau: of the soft baseline, and of the regularisation, which divides the loss by 1 + tau."""
+
+    baseline: Literal["mean", "soft"] = "mean"
+    """The group's mean reward, or tau log mean exp(reward / tau), which lies above it."""
+
+
+class VcpoOptions(Options):
+    """VCPO's loss; its learning-rate factor is learner.scales_rate_by_sample_size."""
+
+    ceiling: float = Field(default=8.0, gt=0)
+    """Largest p/q of a completion that counts as it is; inf: all do. The baseline always sees them whole."""

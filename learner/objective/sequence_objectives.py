@@ -1,13 +1,26 @@
-"""Objectives with one weight a completion, taken from that completion alone."""
+"""Objectives with one weight a completion."""
+
+from typing import Final
 
 import torch
 
-from learner.objective.advantage import centred_advantage, standardised_advantage
+from learner.objective.advantage import centred_advantage, off_policy_advantage, standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
 from learner.objective.importance import clipped_geometric_mean_weight, gamma_weight, geometric_mean_weight
-from learner.objective.options import GmpoOptions, GspoOptions, Options, ToprOptions, VespoOptions
+from learner.objective.log_ratio import bounded_ratio, is_beyond_bound
+from learner.objective.options import (
+    GmpoOptions,
+    GspoOptions,
+    Options,
+    ToprOptions,
+    VcpoOptions,
+    VespoOptions,
+)
 from learner.objective.reduction import mean_over_completions, mean_over_tokens
 from learner.objective.surrogate import clipped_surrogate, likelihood_loss
+
+_LEAST_DEVIATION: Final = 1e-8
+"""Groups of smaller deviations are not divided by them."""
 
 
 def gspo(batch: ObjectiveBatch, options: GspoOptions) -> ObjectiveOutcome:
@@ -17,7 +30,13 @@ def gspo(batch: ObjectiveBatch, options: GspoOptions) -> ObjectiveOutcome:
     """
     weight = geometric_mean_weight(batch.log_ratio, batch.mask)
     advantage = standardised_advantage(batch.reward, batch.groups)
-    surrogate = clipped_surrogate(weight, advantage, clip_low=options.clip_low, clip_high=options.clip_high)
+    surrogate = clipped_surrogate(
+        weight,
+        advantage,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
+    )
     loss = mean_over_completions(surrogate.loss, batch)
     return ObjectiveOutcome(loss, weight.detach(), surrogate.is_clipped)
 
@@ -59,19 +78,40 @@ def vespo(batch: ObjectiveBatch, options: VespoOptions) -> ObjectiveOutcome:
     """
     log_ratio = batch.log_ratio.sum(dim=1)
     advantage = standardised_advantage(batch.reward, batch.groups)
-    is_good = advantage >= 0
-    weight = gamma_weight(
-        log_ratio,
-        power=torch.where(is_good, options.power_good, options.power_bad).to(log_ratio.dtype),
-        rate=torch.where(is_good, options.rate_good, options.rate_bad).to(log_ratio.dtype),
+    good_and_bad = log_ratio.new_tensor(
+        [[options.power_good, options.rate_good], [options.power_bad, options.rate_bad]]
     )
+    power, rate = good_and_bad[(advantage < 0).long()].unbind(dim=1)
+    weight = gamma_weight(log_ratio, power=power, rate=rate)
     loss = likelihood_loss(batch.learner_logprob, weight[:, None], advantage)
     return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, torch.zeros_like(weight, dtype=torch.bool))
 
 
 def importance_sampling(batch: ObjectiveBatch, options: Options) -> ObjectiveOutcome:
     """-(p/q) A of whole completions: without bias, and with all of the variance."""
-    weight = batch.log_ratio.sum(dim=1).exp()
+    log_ratio = batch.log_ratio.sum(dim=1)
+    weight, is_clamped = bounded_ratio(log_ratio), is_beyond_bound(log_ratio)
     advantage = centred_advantage(batch.reward, batch.groups).to(weight.dtype)
     loss = mean_over_completions(-weight * advantage, batch)
-    return ObjectiveOutcome(loss, weight.detach(), torch.zeros_like(weight, dtype=torch.bool))
+    return ObjectiveOutcome(loss, weight.detach(), torch.zeros_like(is_clamped), is_clamped)
+
+
+def vcpo(batch: ObjectiveBatch, options: VcpoOptions) -> ObjectiveOutcome:
+    """Variance-controlled policy optimization: -sg[min(p/q, C)] A log p of whole completions, per token.
+
+    A is the reward over its least varying off-policy baseline, divided by the standard deviation of the
+    group's rewards (divisor: size). The baseline asks for the gradient's length, which takes a backward
+    pass for every completion; here its square is the number of tokens, as for tokens whose gradients are
+    of one length and orthogonal (OPO, arXiv:2505.23585, section 3).
+
+    Source: arXiv:2602.17616, section 4.
+    """
+    groups, log_ratio = batch.groups, batch.log_ratio.detach().sum(dim=1)
+    advantage = off_policy_advantage(batch.reward, log_ratio, batch.lengths, groups)
+    centred = centred_advantage(batch.reward, groups)
+    deviation = groups.spread(groups.mean(centred**2).sqrt())
+    advantage = torch.where(deviation > _LEAST_DEVIATION, advantage / deviation, advantage)
+    weight = bounded_ratio(log_ratio).clamp(max=options.ceiling)
+    loss = mean_over_completions(likelihood_loss(batch.learner_mean, weight, advantage), batch)
+    is_clamped = is_beyond_bound(log_ratio) & (weight < options.ceiling)
+    return ObjectiveOutcome(loss, weight, torch.zeros_like(is_clamped), is_clamped)

@@ -81,6 +81,27 @@ def learning_rate_factor(weight: Tensor) -> float:
     return math.sqrt(effective_sample_size_ratio(weight))
 
 
+def sequence_learning_rate_factor(log_ratio: Tensor) -> float:
+    """Return the factor of whole completions' weights p/q, neither truncated nor normalised by length.
+
+    As published: the weight of the update may be truncated, the sample size is that of the whole ratio.
+    It falls with length, and ends at 1/sqrt(B), which is one completion in effect.
+
+    Args:
+        log_ratio: [B], nats, sums over each completion's tokens; of any size.
+
+    Returns:
+        In [1 / sqrt(B), 1].
+
+    Raises:
+        ValueError: there is no completion.
+
+    Source: VCPO, arXiv:2602.17616, section 4; its authors' code: ``ess_scaling_use_clipped=False``.
+    """
+    ratio = group_sample_size_ratio(log_ratio, Groups.single(log_ratio))
+    return math.sqrt(float(ratio[0]))
+
+
 def _check_staleness(staleness_versions: int) -> None:
     if staleness_versions < 0:
         raise ValueError(f"staleness is {staleness_versions} versions; a group from the future is not ours")

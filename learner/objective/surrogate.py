@@ -1,9 +1,12 @@
 """The loss of a completion or token, given its weight and its advantage."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from learner.objective.log_ratio import bounded_ratio, check_precision
 
 
 class Surrogate(NamedTuple):
@@ -14,35 +17,44 @@ class Surrogate(NamedTuple):
     """bool; where True the loss has no gradient."""
 
 
-def clipped_surrogate(weight: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Surrogate:
+def clipped_surrogate(
+    weight: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = math.inf
+) -> Surrogate:
     """Give -min(w A, clip(w, 1 - low, 1 + high) A).
 
     What is good is pushed until its weight is above 1 + high, what is bad until it is below
-    1 - low. Outside the clip the gradient is -A w grad log p.
+    1 - low. Outside the clip the gradient is -A w grad log p. With a dual clip c the loss of what is bad
+    is at most -c A: without one it grows with the weight, and one token can be the whole gradient.
 
     Args:
-        weight: [n] or [n, t], > 0, carries the gradient.
+        weight: [n] or [n, t], > 0, float32 or float64; carries the gradient.
         advantage: [n], data; spread over the tokens where weights are tokens'.
         clip_low: in (0, 1].
         clip_high: > 0.
+        dual_clip: c > 1; inf: none.
 
     Returns:
         Loss and clip mask, shaped like ``weight``.
 
     Raises:
-        ValueError: the shapes do not fit, or a clip is out of range.
+        ValueError: the shapes do not fit, a clip is out of range, or weights are narrower than float32.
 
-    Source: PPO, arXiv:1707.06347, eq. 7; per completion as in arXiv:2508.17850.
+    Source: PPO, arXiv:1707.06347, eq. 7; per completion as in arXiv:2508.17850; dual clip: arXiv:1912.09729.
     """
-    if not (0 < clip_low <= 1 and clip_high > 0):
+    if not (0 < clip_low <= 1 and clip_high > 0 and dual_clip > 1):
         raise ValueError(
-            f"clip_low is {clip_low}, allowed is (0, 1]; clip_high is {clip_high}, allowed is > 0"
+            f"clip_low is {clip_low}, allowed is (0, 1]; clip_high is {clip_high}, allowed is > 0; "
+            f"dual_clip is {dual_clip}, allowed is > 1"
         )
+    check_precision("the weight", weight)
     advantage = _spread_over_tokens(advantage, like=weight)
-    loss = -torch.minimum(weight * advantage, weight.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    too_high = (weight > 1 + clip_high) & (advantage > 0)
-    too_low = (weight < 1 - clip_low) & (advantage < 0)
-    return Surrogate(loss, too_high | too_low)
+    is_good, is_bad = advantage > 0, advantage < 0
+    gain = torch.minimum(weight * advantage, weight.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    is_clipped = ((weight > 1 + clip_high) & is_good) | ((weight < 1 - clip_low) & is_bad)
+    if dual_clip < math.inf:
+        gain = torch.where(is_bad, torch.maximum(gain, dual_clip * advantage), gain)
+        is_clipped = is_clipped | ((weight > dual_clip) & is_bad)
+    return Surrogate(-gain, is_clipped)
 
 
 def decoupled_surrogate(
@@ -53,6 +65,7 @@ def decoupled_surrogate(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = math.inf,
 ) -> Surrogate:
     """Give -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox.
 
@@ -65,6 +78,7 @@ def decoupled_surrogate(
         advantage: [n], data.
         clip_low: in (0, 1].
         clip_high: > 0.
+        dual_clip: of u, > 1; inf: none.
 
     Returns:
         Loss and clip mask, shaped like ``learner_logprob``.
@@ -72,9 +86,37 @@ def decoupled_surrogate(
     Source: AReaL, arXiv:2505.24298, eq. 5.
     """
     proximal = proximal_logprob.detach()
-    ratio = torch.exp(learner_logprob - proximal)
-    surrogate = clipped_surrogate(ratio, advantage, clip_low=clip_low, clip_high=clip_high)
-    return Surrogate(torch.exp(proximal - behaviour_logprob.detach()) * surrogate.loss, surrogate.is_clipped)
+    ratio = bounded_ratio(learner_logprob - proximal)
+    surrogate = clipped_surrogate(
+        ratio, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+    factor = bounded_ratio(proximal - behaviour_logprob.detach())
+    return Surrogate(factor * surrogate.loss, surrogate.is_clipped)
+
+
+def soft_gated_surrogate(
+    weight: Tensor, advantage: Tensor, *, rate_good: float, rate_bad: float
+) -> Surrogate:
+    """Return -(4 / tau) sigmoid(tau (w - 1)) A, tau = rate_good where A > 0, else rate_bad.
+
+    The gradient is -A w grad log p at w = 1, and fades as sech^2(tau (w - 1) / 2) on both sides of it:
+    nothing is clipped off at once.
+
+    Args:
+        weight: [n] or [n, t], > 0, carries the gradient.
+        advantage: [n], data; spread over the tokens where weights are tokens'.
+        rate_good: tau > 0 of what is good.
+        rate_bad: tau > 0 of what is not; larger fades faster.
+
+    Returns:
+        Loss, shaped like ``weight``, and a clip mask that is False everywhere.
+
+    Source: SAPO, arXiv:2511.20347, eq. 5-6.
+    """
+    advantage = _spread_over_tokens(advantage, like=weight)
+    rate = weight.new_tensor([rate_bad, rate_good])[(advantage > 0).long()]
+    loss = -4 / rate * torch.sigmoid(rate * (weight - 1)) * advantage
+    return Surrogate(loss, torch.zeros_like(weight, dtype=torch.bool))
 
 
 def likelihood_loss(learner_logprob: Tensor, weight: Tensor, advantage: Tensor) -> Tensor:

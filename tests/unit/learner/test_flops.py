@@ -74,9 +74,10 @@ def test_a_step_says_what_it_computed_however_it_is_cut(policy: Policy, fast_ste
 def test_utilisation_is_shown_where_the_peak_is_known(peak_tflops: float, shown: str) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry, peak_tflops=peak_tflops)
-    line = StepLine(at_s=0.0, report=REPORT, tokens=8, flops=0.25e12, groups=())
+    line = StepLine(at_s=0.0, report=REPORT, tokens=8, flops=0.25e12, groups=(), clamped_tokens=3)
     metrics.show_step(line)
     value = registry.get_sample_value("heterorl_learner_flop_utilisation_ratio")
     assert str(value).lower() == shown.lower()
     assert json.loads(line.to_json())["flops"] == 0.25e12
+    assert registry.get_sample_value("heterorl_learner_clamped_tokens_total") == 3.0
     assert registry.get_sample_value("heterorl_learner_tokens_per_second") == 4.0

@@ -10,7 +10,9 @@ from learner.objective.advantage import (
     beta_normalised_advantage,
     centred_advantage,
     leave_one_out_advantage,
+    off_policy_advantage,
     overlong_penalty,
+    soft_advantage,
     standardised_advantage,
     whitened_advantage,
 )
@@ -21,13 +23,19 @@ from learner.objective.divergence import (
     group_sample_size_ratio,
     kl_learner_behaviour,
     kl_learner_reference,
+    kl_penalty,
 )
 from learner.objective.gates import (
+    above_price,
+    delight,
     delight_gate,
     fading_delight_gate,
     within_band,
     within_second_moment,
+    within_sequence_divergence,
+    within_top_share,
     within_total_variation,
+    without_outlier,
 )
 from learner.objective.groups import Groups
 from learner.objective.importance import (
@@ -42,9 +50,14 @@ from learner.objective.importance import (
     log_linear_proximal,
 )
 from learner.objective.registry import load_objective
-from learner.objective.slow_fast import reposition, slow_fast_step
-from learner.objective.staleness import learning_rate_factor, polynomial_discount, sample_size_discount
-from learner.objective.surrogate import decoupled_surrogate
+from learner.objective.slow_fast import EntropySwitch, reposition, slow_fast_step
+from learner.objective.staleness import (
+    learning_rate_factor,
+    polynomial_discount,
+    sample_size_discount,
+    sequence_learning_rate_factor,
+)
+from learner.objective.surrogate import clipped_surrogate, decoupled_surrogate, soft_gated_surrogate
 from learner.objective.version_aware import (
     log_version_aware_denominator,
     trust_by_divergence,
@@ -157,8 +170,16 @@ def test_no_defensive_weight_exceeds_one_over_the_share() -> None:
 
 
 def test_only_far_completions_get_the_group_expectation() -> None:
-    q, e = column(-1, -2), column(-1.5, -1.5)
-    assert_close(log_expectation_where_far(q, e, column(0.01, 0.011), threshold=0.01), -1, -1.5)
+    q, e = column(-1, -2, -2), column(-1.5, -1.5, -1.5)
+    assert_close(log_expectation_where_far(q, e, column(0.0099, 0.01, 0.011), threshold=0.01), -1, -1.5, -1.5)
+
+
+def test_a_threshold_of_zero_leaves_gepo_on_policy_too() -> None:
+    q = log(0.5, 0.8, 0.9, 0.7)
+    batch = single_tokens(q, q, column(1, 0, 0, 1))
+    plus = load_objective("gepo_plus", {"threshold_nats": 0.0})(batch)
+    assert_close(plus.weight, 0.6621004566, 1.0593607306, 1.1917808219, 0.9269406393)
+    torch.testing.assert_close(plus.loss, load_objective("gepo")(batch).loss)
 
 
 def test_the_version_aware_denominator_is_q_on_policy_and_the_expectation_far_away() -> None:
@@ -183,6 +204,9 @@ def test_trust_in_the_group_follows_its_effective_sample_size() -> None:
 def test_the_learning_rate_follows_the_effective_sample_size() -> None:
     assert math.isclose(learning_rate_factor(column(1, 1, 1, 5)), 0.755929, abs_tol=1e-6)
     assert learning_rate_factor(column(3, 3)) == 1.0
+    # Of whole completions, whose weights may be beyond any float: only their quotients count.
+    assert math.isclose(sequence_learning_rate_factor(log(1, 1, 1, 5) + 4e5), 0.755929, abs_tol=1e-6)
+    assert math.isclose(sequence_learning_rate_factor(column(0, -1e4, -1e4, -1e4)), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +228,22 @@ def test_slow_fast_on_a_parabola() -> None:
     slow_fast_step([theta], step, fast_steps=3, reposition_share=0.8)
     assert seen == pytest.approx([1, 0.9, 0.81, 0.7832])
     assert float(theta) == pytest.approx(0.70488)
+
+
+def test_fast_steps_end_for_good_when_the_entropy_jumps() -> None:
+    """(1, 1, 2): mean 4/3, deviation sqrt(2)/3, score sqrt(2)."""
+    switch = EntropySwitch(window=3, threshold=1.0).observe(1.0).observe(1.0)
+    assert switch.score == 0.0
+    falling = switch.observe(0.5)
+    assert falling.score == pytest.approx(-math.sqrt(2))
+    assert falling.is_on
+    jumped = switch.observe(2.0)
+    assert jumped.score == pytest.approx(math.sqrt(2))
+    assert not jumped.is_on
+    calm = jumped.observe(2.0).observe(2.0)
+    assert calm.entropies == (2.0, 2.0, 2.0)
+    assert calm.score == 0.0
+    assert not calm.is_on
 
 
 def test_a_reposition_of_nothing_is_a_return() -> None:
@@ -246,6 +286,165 @@ def test_the_version_aware_objective_of_two_completions() -> None:
     gate = (2 / (1 + 0.4**-a)) ** 0.2, (2 / (1 + 0.6**a)) ** 0.2
     assert_close(outcome.loss[None], (weight[0] * a * gate[0] - 1.2 * a * gate[1]) / 2)
     assert outcome.is_clipped.tolist() == [False, True]
+
+
+def test_what_is_delightful_is_rare_and_good() -> None:
+    """U = (1/3, 1/3, -2/3), l = -log p: delight 1.535, .9986, -.4621; and the hard gates of it."""
+    p, reward = log(0.01, 0.05, 0.5), column(1, 1, 0)
+    of_tokens = delight(p[:, None], centred_advantage(reward))
+    assert_close(of_tokens[:, 0], -math.log(0.01) / 3, -math.log(0.05) / 3, 2 * math.log(0.5) / 3)
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    assert above_price(of_tokens, price=0.0)[:, 0].tolist() == [True, True, False]
+    assert above_price(of_tokens, price=1.0)[:, 0].tolist() == [True, False, False]
+    assert within_top_share(of_tokens, mask, share=0.03)[:, 0].tolist() == [True, False, False]
+    assert within_top_share(of_tokens, mask, share=0.67)[:, 0].tolist() == [True, True, False]
+    assert within_top_share(of_tokens, ~mask | (mask & (of_tokens < 1)), share=0.4)[:, 0].tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_the_kondo_gate_keeps_the_most_delightful_tokens_of_the_whole_batch() -> None:
+    """-U log p of the first token, over the three there are; of the second, once the first is likely."""
+    kondo = load_objective("kondo")
+    outcome = kondo(single_tokens(log(0.01, 0.05, 0.5), log(0.3, 0.3, 0.3), column(1, 1, 0)))
+    assert_close(outcome.loss[None], -math.log(0.01) / 9)
+    assert outcome.weight[:, 0].tolist() == [1, 0, 0]
+    assert outcome.is_clipped[:, 0].tolist() == [False, True, True]
+    later = kondo(single_tokens(log(0.9, 0.05, 0.5), log(0.3, 0.3, 0.3), column(1, 1, 0)))
+    assert later.weight[:, 0].tolist() == [0, 1, 0]
+    assert not kondo.is_separable
+
+
+def test_sapo_at_twice_the_ratio() -> None:
+    """4 sigmoid(1) = 2.924234; 4/1.05 sigmoid(1.05) = 2.822000; slopes 2 sech^2 of half of it."""
+    p = log(0.4, 0.4, 0.2).requires_grad_()
+    weight = torch.exp(p - log(0.2, 0.2, 0.2))
+    surrogate = soft_gated_surrogate(weight, column(1, -1, 1), rate_good=1.0, rate_bad=1.05)
+    assert_close(surrogate.loss.detach(), -2.924234315, 2.821999616, -2.0, atol=1e-8)
+    slopes = torch.autograd.grad(surrogate.loss.sum(), p)[0]
+    assert_close(slopes, -2 / math.cosh(0.5) ** 2, 2 / math.cosh(0.525) ** 2, -1.0)
+    outcome = load_objective("sapo")(single_tokens(log(0.4, 0.2), log(0.2, 0.2), column(1, 0)))
+    assert_close(outcome.weight[:, 0], 2 / math.cosh(0.5) ** 2, 1.0)
+
+
+def test_only_bad_completions_that_the_learner_has_left_behind_are_masked() -> None:
+    """Mean log q/p of .6, .6, .5 and -1 nats a token, limit .5."""
+    log_ratio = torch.stack([column(-1.2, 0), column(-1.2, 0), column(-1, 0), column(2, 0)])
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    stays = within_sequence_divergence(log_ratio, mask, column(-1, 1, -1, -1), limit=0.5)
+    assert stays.tolist() == [False, True, True, True]
+    mask[0, 0] = False
+    assert within_sequence_divergence(log_ratio, mask, column(-1, 1, -1, -1), limit=0.5).all()
+
+
+def test_opsm_of_two_completions() -> None:
+    """p/q = (1, 1/4): the second is bad, and log 4 > .5 nats behind."""
+    outcome = load_objective("opsm")(single_tokens(log(0.4, 0.1), log(0.4, 0.4), column(1, 0)))
+    a = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert_close(outcome.loss[None], -a / 2)
+    assert_close(outcome.weight[:, 0], 1, 0)
+    assert outcome.is_clipped[:, 0].tolist() == [False, True]
+
+
+def test_the_soft_baseline_lies_between_mean_and_best() -> None:
+    """log((e + 1) / 2) = .6201145; at tau 1e-3 the best, at 1e6 the mean."""
+    reward = column(1, 0)
+    assert_close(soft_advantage(reward, temperature=1.0), 0.379885493, -0.620114507)
+    assert_close(soft_advantage(reward, temperature=1e-3), math.log(2) / 1000, math.log(2) / 1000 - 1)
+    assert_close(soft_advantage(reward, temperature=1e6), 0.5, -0.5, atol=1e-6)
+    assert soft_advantage(column(0.3, 0.3, 0.3), temperature=0.7).tolist() == [0.0] * 3
+
+
+def test_opmd_divides_by_one_plus_tau() -> None:
+    batch = single_tokens(log(0.5, 0.1), log(0.9, 0.9), column(1, 0))
+    expected = (-0.5 * math.log(0.5) + 0.5 * math.log(0.1)) / 2 / 2
+    assert_close(load_objective("opmd")(batch).loss[None], expected)
+
+
+def test_the_off_policy_baseline_follows_squared_weights_and_squared_gradients() -> None:
+    """w = (1, 2), g^2 = (3, 1): b = 3/7. Weights of e^4e5 are as good."""
+    reward, norm = column(1, 0), column(3, 1)
+    for shift in (0.0, 4e5):
+        assert_close(off_policy_advantage(reward, log(1, 2) + shift, norm), 4 / 7, -3 / 7, atol=1e-8)
+    assert_close(
+        off_policy_advantage(column(1, 0, 1, 0), column(0, 0, 0, 0), torch.ones(4)), 0.5, -0.5, 0.5, -0.5
+    )
+    assert off_policy_advantage(column(0.1, 0.1, 0.1), log(1, 2, 3), column(1, 2, 3)).tolist() == [0.0] * 3
+
+
+def test_vcpo_of_two_completions() -> None:
+    """w = (1/2, 2), lengths 1: b = 4/17 of the second's reward, deviation 1/2."""
+    batch = single_tokens(log(0.2, 0.4), log(0.4, 0.2), column(0, 1))
+    outcome = load_objective("vcpo")(batch)
+    first, second = (0 - 16 / 17) / 0.5, (1 - 16 / 17) / 0.5
+    assert_close(outcome.loss[None], -(0.5 * first * math.log(0.2) + 2 * second * math.log(0.4)) / 2)
+    assert_close(load_objective("vcpo", {"ceiling": 1.5})(batch).weight, 0.5, 1.5)
+
+
+def test_masks_of_whole_completions() -> None:
+    """prox/q = (2, 2), (2, .5), (4, 1): products 4, 1, 4; geometric means 2, 1, 2."""
+    log_q = torch.stack([log(0.1, 0.1), log(0.1, 0.4), log(0.1, 0.4)])
+    log_p = torch.stack([log(0.2, 0.2), log(0.2, 0.2), log(0.4, 0.4)])
+    batch = ObjectiveBatch(
+        learner_logprob=log_p.requires_grad_(),
+        behaviour_logprob=log_q,
+        mask=torch.ones(3, 2, dtype=torch.bool),
+        group_index=torch.zeros(3, dtype=torch.int64),
+        reward=column(1, 0, 0.5),
+        staleness_versions=torch.zeros(3),
+        max_tokens=2,
+    )
+
+    def weights(name: str, **options: float) -> list[list[float]]:
+        found: list[list[float]] = load_objective(name, options)(batch).weight.tolist()
+        return [[round(x, 12) for x in row] for row in found]
+
+    assert weights("mis_sequence") == [[0, 0], [1, 1], [0, 0]]
+    assert weights("mis_sequence", most=4.001) == [[4, 4], [1, 1], [4, 4]]
+    assert weights("mis_geometric") == [[2, 2], [1, 1], [2, 2]]
+    assert weights("mis_geometric", least=0.9999, most=1.0001) == [[0, 0], [1, 1], [0, 0]]
+    assert weights("mis", most=5.0) == [[2, 2], [2, 0.5], [4, 1]]
+    assert weights("mis", most=5.0, veto=0.6) == [[2, 2], [0, 0], [4, 1]]
+    vetoes = without_outlier(log_p - log_q, batch.mask, least=0.5000001)
+    assert vetoes.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("cap", "beyond", "weight"),
+    [(math.inf, "mask", 3.0), (2.0001, "mask", 3.0), (1.9, "mask", 0.0), (1.9, "truncate", 2.85)],
+)
+def test_decoupled_ppo_with_a_cap_on_the_behaviour_weight(cap: float, beyond: str, weight: float) -> None:
+    """p, prox, q = .6, .4, .2 and bad: prox/q = 2, u = 1.5."""
+    batch = single_tokens(log(0.6, 0.4), log(0.2, 0.4), column(0, 1), proximal=log(0.4, 0.4))
+    outcome = load_objective("decoupled_ppo", {"behaviour_cap": cap, "beyond_cap": beyond})(batch)
+    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
+    a = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert_close(outcome.weight[:, 0], weight, 1)
+    assert_close(gradient[:, 0], weight * a / 2, -a / 2)
+
+
+def test_icepop_passes_the_ratio_itself_inside_its_band() -> None:
+    """prox/q = .4, .5, 3, 6 in a band of .5 to 5."""
+    q = log(0.5, 0.4, 0.1, 0.1)
+    outcome = load_objective("icepop")(single_tokens(log(0.2, 0.2, 0.3, 0.6), q, column(1, 0, 0, 1)))
+    assert_close(outcome.weight[:, 0], 0, 0.5, 3, 0)
+    assert outcome.is_clipped[:, 0].tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("weight", "advantage", "loss", "is_clipped"),
+    [(8, -1, 3, True), (2, -1, 2, False), (0.5, -1, 0.8, True), (8, 1, -1.2, True), (8, 0, 0, False)],
+)
+def test_a_dual_clip_bounds_what_a_bad_token_can_cost(
+    weight: float, advantage: float, loss: float, is_clipped: bool
+) -> None:
+    surrogate = clipped_surrogate(
+        column(weight), column(advantage), clip_low=0.2, clip_high=0.2, dual_clip=3.0
+    )
+    assert_close(surrogate.loss, loss)
+    assert surrogate.is_clipped.tolist() == [is_clipped]
 
 
 def test_total_variation_stops_only_what_moves_on_the_way_it_is_pushed() -> None:
@@ -327,6 +526,31 @@ def test_penalties_average_to_the_gradient_of_the_divergence(other: Tensor) -> N
     if other is Q:
         again = torch.autograd.grad((Q.exp() * kl_learner_behaviour(learner, Q)).sum(), logits)[0]
         torch.testing.assert_close(again, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_the_penalty_is_k3_up_to_twice_the_ratio_and_its_tangent_beyond() -> None:
+    """At p/q = 1/2, 2, 4: log 2 - 1/2, 1 - log 2, 1; slopes p/q - 1, but never above 1."""
+    p = log(0.1, 0.2, 0.4, 0.8).requires_grad_()
+    penalty = kl_penalty(p, log(0.2, 0.2, 0.2, 0.2))
+    assert_close(penalty.detach(), math.log(2) - 0.5, 0, 1 - math.log(2), 1)
+    assert_close(torch.autograd.grad(penalty.sum(), p)[0], -0.5, 0, 1, 1)
+    far = column(-1, -1e4).requires_grad_()
+    penalty = kl_penalty(far, column(-30, -1))
+    assert_close(torch.autograd.grad(penalty.sum(), far)[0], 1, -1)
+
+
+def test_the_penalty_has_the_gradient_of_the_divergence_where_no_ratio_exceeds_two() -> None:
+    """And beyond it is off by E_p[(1 - 2q/p)+ grad log p]."""
+    logits, q = log(0.35, 0.35, 0.3).requires_grad_(), log(0.2, 0.3, 0.5)
+    learner = torch.log_softmax(logits, 0)
+    exact = torch.autograd.grad((q.exp() * (q - learner)).sum(), logits, retain_graph=True)[0]
+    (estimated,) = torch.autograd.grad((q.exp() * kl_penalty(learner, q)).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(estimated, exact, rtol=1e-10, atol=1e-12)
+    narrow = log(0.1, 0.4, 0.5)  # the first is 3.5 times as likely now
+    exact = torch.autograd.grad((narrow.exp() * (narrow - learner)).sum(), logits, retain_graph=True)[0]
+    (off,) = torch.autograd.grad((narrow.exp() * kl_penalty(learner, narrow)).sum(), logits)
+    scores = torch.eye(3, dtype=torch.float64)[0] - learner.detach().exp()
+    assert_close(exact - off, *(0.35 * (1 - 0.2 / 0.35) * scores).tolist())
 
 
 def test_a_completion_diverges_by_the_mean_over_its_own_tokens() -> None:

@@ -1,5 +1,6 @@
 """From names, options and import paths to objectives."""
 
+import math
 import subprocess
 import sys
 
@@ -44,6 +45,7 @@ def test_options_are_read_and_checked() -> None:
     assert load_objective("grpo", {"clip_high": 0.28}).options.model_dump() == {
         "clip_low": 0.2,
         "clip_high": 0.28,
+        "dual_clip": math.inf,
     }
     with pytest.raises(ValueError, match="clip_hihg"):
         load_objective("grpo", {"clip_hihg": 0.28})

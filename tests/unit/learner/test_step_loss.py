@@ -4,14 +4,17 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from learner.model import Policy
 from learner.objective.menu import MENU
 from learner.objective.registry import load_objective
 from learner.train_step import StepSettings, train_step
 from node.rollout import RolloutGroup
+from support.groups import make_completion, make_group
 from support.made_up_groups import VERSION, float64_policy, gradient_of, made_up_groups, nearby
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
@@ -162,11 +165,45 @@ def test_a_fast_step_that_goes_wrong_takes_everything_back(model_dir: Path, rate
         assert torch.equal(state["exp_avg"], moment)
 
 
-def test_few_effective_completions_make_a_small_step(model_dir: Path) -> None:
+@pytest.mark.parametrize("name", ["gepo", "tis", "importance_sampling"])
+def test_few_effective_completions_make_a_small_step(model_dir: Path, name: str) -> None:
+    """Of whole completions' weights, neither truncated nor per token, whatever the objective weighs by."""
     groups = near_groups(model_dir, 4)
-    plain, outcome = gradient_of(float64_policy(model_dir), groups, settings_of("gepo"))
+    _, outcome = gradient_of(float64_policy(model_dir), groups, settings_of("importance_sampling"))
+    plain, _ = gradient_of(float64_policy(model_dir), groups, settings_of(name))
     scaled, _ = gradient_of(
-        float64_policy(model_dir), groups, settings_of("gepo", scales_rate_by_sample_size=True)
+        float64_policy(model_dir), groups, settings_of(name, scales_rate_by_sample_size=True)
     )
-    assert outcome.ess_ratio < 0.99
+    assert outcome.ess_ratio < 0.9
     torch.testing.assert_close(scaled, math.sqrt(outcome.ess_ratio) * plain, rtol=1e-6, atol=1e-12)
+
+
+def claimed_at(logprob: float) -> RolloutGroup:
+    """Five tokens as unlikely as admission lets in, and six that are not."""
+    unlikely, likely = (
+        make_completion(n, reward=reward, token_ids=np.arange(n, dtype=np.int32), behaviour_logprob=claimed)
+        for n, reward, claimed in (
+            (5, 1.0, np.full(5, logprob, np.float32)),
+            (6, 0.0, np.full(6, -2.0, np.float32)),
+        )
+    )
+    return make_group(completions=(unlikely, likely))
+
+
+@pytest.mark.parametrize(
+    ("name", "logprob", "clamped"),
+    [
+        ("version_aware_kl", -30.0, 5),  # each of them
+        ("version_aware_kl", -8.0, 0),
+        ("importance_sampling", -8.0, 5),  # their completion: 5 * 4 nats and more
+        ("importance_sampling", -4.0, 0),
+    ],
+)
+def test_the_step_counts_the_tokens_whose_ratios_were_held(
+    model_dir: Path, name: str, logprob: float, clamped: int
+) -> None:
+    policy = Policy(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
+    gradient, outcome = gradient_of(policy, [claimed_at(logprob)], settings_of(name, gradient_clip_norm=1.0))
+    assert outcome.is_applied
+    assert bool(gradient.isfinite().all())
+    assert outcome.clamped_tokens == clamped

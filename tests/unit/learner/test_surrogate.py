@@ -38,3 +38,16 @@ def test_a_clip_out_of_range_is_refused(low: float, high: float) -> None:
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="shape"):
         clipped_surrogate(torch.ones(2), torch.ones(1), clip_low=0.2, clip_high=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_narrower_than_float32_are_refused(dtype: torch.dtype) -> None:
+    """A clip at 1.2 in bfloat16 is one at 1.203, and the ratio of two logprobs near -8 is off by 3 %."""
+    with pytest.raises(ValueError, match=f"{dtype}.*float32"):
+        clipped_surrogate(torch.ones(2, dtype=dtype), torch.ones(2), clip_low=0.2, clip_high=0.2)
+
+
+@pytest.mark.parametrize("dual", [1.0, 0.5, float("nan")])
+def test_a_dual_clip_that_would_clip_everything_is_refused(dual: float) -> None:
+    with pytest.raises(ValueError, match="dual_clip"):
+        clipped_surrogate(torch.ones(2), torch.ones(2), clip_low=0.2, clip_high=0.2, dual_clip=dual)

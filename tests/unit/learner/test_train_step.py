@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learner.model import Policy
 from learner.objective.advantage import centred_advantage
-from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.divergence import kl_penalty
 from learner.objective.importance import group_expectation_weight
 from learner.objective.surrogate import clipped_surrogate
 from learner.packing import micro_batches, objective_batch, rows_of
@@ -50,7 +50,7 @@ def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:
             lq = torch.from_numpy(completion.behaviour_logprob).double()
             learner.append(lp.mean())
             behaviour.append(lq.mean())
-            divergence.append(kl_behaviour_learner(lp, lq).mean())
+            divergence.append(kl_penalty(lp, lq).mean())
         weight = group_expectation_weight(torch.stack(learner), torch.stack(behaviour))
         reward = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
         surrogate = clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss

@@ -1,0 +1,143 @@
+"""No objective returns a number that is not finite, whatever admission lets in, in either precision."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.admission import LARGEST_REWARD, LEAST_LOGPROB
+from learner.objective.batch import ObjectiveBatch
+from learner.objective.menu import MENU
+from learner.objective.registry import Objective, load_objective
+from learner.step_loss import StepLoss
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "clip_low": [{"clip_low": 1.0, "clip_high": math.inf}, {"dual_clip": 3.0}],
+    "gate": [{"gate": "always"}, {"gate": "none", "power": 0.5}],
+    "threshold_nats": [{"threshold_nats": 0.0}, {"threshold_nats": math.inf}],
+    "is_length_normalised": [{"is_length_normalised": True}],
+    "power_good": [{"power_good": 30.0, "rate_good": 0.1}],
+    "ceiling": [{"ceiling": math.inf}],
+    "most": [{"least": 0.0, "most": math.inf}, {"veto": 1e-4}],
+    "behaviour_cap": [{"behaviour_cap": 5.0}, {"behaviour_cap": 5.0, "beyond_cap": "truncate"}],
+    "proximal": [{"proximal": "log_linear"}],
+    "baseline": [{"baseline": "soft", "temperature": 0.01}],
+    "rate_bad": [{"rate_good": 50.0, "rate_bad": 50.0}],
+    "overlong_buffer_share": [{"drops_uninformative": False, "overlong_buffer_share": 0.0}],
+    "share": [{"share": 1.0}],
+}
+"""By the option that an objective must have: what is far from its defaults, and the infinities."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors are done before a second thread is awake."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def variants() -> list[Objective]:
+    found = []
+    for name, entry in MENU.items():
+        known = entry.options.model_fields
+        found.append(load_objective(name))
+        found += [
+            load_objective(name, options)
+            for field, several in OPTIONS.items()
+            for options in several
+            if field in known and all(option in known for option in options)
+        ]
+    return found
+
+
+VARIANTS = variants()
+CORNERS = [(0.0, LEAST_LOGPROB), (-1e4, 0.0), (-1e4, LEAST_LOGPROB), (0.0, 0.0), (-8.0, -1.0), (-1.0, -8.0)]
+"""Learner and behaviour logprobs of tokens that admission lets in: a learner's may be anything below 0."""
+DIRECT = [(0.0, -1e4), (-1e4, -1e4), (-1.0, -1e4), (-1e4, -1.0)]
+"""Beyond admission: what a caller of the formulas may hand over."""
+
+
+def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
+    loss = StepLoss(objective, kl_coefficient=0.005, discounts_by_sample_size=True)
+    for measured in (objective(batch).loss, loss(batch).loss):
+        (gradient,) = torch.autograd.grad(measured, batch.learner_logprob)
+        assert bool(measured.isfinite()), (
+            f"{objective.name} {objective.options}: the loss is {measured.item()}"
+        )
+        assert bool(gradient.isfinite().all()), (
+            f"{objective.name} {objective.options}: not all of the gradient"
+        )
+        assert math.isfinite(float(torch.linalg.vector_norm(gradient))), (
+            f"{objective.name}: a norm beyond float"
+        )
+    outcome = loss(batch)
+    for numbers in (outcome.objective.weight, outcome.kl_nats):
+        assert bool(numbers.isfinite().all()), objective.name
+
+
+def extreme_batch(
+    pairs: list[tuple[float, float]], *, tokens: int, seed: int, dtype: torch.dtype, scale: float
+) -> ObjectiveBatch:
+    """Two groups of four whose tokens, or whole completions, are at the corners."""
+    generator = torch.Generator().manual_seed(seed)
+    corner = torch.tensor(pairs, dtype=dtype)
+    index = torch.randint(len(pairs), (8, tokens), generator=generator)
+    index[:3] = index[:3, :1]  # three completions all of one kind
+    learner, behaviour = corner[index].unbind(dim=2)
+    mask = torch.arange(tokens) < torch.randint(1, tokens + 1, (8, 1), generator=generator)
+    mask[0] = True
+    return ObjectiveBatch(
+        learner_logprob=learner.contiguous().requires_grad_(),
+        behaviour_logprob=behaviour,
+        mask=mask,
+        group_index=torch.arange(8) // 4,
+        reward=scale * torch.tensor([1.0, 0, 1, 0, 0, 0, 0, 1], dtype=torch.float64),
+        staleness_versions=torch.randint(0, 300, (8,), generator=generator),
+        max_tokens=tokens,
+        proximal_logprob=corner[torch.randint(len(pairs), (8, tokens), generator=generator)][..., 0],
+    )
+
+
+@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(deadline=None, max_examples=8)
+@given(
+    pairs=st.lists(st.sampled_from(CORNERS), min_size=1, max_size=4),
+    tokens=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+    is_large=st.booleans(),
+)
+def test_every_admitted_input_has_a_finite_loss_and_gradient(
+    objective: Objective,
+    dtype: torch.dtype,
+    pairs: list[tuple[float, float]],
+    tokens: int,
+    seed: int,
+    is_large: bool,
+) -> None:
+    scale = LARGEST_REWARD if is_large and objective.name != "bnpo_beta" else 1.0
+    check_finite(objective, extreme_batch(pairs, tokens=tokens, seed=seed, dtype=dtype, scale=scale))
+
+
+@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_longest_completions_have_finite_losses_and_gradients(
+    objective: Objective, dtype: torch.dtype
+) -> None:
+    """16 384 tokens: their log ratios add up to 491 520 nats one way and 1.6e8 the other."""
+    for seed in range(1):
+        check_finite(objective, extreme_batch(CORNERS, tokens=16_384, seed=seed, dtype=dtype, scale=1.0))
+
+
+@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_admission_would_refuse_is_finite_too(objective: Objective, dtype: torch.dtype) -> None:
+    for seed in range(10):
+        pairs = [*DIRECT[: 1 + seed % 4], (-1.0, -1.0)]
+        check_finite(objective, extreme_batch(pairs, tokens=9, seed=seed, dtype=dtype, scale=1.0))
