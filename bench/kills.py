@@ -27,7 +27,7 @@ from node.identity.run_description import RunDescription
 
 REPOSITORY: Final = Path(__file__).parents[1]
 
-_ENVIRON: Final = {
+ENVIRON: Final = {
     # One thread each: all processes share the machine.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -46,7 +46,7 @@ async def run(plan: Plan, root: Path) -> dict[str, Any]:
     began_s = time.monotonic()
     logs = {name: root / "logs" / f"{name}.log" for name in plan.daemons}
     async with Fleet(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
+        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | ENVIRON
     ) as fleet:
         stage = Stage(plan, root, fleet=fleet)
 

@@ -114,6 +114,10 @@ class Stage:
         """End a daemon with SIGKILL."""
         await self._fleet.kill(name)
 
+    async def stop(self, name: str) -> int:
+        """Let a daemon drain; return its exit code."""
+        return await self._fleet.stop(name)
+
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; give exit codes."""
         codes: dict[str, int] = {}

@@ -1,0 +1,22 @@
+"""A few of the restores that ``python -m bench.restores`` does by the dozen."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.kill_lab.plan import Plan
+from bench.restores import run
+
+MOMENTS = 2
+
+
+@pytest.mark.timeout(280)
+async def test_under_an_older_ledger_a_real_run_goes_on_or_says_why_not_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    plan = Plan(kills=0, seed=61, samplers=("sampler-1",))
+    summary = await run(plan, tmp_path / "restores", moments=MOMENTS)
+    assert summary["violations"] == []
+    assert summary["moments"] == MOMENTS
+    assert summary["refused_aloud"] + summary["went_on_at_once"] == MOMENTS
+    assert summary["groups_trained_on"] > 0
