@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     FOREIGN_RUN = "foreign_run"
     LAYOUT_MISMATCH = "layout_mismatch"
     TOKENIZER_MISMATCH = "tokenizer_mismatch"
+    TASK_MISMATCH = "task_mismatch"
     NOT_JOINED = "not_joined"
     FENCED = "fenced"
     LEASE_LOST = "lease_lost"
@@ -56,6 +57,7 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.FOREIGN_RUN: "FAILED_PRECONDITION",
     Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
     Reason.TOKENIZER_MISMATCH: "FAILED_PRECONDITION",
+    Reason.TASK_MISMATCH: "FAILED_PRECONDITION",
     Reason.NOT_JOINED: "FAILED_PRECONDITION",
     Reason.FENCED: "FAILED_PRECONDITION",
     Reason.LEASE_LOST: "ABORTED",

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from node.failure import BadPrompt
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 
@@ -88,3 +89,8 @@ class RunStatus:
     capacity_groups: int
     capacity_bound: str
     now_s: float
+    prompts: int = 0
+    """Of the task; 0 while nobody has said."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    """The newest of those that were abandoned and have not been answered since."""
+    bad_prompts_total: int = 0

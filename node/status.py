@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,9 @@ TIMEOUT_S: Final = 10.0
 REFRESH_S: Final = 2.0
 
 _REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
+
+_BAD_PROMPTS_SHOWN: Final = 5
+"""Enough to see what is wrong; --json has more."""
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
 
@@ -142,6 +145,7 @@ def _caller(state_dir: Path, description: RunDescription, *, no_tls: bool) -> Id
 def _header(status: RunStatus) -> Text:
     slots = ", ".join(f"{n} {state}" for state, n in status.slots.items() if n) or "none yet"
     verdicts = _counts(status.verdicts, Verdict) or "none yet"
+    bad = [("bad" if place == 0 else "", line) for place, line in enumerate(_bad_prompts(status))]
     return Text("\n").join(
         Text.assemble((f"{name:10}", "bold"), value)
         for name, value in (
@@ -151,8 +155,25 @@ def _header(status: RunStatus) -> Text:
             ("slots", slots),
             ("groups", verdicts),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
+            *bad,
         )
     )
+
+
+def _bad_prompts(status: RunStatus) -> Iterator[str]:
+    """Yield a line on the prompts that nobody could answer, and one on each of the newest."""
+    if not status.bad_prompts:
+        return
+    of = f" of {status.prompts}" if status.prompts else ""
+    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are passed over for a while"
+    for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
+        retry_s = bad.retry_at_s - status.now_s
+        again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
+        times = "once" if bad.times == 1 else f"{bad.times} times"
+        detail = "".join(filter(str.isprintable, bad.detail))
+        yield f"  prompt {bad.prompt_index}: {bad.reason} {times}, {again}{': ' if detail else ''}{detail}"
+    if status.bad_prompts_total > _BAD_PROMPTS_SHOWN:
+        yield f"  and {status.bad_prompts_total - _BAD_PROMPTS_SHOWN} more; --json has the newest 50"
 
 
 def _step(step: StepReport | None) -> str:

@@ -4,15 +4,17 @@ The spool takes a decision, puts its transaction on disk, adds it to the account
 gives the answer. A decision that raises has changed nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Learner, Work, capacity, objection
 from node.coordinator.leases import Slot, SlotState, Standing, group_id, parse_group_id
+from node.coordinator.task_size import agreed_size
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
+from node.failure import BadPrompt, FailedLease, Failure, detail_of
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
 from node.rollout import PromptLease, RolloutGroup, Verdict
@@ -40,6 +42,16 @@ class Grant:
     """When to ask again; 0 where all that was asked for was granted."""
     waits_for: str
     """The bound that was reached; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """An answer to leases that are given back."""
+
+    leases: int
+    """How many of them the sampler held."""
+    faults: tuple[Failure, ...] = ()
+    """Of those that were tries at their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,7 @@ def lease(
     wanted: int,
     held: PolicyVersion | None,
     ttl_s: float,
+    now: float,
 ) -> Decision[Grant]:
     """Grant as many of ``wanted`` leases as every bound allows.
 
@@ -101,13 +114,22 @@ def lease(
         return Decision(Grant((), 2.0, "learner"))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(Grant((), 1.0, "policy version"))
+    if accounts.book.prompts is None:
+        return Decision(Grant((), 1.0, "task"))
+    if accounts.prompts.aside(now) >= accounts.book.prompts:
+        return Decision(Grant((), 1.0, "prompts"))
     room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.book.open_slots.values()
     )
     granted = min(wanted, room.groups, LEASES_PER_PEER - running)
-    slots = accounts.book.grant(sampler_id, granted)
+    slots = accounts.book.grant(
+        sampler_id,
+        granted,
+        now=now,
+        is_aside=lambda prompt_index: accounts.prompts.is_aside(prompt_index, now=now),
+    )
     leases = tuple(
         PromptLease(
             lease_id=group_id(slot.number, slot.granted),
@@ -118,10 +140,37 @@ def lease(
             ttl_s=ttl_s,
         )
         for slot in slots
+        if slot.state is SlotState.LEASED
     )
-    if granted == wanted:
+    if len(leases) == wanted:
         return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
-    return Decision(Grant(leases, 0.5 if leases else 1.0, room.bound), Transaction(slots=slots))
+    bound = room.bound if len(leases) == granted else "prompts"
+    return Decision(Grant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
+
+
+def release(
+    accounts: Accounts,
+    *,
+    sampler_id: str,
+    lease_ids: tuple[str, ...],
+    failed: tuple[FailedLease, ...],
+    now: float,
+) -> Decision[Released]:
+    """Take leases back: those of ``lease_ids`` unbegun, ``failed`` ones were tries at their prompts."""
+    slots = {slot.number: slot for slot in accounts.book.release(sampler_id, lease_ids)}
+    faults, details = [], {}
+    for lease in failed:
+        number, _ = parse_group_id(lease.lease_id) or (-1, 0)
+        entry = accounts.book.open_slots.get(number)
+        is_last = entry is not None and entry.prompt_index in accounts.prompts
+        slot = accounts.book.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)
+        if slot is not None and number not in slots:
+            slots[number] = slot
+            faults.append(lease.fault)
+            details[number] = lease.detail
+    settled = tuple(slots.values())
+    bad = _abandoned(accounts, settled, details=details, now=now)
+    return Decision(Released(len(slots), tuple(faults)), Transaction(slots=settled, bad_prompts=bad))
 
 
 def submission(
@@ -151,7 +200,13 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        transaction = Transaction(slots=slots, stored=stored, verdicts=((sampler_id, verdict),))
+        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.prompts
+        transaction = Transaction(
+            slots=slots,
+            stored=stored,
+            verdicts=((sampler_id, verdict),),
+            lifted_prompts=(slot.prompt_index,) if slot is not None and is_answered else (),
+        )
         return Decision(Submitted(verdict, detail), transaction)
 
     parsed = parse_group_id(name)
@@ -178,6 +233,26 @@ def submission(
         raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
     stored = StoredGroup(*parsed, sampler_id, now, data)
     return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+
+
+def sampler_joins(
+    accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
+) -> Decision[None]:
+    """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    Raises:
+        RefusedError: TASK_MISMATCH.
+    """
+    if not prompts:
+        return Decision(None)
+    size = agreed_size(
+        accounts.task, task=task, configured=configured, prompts=prompts, sampler_id=sampler_id
+    )
+    if size is None:
+        return Decision(None)
+    # Where the task is another one, so are its prompts.
+    lifted = tuple(bad.prompt_index for bad in accounts.prompts.newest(len(accounts.prompts)))
+    return Decision(None, Transaction(task=size, lifted_prompts=lifted))
 
 
 def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
@@ -296,7 +371,8 @@ def drain_opens(
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
     slots = accounts.book.expire(now)
-    return Decision(len(slots), Transaction(slots=slots))
+    bad = _abandoned(accounts, slots, details={}, now=now)
+    return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
 
 
 def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:
@@ -315,6 +391,22 @@ def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner)
                 f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
                 fix="give every peer the same model directory",
             )
+
+
+def _abandoned(
+    accounts: Accounts, slots: tuple[Slot, ...], *, details: Mapping[int, str], now: float
+) -> tuple[BadPrompt, ...]:
+    """Return the entries of the prompts whose slots are abandoned for what is the prompt's doing."""
+    bad = []
+    for slot in slots:
+        reason = slot.last_failure
+        if slot.state is SlotState.ABANDONED and reason is not None:
+            detail = detail_of(details.get(slot.number, ""))
+            entry = accounts.prompts.abandoned(
+                slot.prompt_index, reason=reason, detail=detail, slot=slot.number, now=now
+            )
+            bad.append(entry)
+    return tuple(bad)
 
 
 def _forgotten(first: int, last: int) -> RefusedError:

@@ -15,9 +15,12 @@ import xxhash
 
 from node.coordinator.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.admission import Learner
-from node.coordinator.leases import UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.leases import SETTLED, UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.prompt_book import BAD_PROMPTS
+from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
+from node.failure import BadPrompt, Failure
 from node.rollout import Verdict
 from node.run import StepRecord
 
@@ -48,6 +51,18 @@ CREATE TABLE steps (
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
 """
+
+_LATER_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS task (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    name TEXT NOT NULL, prompts INTEGER NOT NULL, said_by TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS bad_prompts (
+    prompt_index INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL,
+    times INTEGER NOT NULL, slot INTEGER NOT NULL, at_s REAL NOT NULL
+) STRICT;
+"""
+"""Added since the schema's first release; a ledger without them gets them, empty, when it is opened."""
 
 _LOCK_TIMEOUT_S: Final = 1.0
 """Long enough for a predecessor that is closing the file, short enough to say that there is one."""
@@ -94,8 +109,9 @@ class Ledger:
         settled = {
             SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
         }
-        open_states = sorted(set(SlotState) - {SlotState.TRAINED, SlotState.ABANDONED})
+        open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
+        task = rows("SELECT name, prompts, said_by FROM task").fetchone()
         learner = rows(
             "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
         ).fetchone()
@@ -124,6 +140,15 @@ class Ledger:
                     [VERSIONS_REMEMBERED],
                 )
             ),
+            bad_prompts=tuple(
+                BadPrompt(prompt_index, Failure(reason), detail, times, slot, at_s)
+                for prompt_index, reason, detail, times, slot, at_s in rows(
+                    "SELECT prompt_index, reason, detail, times, slot, at_s FROM bad_prompts "
+                    "ORDER BY at_s DESC LIMIT ?",
+                    [BAD_PROMPTS],
+                )
+            ),
+            task=TaskSize(*task) if task is not None else None,
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -214,6 +239,18 @@ class Ledger:
             "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
             ((entry.number, entry.root, entry.at_s) for entry in transaction.announced),
         )
+        write_each(
+            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
+        )
+        write_each(
+            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                (bad.prompt_index, bad.reason.value, bad.detail, bad.times, bad.slot, bad.at_s)
+                for bad in transaction.bad_prompts
+            ),
+        )
+        if (task := transaction.task) is not None:
+            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", (task.name, task.prompts, task.said_by))
         if (learner := transaction.learner) is not None:
             write(
                 "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)",
@@ -243,6 +280,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
+    connection.executescript(_LATER_TABLES)
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])
@@ -266,14 +304,18 @@ def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
-    attempts = json.dumps([(a.number, a.holder, a.is_submitted) for a in slot.attempts])
+    attempts = json.dumps([(a.number, a.holder, a.is_submitted, a.failure) for a in slot.attempts])
     return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
 
 
 def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
     number, prompt_index, state, attempts, granted, winner = row
-    held = tuple(Attempt(*attempt) for attempt in json.loads(attempts))
+    held = tuple(_attempt(*attempt) for attempt in json.loads(attempts))
     return Slot(number, prompt_index, SlotState(state), held, granted, winner)
+
+
+def _attempt(number: int, holder: str, is_submitted: bool, failure: str | None = None) -> Attempt:
+    return Attempt(number, holder, is_submitted, None if failure is None else Failure(failure))
 
 
 def _digest(data: bytes) -> bytes:

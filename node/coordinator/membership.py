@@ -40,6 +40,8 @@ class Member:
     state: PeerState
     last_seen_s: float
     joins: int
+    is_complete: bool = False
+    """Whether it has said, at its newest join, what it can say only once it knows the run's settings."""
 
 
 class Membership:
@@ -54,10 +56,18 @@ class Membership:
         """Every peer known, in the order of their first join."""
         return tuple(self._members.values())
 
-    def join(self, peer: Peer, now: float) -> Member:
-        """Let a peer in, or in again."""
-        joins = self._members[peer].joins if peer in self._members else 0
-        return self._put(Member(peer, PeerState.JOINED, now, joins + 1))
+    def join(self, peer: Peer, now: float, *, completes: bool = False) -> Member:
+        """Let a peer in, or in again.
+
+        Args:
+            completes: Whether it says what it could not before it knew the run's settings: where the join
+                before was without it, that is the same join.
+        """
+        before = self._members.get(peer)
+        if completes and before is not None and before.state is not PeerState.LEFT and not before.is_complete:
+            return self._put(replace(before, last_seen_s=now, is_complete=True))
+        joins = 0 if before is None else before.joins
+        return self._put(Member(peer, PeerState.JOINED, now, joins + 1, is_complete=completes))
 
     def beat(self, peer: Peer, now: float) -> Member:
         """Note a sign of life.

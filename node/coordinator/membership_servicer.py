@@ -35,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 _VERSION_CHARACTERS: Final = 50
 
+BAD_PROMPTS_SHOWN: Final = 50
+"""Of the newest, in the state of the run; how many there are is told as well."""
+
+_PROMPTS: Final = 1 << 40
+"""As many as ``coordinator.prompts`` may be."""
+
 CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
 
@@ -49,10 +55,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         *,
         run_id: str,
         settings: RunSettings,
+        configured_prompts: int | None,
         revocations: RevocationList,
         clock: Clock,
     ) -> None:
-        """Serve; ``settings`` are the run's, their head is filled in for each answer."""
+        """Serve.
+
+        Args:
+            settings: The run's; their head is filled in for each answer.
+            configured_prompts: ``coordinator.prompts``; None: unset.
+        """
+        self._configured_prompts = configured_prompts
         self._roster = roster
         self._spool = spool
         self._run_id = run_id
@@ -77,15 +90,21 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         learner = self._spool.accounts.learner
         if peer.role is Role.LEARNER:
             await self._spool.admit_learner(_learner(peer, request))
-        elif peer.role is Role.SAMPLER and learner is not None:
-            check_model(request.layout_digest, request.tokenizer_digest, learner)
-        member = self._roster.join(peer, _held(request), now=self._clock.now())
+        elif peer.role is Role.SAMPLER:
+            if learner is not None:
+                check_model(request.layout_digest, request.tokenizer_digest, learner)
+            await self._spool.admit_sampler(
+                peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
+            )
+        has_task = bool(request.prompts)
+        member = self._roster.join(peer, _held(request), completes=has_task, now=self._clock.now())
         logger.info(
             "peer joined",
             extra={
                 "peer_role": peer.role,
                 "node_id": peer.node_id,
                 "joins": member.joins,
+                **({"prompts": request.prompts} if has_task else {}),
                 "software_version": request.software_version[:_VERSION_CHARACTERS],
             },
         )
@@ -136,9 +155,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             slots={state.value: n for state, n in accounts.book.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self._roster.step,
-            capacity_groups=0 if learner is None else capacity.groups,
-            capacity_bound="learner" if learner is None else capacity.bound,
+            capacity_groups=capacity.groups,
+            capacity_bound=capacity.bound,
             now_s=now,
+            prompts=accounts.book.prompts or 0,
+            bad_prompts=accounts.prompts.newest(BAD_PROMPTS_SHOWN),
+            bad_prompts_total=len(accounts.prompts),
         )
 
     def _answer(
@@ -197,6 +219,14 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         vocabulary_size=request.vocabulary_size,
         version=request.held.number,
     )
+
+
+def _prompts(request: membership_pb2.JoinRequest) -> int:
+    if not 0 <= request.prompts <= _PROMPTS:
+        raise RefusedError(
+            Reason.MALFORMED, f"a task of {request.prompts} prompts, allowed are 1 to {_PROMPTS}"
+        )
+    return request.prompts
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

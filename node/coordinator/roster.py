@@ -87,11 +87,11 @@ class Roster:
         """The newest announced version; None before the first."""
         return self._head()
 
-    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float) -> Member:
-        """Let a peer in, or in again."""
+    def join(self, peer: Peer, held: PolicyVersion | None, *, completes: bool = False, now: float) -> Member:
+        """Let a peer in, or in again; ``completes`` as in ``Membership.join``."""
         self._lag_table.holds(peer, held)
         self._said[peer] = _Said()
-        return self._membership.join(peer, now)
+        return self._membership.join(peer, now, completes=completes)
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined.

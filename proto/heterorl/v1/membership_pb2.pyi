@@ -85,6 +85,7 @@ class JoinRequest(_message.Message):
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -99,6 +100,11 @@ class JoinRequest(_message.Message):
     """Learners: persisted, raised at every start; fences older learners. Others: 0."""
     vocabulary_size: _builtins.int
     """Learners: number of token ids in the vocabulary; ids must be below it. Others: 0."""
+    prompts: _builtins.int
+    """Samplers: how many prompts the run's task has as they found it, >= 1. Unset: not known yet,
+    because the answer to this Join names the task; such a Join is followed by another at once.
+    Others: 0.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -114,10 +120,11 @@ class JoinRequest(_message.Message):
         learner_epoch: _builtins.int = ...,
         held: _common_pb2.PolicyVersion | None = ...,
         vocabulary_size: _builtins.int = ...,
+        prompts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -576,6 +583,9 @@ class GetStatusResponse(_message.Message):
     CAPACITY_GROUPS_FIELD_NUMBER: _builtins.int
     CAPACITY_BOUND_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    BAD_PROMPTS_FIELD_NUMBER: _builtins.int
+    BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -583,9 +593,15 @@ class GetStatusResponse(_message.Message):
     capacity_groups: _builtins.int
     """How many groups could be leased now, and which bound says so."""
     capacity_bound: _builtins.str
-    """Name of the bound that is tightest: concurrency, staleness or buffer."""
+    """Name of the bound that is tightest: concurrency, staleness or buffer; or what is not there:
+    learner, task or prompts.
+    """
     now_s: _builtins.float
     """Unix seconds on the coordinator's clock."""
+    prompts: _builtins.int
+    """Prompts of the task; 0: nobody has said."""
+    bad_prompts_total: _builtins.int
+    """How many there are altogether."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -596,7 +612,9 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned."""
+        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned,
+        skipped (their prompts were set aside when their turn came).
+        """
 
     @_builtins.property
     def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -605,6 +623,10 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def step(self) -> Global___StepReport:
         """The newest gradient step. Unset before the first."""
+
+    @_builtins.property
+    def bad_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadPrompt]:
+        """Prompts that were abandoned and have not been answered since: the newest, at most 50."""
 
     def __init__(
         self,
@@ -619,14 +641,65 @@ class GetStatusResponse(_message.Message):
         capacity_groups: _builtins.int = ...,
         capacity_bound: _builtins.str = ...,
         now_s: _builtins.float = ...,
+        prompts: _builtins.int = ...,
+        bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
+        bad_prompts_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "now_s", b"now_s", "peers", b"peers", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class BadPrompt(_message.Message):
+    """A prompt that nobody could answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    RETRY_AT_S_FIELD_NUMBER: _builtins.int
+    prompt_index: _builtins.int
+    """Which of the task's prompts."""
+    reason: _builtins.str
+    """Of its newest attempt: prompt_too_long, prompt_failed, prompt_timed_out, grading_failed,
+    grading_timed_out, engine_refused or expired.
+    """
+    detail: _builtins.str
+    """What the sampler said of it, at most 200 characters. May be empty."""
+    times: _builtins.int
+    """How often in a row it was abandoned."""
+    slot: _builtins.int
+    """The newest slot that was abandoned with it."""
+    at_s: _builtins.float
+    """Unix seconds on the coordinator's clock when it was."""
+    retry_at_s: _builtins.float
+    """When it is leased again, likewise."""
+    def __init__(
+        self,
+        *,
+        prompt_index: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        times: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        at_s: _builtins.float = ...,
+        retry_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "detail", b"detail", "prompt_index", b"prompt_index", "reason", b"reason", "retry_at_s", b"retry_at_s", "slot", b"slot", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadPrompt: _TypeAlias = BadPrompt  # noqa: Y015
 
 @_typing.final
 class PeerStatus(_message.Message):

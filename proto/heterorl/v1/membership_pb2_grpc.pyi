@@ -105,6 +105,8 @@ class MembershipServiceStub:
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+      than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
@@ -135,6 +137,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+      than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
       learner's checkpoint. Final: restore the ledger.
@@ -168,6 +172,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
 
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
+        * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+          than the run's. Final: fix the configuration, or the task's data.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the coordinator's ledger knows less than the
           learner's checkpoint. Final: restore the ledger.
