@@ -57,7 +57,7 @@ class SamplerConfig(BaseModel):
     """Task name -> ``package.module:Class``, for tasks that are not built in. Code is only ever named
     here, never by the coordinator."""
 
-    grader_processes: int = Field(default=4, ge=1, le=64)
+    grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code: one runs where it answers at once, more where it is slow or
     hangs. With fewer, prompts that hang hold up good ones; each holds the task's data in memory."""
 

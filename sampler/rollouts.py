@@ -109,7 +109,7 @@ class Rollouts:
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
             description = await _started(graders, path)
-            await self._membership.tell_prompts(description.prompts)
+            await run_until(stopping, self._membership.tell_prompts(description.prompts))
             await self._sample(_Work(settings.task, description.prompts, graders), ready, stopping)
         finally:
             await graders.close()

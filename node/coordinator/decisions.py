@@ -4,7 +4,7 @@ The spool takes a decision, puts its transaction on disk, adds it to the account
 gives the answer. A decision that raises has changed nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
@@ -14,7 +14,6 @@ from node.coordinator.leases import Slot, SlotState, Standing, group_id, parse_g
 from node.coordinator.task_size import agreed_size
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
-from node.failure import BadPrompt, FailedLease, Failure, detail_of
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
 from node.rollout import PromptLease, RolloutGroup, Verdict
@@ -42,16 +41,6 @@ class Grant:
     """When to ask again; 0 where all that was asked for was granted."""
     waits_for: str
     """The bound that was reached; empty: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """An answer to leases that are given back."""
-
-    leases: int
-    """How many of them the sampler held."""
-    faults: tuple[Failure, ...] = ()
-    """Of those that were tries at their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +105,7 @@ def lease(
         return Decision(Grant((), 1.0, "policy version"))
     if accounts.book.prompts is None:
         return Decision(Grant((), 1.0, "task"))
-    if accounts.prompts.aside(now) >= accounts.book.prompts:
+    if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
         return Decision(Grant((), 1.0, "prompts"))
     room = capacity(bounds, accounts.load())
     running = sum(
@@ -146,31 +135,6 @@ def lease(
         return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
     bound = room.bound if len(leases) == granted else "prompts"
     return Decision(Grant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
-
-
-def release(
-    accounts: Accounts,
-    *,
-    sampler_id: str,
-    lease_ids: tuple[str, ...],
-    failed: tuple[FailedLease, ...],
-    now: float,
-) -> Decision[Released]:
-    """Take leases back: those of ``lease_ids`` unbegun, ``failed`` ones were tries at their prompts."""
-    slots = {slot.number: slot for slot in accounts.book.release(sampler_id, lease_ids)}
-    faults, details = [], {}
-    for lease in failed:
-        number, _ = parse_group_id(lease.lease_id) or (-1, 0)
-        entry = accounts.book.open_slots.get(number)
-        is_last = entry is not None and entry.prompt_index in accounts.prompts
-        slot = accounts.book.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)
-        if slot is not None and number not in slots:
-            slots[number] = slot
-            faults.append(lease.fault)
-            details[number] = lease.detail
-    settled = tuple(slots.values())
-    bad = _abandoned(accounts, settled, details=details, now=now)
-    return Decision(Released(len(slots), tuple(faults)), Transaction(slots=settled, bad_prompts=bad))
 
 
 def submission(
@@ -371,7 +335,7 @@ def drain_opens(
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
     slots = accounts.book.expire(now)
-    bad = _abandoned(accounts, slots, details={}, now=now)
+    bad = accounts.prompts.entries(slots, details={}, now=now)
     return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
 
 
@@ -391,22 +355,6 @@ def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner)
                 f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
                 fix="give every peer the same model directory",
             )
-
-
-def _abandoned(
-    accounts: Accounts, slots: tuple[Slot, ...], *, details: Mapping[int, str], now: float
-) -> tuple[BadPrompt, ...]:
-    """Return the entries of the prompts whose slots are abandoned for what is the prompt's doing."""
-    bad = []
-    for slot in slots:
-        reason = slot.last_failure
-        if slot.state is SlotState.ABANDONED and reason is not None:
-            detail = detail_of(details.get(slot.number, ""))
-            entry = accounts.prompts.abandoned(
-                slot.prompt_index, reason=reason, detail=detail, slot=slot.number, now=now
-            )
-            bad.append(entry)
-    return tuple(bad)
 
 
 def _forgotten(first: int, last: int) -> RefusedError:

@@ -36,7 +36,13 @@ must not go round for ever. Leases that were given back unbegun do not count."""
 
 MAX_FAULTS: Final = 2
 """Attempts a slot may lose to faults that a sampler found: one may be the sampler's own, two are the
-prompt's. A prompt that is too long is too long for everybody: one is enough."""
+prompt's."""
+
+FINAL_FAULTS: Final = frozenset(
+    {Failure.PROMPT_TOO_LONG, Failure.PROMPT_TIMED_OUT, Failure.GRADING_TIMED_OUT}
+)
+"""Faults of which one is enough. Too long is too long for everybody. What timed out has held a process for
+as long as it may; the prompt is tried again when it comes back, and not at once at the same price."""
 
 FIRST_RETRY_S: Final = 1.0
 """Until a slot with one fault is leased again; twice as long after each further one."""
@@ -389,6 +395,6 @@ def _faults(slot: Slot) -> int:
 
 
 def _reopened(slot: Slot) -> Slot:
-    is_hopeless = any(attempt.failure is Failure.PROMPT_TOO_LONG for attempt in slot.attempts)
+    is_hopeless = any(attempt.failure in FINAL_FAULTS for attempt in slot.attempts)
     is_lost = is_hopeless or _faults(slot) >= MAX_FAULTS or len(slot.attempts) >= MAX_ATTEMPTS
     return replace(slot, state=SlotState.ABANDONED if is_lost else SlotState.AVAILABLE, winner=0)

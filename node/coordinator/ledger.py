@@ -281,6 +281,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
     connection.executescript(_LATER_TABLES)
+    connection.execute(
+        "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
+        "(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT ?)",
+        [BAD_PROMPTS],
+    )
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])

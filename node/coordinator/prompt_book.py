@@ -9,11 +9,12 @@ in every epoch; one that is due is leased like any other, and abandoned again at
 decides and not the epoch: an outage that spoilt every prompt ends by itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from node.failure import BadPrompt, Failure
+from node.coordinator.leases import Slot, SlotState
+from node.failure import BadPrompt, Failure, detail_of
 
 BAD_PROMPTS: Final = 16_384
 """Prompts remembered, some MB. Beyond, the oldest are forgotten, and would be tried as if they were new."""
@@ -49,9 +50,32 @@ class PromptBook:
         """Count the prompts that are passed over."""
         return sum(self.is_aside(prompt_index, now=now) for prompt_index in self._bad)
 
+    def are_all_aside(self, prompts: int, *, now: float) -> bool:
+        """Whether each of a task's ``prompts`` is passed over."""
+        return len(self._bad) >= prompts and self.aside(now) >= prompts
+
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
         """Return the ``n`` prompts abandoned last, newest first."""
         return tuple(reversed(self._bad.values()))[:n]
+
+    def entries(
+        self, slots: Iterable[Slot], *, details: Mapping[int, str], now: float
+    ) -> tuple[BadPrompt, ...]:
+        """Return the entries of the prompts of those slots that are abandoned for their prompt's doing.
+
+        Args:
+            slots: As they are to become.
+            details: What was said of the last attempt, by slot.
+        """
+        bad = []
+        for slot in slots:
+            reason = slot.last_failure
+            if slot.state is SlotState.ABANDONED and reason is not None and reason is not Failure.REFUSED:
+                detail = detail_of(details.get(slot.number, ""))
+                bad.append(
+                    self.abandoned(slot.prompt_index, reason=reason, detail=detail, slot=slot.number, now=now)
+                )
+        return tuple(bad)
 
     def abandoned(
         self, prompt_index: int, *, reason: Failure, detail: str, slot: int, now: float

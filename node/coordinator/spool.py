@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from node.clock import Clock
-from node.coordinator import decisions
+from node.coordinator import decisions, lease_returns
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Capacity, Learner, Work, capacities, capacity
 from node.coordinator.decisions import NOTHING, Decision, Grant, Submitted
@@ -86,7 +86,7 @@ class Spool:
         prompts = self._accounts.book.prompts
         if self._accounts.learner is None or prompts is None:
             return Capacity(0, "task" if self._accounts.learner is not None else "learner")
-        if self._accounts.prompts.aside(self._clock.now()) >= prompts:
+        if self._accounts.prompts.are_all_aside(prompts, now=self._clock.now()):
             return Capacity(0, "prompts")
         return capacity(self._bounds, self._accounts.load())
 
@@ -117,7 +117,7 @@ class Spool:
     ) -> int:
         """Take leases back, unbegun or ``failed``; gives how many of them the sampler held."""
         released = await self._settle(
-            lambda now: decisions.release(
+            lambda now: lease_returns.release(
                 self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
             )
         )

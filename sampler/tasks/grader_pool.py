@@ -14,7 +14,7 @@ from typing import Final
 
 from sampler.tasks.grader import Grader, TaskDescription
 
-PATIENCE_S: Final = 0.25
+PATIENCE_S: Final = 0.1
 """Longer than a task that answers at once keeps requests waiting, short against any limit of time."""
 
 

@@ -26,7 +26,7 @@ def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     try:
         task = load_task(path)
-        ready = {"prompts": task.prompts, "is_stateful": bool(getattr(task, "is_stateful", False))}
+        ready = {"prompts": int(task.prompts), "is_stateful": bool(getattr(task, "is_stateful", False))}
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))
         return

@@ -59,8 +59,10 @@ async def pass_time(clock: ManualClock) -> None:
         clock.advance(3.0)
 
 
-async def train(drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float) -> list[RolloutGroup]:
-    """Train on each group by itself; give those that came in time."""
+async def train(
+    drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
+) -> list[RolloutGroup]:
+    """Train on each group by itself, from ``version`` on; give those that came in time."""
     trained: list[RolloutGroup] = []
     passing = asyncio.create_task(pass_time(clock))
     try:
@@ -69,7 +71,7 @@ async def train(drain: HandDrain, clock: ManualClock, *, groups: int, within_s: 
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
                     trained.append(group_from_wire(response.group.group))
-                    await drain.step(len(trained), trained[-1].group_id)
+                    await drain.step(version + len(trained), trained[-1].group_id)
     except TimeoutError:
         pass
     finally:
@@ -101,3 +103,87 @@ async def test_bad_prompts_are_set_aside_with_their_reason_and_the_run_goes_on(
         status = await learner.status()
         assert dict(status.slots)["abandoned"] >= 1
         assert {bad.reason for bad in status.bad_prompts} == {reason}
+
+
+async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_them(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    settings = {"task": "t", "prompts": 20, "max_staleness_versions": 500}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:PromptRaises"}),
+    ):
+        drain = await learner.drain(credits=1000)
+        assert len(await train(drain, hub.clock, groups=60, within_s=15)) == 60
+        assert {bad.prompt_index for bad in (await learner.status()).bad_prompts} == {1, 11}
+        assert hub.metric("heterorl_coordinator_abandoned_prompts_total", reason="prompt_failed") == 2
+        assert hub.metric("heterorl_coordinator_prompt_faults_total", reason="prompt_failed") == 4
+    # The task was mended, and whoever runs the coordinator wants its prompts back at once.
+    async with (
+        running_hub(made, **settings, prompt_retry_s=0) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:Fine"}),
+    ):
+        assert (await learner.status()).bad_prompts_total == 2
+        drain = await learner.drain(credits=1000, version=60)
+        trained = await train(drain, hub.clock, groups=60, within_s=15, version=60)
+        assert {1, 11} <= {group.prompt_index for group in trained}
+        assert (await learner.status()).bad_prompts_total == 0
+
+
+async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_made_it(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    """``Drawn`` numbers its calls; the reward of a group is the number that its process drew for it last."""
+    async with (
+        running_hub(made, task="t", prompts=20, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:Drawn"}, grader_processes=1
+        ),
+    ):
+        drain = await learner.drain(credits=1000)
+        trained = await train(drain, hub.clock, groups=20, within_s=15)
+    drawn = [base.decode(group.prompt_token_ids) for group in trained]
+    assert len(trained) == 20
+    for group, prompt in zip(trained, drawn, strict=True):
+        rewards = {completion.reward for completion in group.completions}
+        assert {f"{group.prompt_index}+{reward:.0f}=" for reward in rewards} == {prompt}
+    assert len(set(drawn)) == 20
+
+
+async def test_slow_prompts_hold_up_neither_the_engine_nor_the_beats(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    """Half a second a prompt, four processes: eight groups a second at best, two from one process."""
+    async with (
+        running_hub(made, task="t", prompts=20, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made,
+            hub.address,
+            model_dir,
+            custom_tasks={"t": "support.bad_prompts:SlowPrompts"},
+            concurrency_groups=4,
+            grader_processes=4,
+        ) as sampler,
+    ):
+        drain = await learner.drain(credits=1000)
+        lateness = asyncio.create_task(longest_pause(seconds=4.0))
+        await train(drain, hub.clock, groups=1, within_s=15)
+        began = time.monotonic()
+        trained = await train(drain, hub.clock, groups=30, within_s=15, version=1)
+        assert len(trained) == 30
+        assert 30 / (time.monotonic() - began) > 4, "no faster than one process"
+        assert await lateness < 0.45, "the event loop stood still for a prompt"
+        assert sampler.value("grader_processes") == 4
+
+
+async def longest_pause(*, seconds: float) -> float:
+    """Return the longest time the event loop, which hub and sampler share, took to come round."""
+    longest, until_s = 0.0, time.monotonic() + seconds
+    while (before := time.monotonic()) < until_s:
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - before - 0.01)
+    return longest

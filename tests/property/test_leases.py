@@ -12,6 +12,7 @@ from node.coordinator import decisions
 from node.coordinator.accounts import Transaction
 from node.coordinator.admission import Bounds
 from node.coordinator.leases import (
+    FINAL_FAULTS,
     MAX_ATTEMPTS,
     MAX_FAULTS,
     SETTLED,
@@ -107,7 +108,7 @@ class Leases(RuleBasedStateMachine):
         if after is None:
             assert before.prompt_index in self.desk.accounts.prompts
         else:
-            assert fault is not Failure.PROMPT_TOO_LONG
+            assert fault not in FINAL_FAULTS
             assert self.faults[number] < MAX_FAULTS
         assert self.desk.submit(*lease).verdict in (Verdict.FOREIGN, Verdict.DUPLICATE)
 

@@ -1,6 +1,7 @@
 """Tasks of which a few prompts are bad, each in one way: every prompt whose index is 1 in 10."""
 
 import itertools
+import os
 import time
 
 BAD_EVERY = 10
@@ -10,8 +11,8 @@ def is_bad(index: int) -> bool:
     return index % BAD_EVERY == 1
 
 
-class _Mostly:
-    """Fine, but for some prompts."""
+class Fine:
+    """All prompts are good."""
 
     prompts: int = 20
 
@@ -22,14 +23,14 @@ class _Mostly:
         return float(len(text) % 2)
 
 
-class TooLong(_Mostly):
+class TooLong(Fine):
     """Some prompts are longer than the tiny model's context."""
 
     def prompt(self, index: int) -> str:
         return "7" * 400 if is_bad(index) else f"{index}="
 
 
-class PromptRaises(_Mostly):
+class PromptRaises(Fine):
     """Some prompts cannot be had."""
 
     def prompt(self, index: int) -> str:
@@ -38,7 +39,7 @@ class PromptRaises(_Mostly):
         return f"{index}="
 
 
-class PromptHangs(_Mostly):
+class PromptHangs(Fine):
     """Some prompts never come."""
 
     def prompt(self, index: int) -> str:
@@ -47,7 +48,7 @@ class PromptHangs(_Mostly):
         return f"{index}="
 
 
-class GraderRaises(_Mostly):
+class GraderRaises(Fine):
     """Some completions cannot be graded."""
 
     def grade(self, index: int, text: str) -> float:
@@ -56,7 +57,7 @@ class GraderRaises(_Mostly):
         return 1.0
 
 
-class GraderHangs(_Mostly):
+class GraderHangs(Fine):
     """Some completions are graded for ever."""
 
     def grade(self, index: int, text: str) -> float:
@@ -65,7 +66,7 @@ class GraderHangs(_Mostly):
         return 1.0
 
 
-class SlowPrompts(_Mostly):
+class SlowPrompts(Fine):
     """Every prompt takes its time."""
 
     def prompt(self, index: int) -> str:
@@ -73,7 +74,7 @@ class SlowPrompts(_Mostly):
         return f"{index}="
 
 
-class Drawn(_Mostly):
+class Drawn(Fine):
     """Every call of ``prompt`` draws another one; the reward is 1 where grading knows the last one drawn."""
 
     is_stateful = True
@@ -87,4 +88,34 @@ class Drawn(_Mostly):
         return f"{index}+{self._drawn[index]}="
 
     def grade(self, index: int, text: str) -> float:
+        if text == "hang":
+            time.sleep(3600)
         return float(self._drawn[index])
+
+
+class PromptIsNoText(Fine):
+    def prompt(self, index: int) -> str:
+        return 7 if is_bad(index) else f"{index}="  # type: ignore[return-value]
+
+
+class PromptIsHalfACharacter(Fine):
+    def prompt(self, index: int) -> str:
+        return "\ud800" if is_bad(index) else f"{index}="
+
+
+class PromptIsEndless(Fine):
+    def prompt(self, index: int) -> str:
+        return "7" * 5_000_000 if is_bad(index) else f"{index}="
+
+
+class PromptDies(Fine):
+    def prompt(self, index: int) -> str:
+        if is_bad(index):
+            os._exit(1)
+        return f"{index}="
+
+
+class Empty(Fine):
+    """Has no prompts."""
+
+    prompts = 0

@@ -7,6 +7,7 @@ from node.coordinator import decisions
 from node.coordinator.accounts import Accounts, Balance, Transaction
 from node.coordinator.admission import Bounds, Learner, Work
 from node.coordinator.decisions import Decision
+from node.coordinator.lease_returns import Released, release
 from node.coordinator.leases import parse_group_id
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -76,17 +77,15 @@ class Desk:
         return [lease.lease_id for lease in grant.leases]
 
     def release(self, sampler_id: str, *lease_ids: str) -> int:
-        released: decisions.Released = self.settle(
-            decisions.release(
-                self.accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=self.now
-            )
+        released: Released = self.settle(
+            release(self.accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=self.now)
         )
         return released.leases
 
     def fail(self, lease_id: str, sampler_id: str = "s1", *, fault: Failure, detail: str = "") -> int:
         failed = (FailedLease(lease_id, fault, detail),)
-        released: decisions.Released = self.settle(
-            decisions.release(self.accounts, sampler_id=sampler_id, lease_ids=(), failed=failed, now=self.now)
+        released: Released = self.settle(
+            release(self.accounts, sampler_id=sampler_id, lease_ids=(), failed=failed, now=self.now)
         )
         return released.leases
 

@@ -81,3 +81,14 @@ def test_only_peers_that_left_are_forgotten_longest_gone_first(
     members.join(peers[0], 6)
     members.expire(7)
     assert len(members.members) == 3
+
+
+def test_what_is_said_once_the_settings_are_known_belongs_to_the_same_join(members: Membership) -> None:
+    members.join(PEER, 0)
+    members.beat(PEER, 1)
+    assert members.join(PEER, 2, completes=True).joins == 1
+    assert state(members) is PeerState.LIVE
+    assert members.join(PEER, 3, completes=True).joins == 2
+    assert state(members) is PeerState.JOINED
+    members.leave(PEER)
+    assert members.join(PEER, 4, completes=True).joins == 3
