@@ -256,7 +256,7 @@ def _arguments() -> argparse.Namespace:
         default=DEFAULT_KINDS,
         help="ways of being bad; default: %(default)s",
     )
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each pair; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each pair; default: %(default)s")
     return parser.parse_args()
 
 

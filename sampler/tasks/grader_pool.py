@@ -1,21 +1,28 @@
 """Several processes of one task, so that a request that hangs holds up no other.
 
-    request --> one is idle: its --> else wait; no one free for a moment: one process more, up to the bound
+    request --> one is idle: its --> else wait until one is
+    a request takes long --> fewer than two others are quick --> one more is started meanwhile, up to a bound
 
 Grading goes before prompts: it finishes work that is held. A task that answers at once is served by one
-process for ever; one that is slow, or hangs, gets as many as are allowed.
+process for ever. What a task has to load at its start is loaded beside its work, not in the way of it.
 """
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from sampler.tasks.grader import Grader, TaskDescription
+from sampler.tasks.grader import Grader, TaskDescription, TaskError
 
-PATIENCE_S: Final = 0.1
-"""Longer than a task that answers at once keeps requests waiting, short against any limit of time."""
+SLOW_S: Final = 0.1
+"""A request that takes longer may hang: longer than a task that answers at once, short against any limit."""
+
+QUICK: Final = 2
+"""Processes, besides those that may hang, that there are to be once one may: one works while one is spare."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,16 @@ class GraderPool:
         most: Processes at most.
     """
 
-    def __init__(self, make: Callable[[], Grader], *, most: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, make: Callable[[], Grader], *, most: int, slow_s: float = SLOW_S) -> None:
         self._make = make
         self._most = most
-        self._patience_s = patience_s
+        self._slow_s = slow_s
         self._graders = [make()]
         self._idle = [0]
+        self._slow: set[int] = set()
+        self._starting: dict[int, asyncio.Task[None]] = {}
         self._gradings: deque[asyncio.Future[int]] = deque()
         self._prompts: deque[asyncio.Future[int]] = deque()
-        self._grown_at_s = -patience_s
         self._is_stateful = False
 
     @property
@@ -68,27 +76,58 @@ class GraderPool:
 
     async def prompt(self, index: int) -> TaskPrompt:
         """Ask for a prompt; see ``Grader.prompt``."""
-        number = await self._take(self._prompts)
-        try:
-            text = await self._graders[number].prompt(index)
-            return TaskPrompt(text, number, self._graders[number].incarnation)
-        finally:
-            self._give(number)
+
+        async def ask(number: int) -> TaskPrompt:
+            grader = self._graders[number]
+            text = await grader.prompt(index)
+            return TaskPrompt(text, number, grader.incarnation)
+
+        return await self._answer(self._prompts, ask)
 
     async def grade(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
         """Return one finite reward per text; see ``Grader.grade``."""
         if self._is_stateful:
-            return await self._graders[prompt.grader].grade(index, texts, incarnation=prompt.incarnation)
-        number = await self._take(self._gradings)
-        try:
+            return await self._grade_where_made(prompt, index, texts)
+
+        async def ask(number: int) -> list[float]:
             return await self._graders[number].grade(index, texts)
-        finally:
-            self._give(number)
+
+        return await self._answer(self._gradings, ask)
 
     async def close(self) -> None:
         """End every process."""
+        starting = tuple(self._starting.values())
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         for grader in self._graders:
             await grader.close()
+
+    async def _grade_where_made(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
+        number = prompt.grader
+        was_idle = number in self._idle
+        if was_idle:
+            self._idle.remove(number)  # no prompt should wait behind this
+        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
+        try:
+            return await self._graders[number].grade(index, texts, incarnation=prompt.incarnation)
+        finally:
+            notice.cancel()
+            self._slow.discard(number)
+            if was_idle:
+                self._give(number)
+
+    async def _answer(
+        self, queue: deque[asyncio.Future[int]], ask: Callable[[int], Awaitable[Answer]]
+    ) -> Answer:
+        number = await self._take(queue)
+        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
+        try:
+            return await ask(number)
+        finally:
+            notice.cancel()
+            self._slow.discard(number)
+            self._give(number)
 
     async def _take(self, queue: deque[asyncio.Future[int]]) -> int:
         if self._idle:
@@ -99,31 +138,41 @@ class GraderPool:
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         queue.append(place)
         try:
-            while not place.done():
-                await asyncio.wait({place}, timeout=self._patience_s)
-                if not place.done() and self._may_grow():
-                    queue.remove(place)
-                    return self._grown()
-            return place.result()
+            return await place
         except asyncio.CancelledError:
-            if place.done():
-                self._give(place.result())
-            else:
+            if place in queue:
                 queue.remove(place)
+            elif not place.cancelled():
+                self._give(place.result())
             raise
 
     def _give(self, number: int) -> None:
-        queue = self._gradings or self._prompts
-        if queue:
-            queue.popleft().set_result(number)
+        for queue in (self._gradings, self._prompts):
+            while queue:
+                place = queue.popleft()
+                if not place.done():
+                    place.set_result(number)
+                    return
+        self._idle.append(number)
+
+    def _note_slow(self, number: int) -> None:
+        self._slow.add(number)
+        running = {n for n, grader in enumerate(self._graders) if grader.is_running}
+        if len((running | self._starting.keys()) - self._slow) >= QUICK:
+            return
+        stopped = next((n for n in self._idle if n not in running), None)
+        if stopped is not None:
+            self._idle.remove(stopped)
+        elif len(self._graders) < self._most:
+            stopped = len(self._graders)
+            self._graders.append(self._make())
         else:
-            self._idle.append(number)
+            return
+        self._starting[stopped] = asyncio.create_task(self._start(stopped))
 
-    def _may_grow(self) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        return len(self._graders) < self._most and now_s >= self._grown_at_s + self._patience_s
-
-    def _grown(self) -> int:
-        self._grown_at_s = asyncio.get_running_loop().time()
-        self._graders.append(self._make())
-        return len(self._graders) - 1
+    async def _start(self, number: int) -> None:
+        # A process that does not start is tried again by the next request, which is told.
+        with contextlib.suppress(TaskError):
+            await self._graders[number].describe()
+        del self._starting[number]
+        self._give(number)

@@ -16,9 +16,7 @@ from sampler.tasks.grader_pool import GraderPool
 async def make() -> AsyncIterator[Callable[..., GraderPool]]:
     made: list[GraderPool] = []
 
-    def make_pool(
-        task: str, *, most: int = 3, wall_limit_s: float = 30, patience_s: float = 0.05
-    ) -> GraderPool:
+    def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
         pool = GraderPool(
             lambda: Grader(
                 f"support.bad_prompts:{task}" if ":" not in task else task,
@@ -28,7 +26,7 @@ async def make() -> AsyncIterator[Callable[..., GraderPool]]:
                 killed=lambda: None,
             ),
             most=most,
-            patience_s=patience_s,
+            slow_s=slow_s,
         )
         made.append(pool)
         return pool
@@ -62,7 +60,7 @@ async def test_what_is_no_task_is_said_at_the_start(
 
 
 async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callable[..., GraderPool]) -> None:
-    pool = make("Fine", patience_s=5.0)
+    pool = make("Fine", slow_s=5.0)
     prompts = await asyncio.gather(*(pool.prompt(index) for index in range(20)))
     assert [prompt.text for prompt in prompts] == [f"{index}=" for index in range(20)]
     rewards = await asyncio.gather(*(pool.grade(prompts[n], n, ["x" * n]) for n in range(20)))
