@@ -154,7 +154,12 @@ class Trainee:
             surprisal_nats=outcome.surprisal_nats,
         )
         return StepLine(
-            at_s=self._clock.now(), report=report, tokens=outcome.tokens, flops=outcome.flops, groups=groups
+            at_s=self._clock.now(),
+            report=report,
+            tokens=outcome.tokens,
+            flops=outcome.flops,
+            groups=groups,
+            clamped_tokens=outcome.clamped_tokens,
         )
 
 

@@ -32,6 +32,7 @@ class Reason(enum.StrEnum):
     FOREIGN_RUN = "foreign_run"
     LAYOUT_MISMATCH = "layout_mismatch"
     TOKENIZER_MISMATCH = "tokenizer_mismatch"
+    TASK_MISMATCH = "task_mismatch"
     NOT_JOINED = "not_joined"
     NAME_IN_USE = "name_in_use"
     FENCED = "fenced"
@@ -62,6 +63,7 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.FOREIGN_RUN: "FAILED_PRECONDITION",
     Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
     Reason.TOKENIZER_MISMATCH: "FAILED_PRECONDITION",
+    Reason.TASK_MISMATCH: "FAILED_PRECONDITION",
     Reason.NOT_JOINED: "FAILED_PRECONDITION",
     Reason.NAME_IN_USE: "ALREADY_EXISTS",
     Reason.FENCED: "FAILED_PRECONDITION",

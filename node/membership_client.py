@@ -61,6 +61,7 @@ FINAL: Final = frozenset(
         Reason.FOREIGN_RUN,
         Reason.LAYOUT_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
+        Reason.TASK_MISMATCH,
         Reason.FENCED,
         Reason.ROLLBACK,
         Reason.LEDGER_BEHIND,
@@ -171,6 +172,7 @@ class MembershipClient:
         self.clock_offset_s = 0.0
         self.joins = 0
         self.longest_lag_versions = 0
+        self._prompts = 0
 
     async def settings(self) -> RunSettings:
         """Wait until the peer has joined and give what the run is like."""
@@ -182,6 +184,29 @@ class MembershipClient:
     def max_staleness_versions(self) -> int | None:
         """The run's staleness bound; None before the peer has joined."""
         return None if self._settings is None else self._settings.max_staleness_versions
+
+    async def tell_prompts(self, prompts: int) -> None:
+        """Say how many prompts the run's task has here, now and at every join to come.
+
+        Raises:
+            RefusedError: for a reason in ``FINAL``: the run's task has another number.
+        """
+        self._prompts = prompts
+        backoff = self._backoff.another()
+        while True:
+            try:
+                await self._call_join()
+            except RefusedError as refused:
+                if refused.reason in FINAL:
+                    raise
+                logger.warning(
+                    "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
+                )
+            except ConnectionLost as lost:
+                logger.warning("connection to the hub lost", extra={"detail": str(lost)})
+            else:
+                return
+            await backoff.wait()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Stay a member until ``stopping``, then say so.
@@ -231,6 +256,15 @@ class MembershipClient:
         return True
 
     async def _join(self, ready: Callable[[], None]) -> None:
+        self._settings = await self._call_join()
+        self.head = self._settings.head or self.head
+        self.joins += 1
+        if not self._joined.is_set():
+            self._joined.set()
+            ready()
+        logger.info("joined", extra={"task": self._settings.task, "joins": self.joins})
+
+    async def _call_join(self) -> RunSettings:
         held = self._state.held()
         request = membership_pb2.JoinRequest(
             run_id=self._member.run_id,
@@ -242,15 +276,9 @@ class MembershipClient:
             held=None if held is None else policy_version_to_wire(held),
             vocabulary_size=self._member.vocabulary_size,
             instance=self._instance,
+            prompts=self._prompts,
         )
-        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
-        self._settings = settings_from_wire(response)
-        self.head = self._settings.head or self.head
-        self.joins += 1
-        if not self._joined.is_set():
-            self._joined.set()
-            ready()
-        logger.info("joined", extra={"task": self._settings.task, "joins": self.joins})
+        return settings_from_wire(await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S))
 
     async def _beat_until_lost(self, stopping: asyncio.Event) -> None:
         if self._settings is None or stopping.is_set():

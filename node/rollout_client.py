@@ -7,10 +7,17 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.failure import FailedLease
 from node.policy import PolicyVersion
 from node.rollout import PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import call
-from node.wire import group_to_wire, lease_from_wire, policy_version_to_wire, verdict_from_wire
+from node.wire import (
+    failed_lease_to_wire,
+    group_to_wire,
+    lease_from_wire,
+    policy_version_to_wire,
+    verdict_from_wire,
+)
 
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""
@@ -44,9 +51,11 @@ class SamplerRolloutClient:
             response.waits_for,
         )
 
-    async def release(self, lease_ids: Sequence[str]) -> int:
-        """Give leases back; answers how many of them were held."""
-        request = rollout_pb2.ReleaseLeasesRequest(lease_ids=lease_ids)
+    async def release(self, lease_ids: Sequence[str], failed: Sequence[FailedLease] = ()) -> int:
+        """Give leases back, unbegun or ``failed``; answers how many of them were held."""
+        request = rollout_pb2.ReleaseLeasesRequest(
+            lease_ids=lease_ids, failed=map(failed_lease_to_wire, failed)
+        )
         response = await call(self._stub.ReleaseLeases, request, timeout_s=CONTROL_TIMEOUT_S)
         return response.released
 

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from node.failure import BadPrompt
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 
@@ -92,3 +93,8 @@ class RunStatus:
     now_s: float
     ledger_gap: str = ""
     """What the learner has done and the ledger does not know, for people; empty: nothing known of."""
+    prompts: int = 0
+    """Of the task; 0 while nobody has said."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    """The newest of those that were abandoned and have not been answered since."""
+    bad_prompts_total: int = 0

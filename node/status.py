@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +61,9 @@ _PIPE_COLUMNS: Final = 1 << 16
 """Wider than any line: 11 columns of at most some hundred characters."""
 
 _REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
+
+_BAD_PROMPTS_SHOWN: Final = 5
+"""Enough to see what is wrong; --json has more."""
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
 
@@ -240,6 +243,7 @@ def _header(status: RunStatus) -> Text:
             ("ledger", _ledger(status.ledger_gap)),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
             ("clocks", _clocks(status.peers)),
+            ("bad", f"\n{'':10}".join(_bad_prompts(status))),
         )
         if value
     )
@@ -258,6 +262,22 @@ def _clocks(peers: Iterable[PeerStatus]) -> str:
         for peer in peers
         if abs(peer.clock_offset_s) >= CLOCKS_APART_S
     )
+
+
+def _bad_prompts(status: RunStatus) -> Iterator[str]:
+    """Yield a line on the prompts that nobody could answer, and one on each of the newest."""
+    if not status.bad_prompts:
+        return
+    of = f" of {status.prompts}" if status.prompts else ""
+    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are passed over for a while"
+    for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
+        retry_s = bad.retry_at_s - status.now_s
+        again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
+        times = "once" if bad.times == 1 else f"{bad.times} times"
+        detail = "".join(filter(str.isprintable, bad.detail))
+        yield f"  prompt {bad.prompt_index}: {bad.reason} {times}, {again}{': ' if detail else ''}{detail}"
+    if status.bad_prompts_total > _BAD_PROMPTS_SHOWN:
+        yield f"  and {status.bad_prompts_total - _BAD_PROMPTS_SHOWN} more; --json has the newest 50"
 
 
 def _step(step: StepReport | None) -> str:

@@ -57,14 +57,18 @@ class SamplerConfig(BaseModel):
     """Task name -> ``package.module:Class``, for tasks that are not built in. Code is only ever named
     here, never by the coordinator."""
 
+    grader_processes: int = Field(default=8, ge=1, le=64)
+    """Most processes that run the task's code: one runs where it answers at once, more where it is slow or
+    hangs. With fewer, prompts that hang hold up good ones; each holds the task's data in memory."""
+
     grader_wall_limit_s: float = Field(default=30.0, gt=0, le=3600)
-    """Time to grade one group; then the grader is killed and the group given up."""
+    """Time to make one prompt, or to grade one group; then the process is killed and the group given up."""
 
     grader_cpu_limit_s: int = Field(default=30, ge=1, le=3600)
-    """CPU time to grade one group; then the kernel ends the grader."""
+    """CPU time for the same; then the kernel ends the process."""
 
     grader_memory_limit_bytes: int = Field(default=2 << 30, ge=64 << 20)
-    """Address space of the grader. Too little and it does not start."""
+    """Address space of each process. Too little and it does not start."""
 
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, what is fetched is logged,

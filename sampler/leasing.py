@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from node.errors import RefusedError
-from node.limits import LEASES_PER_REQUEST
+from node.failure import FailedLease
+from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import PromptLease
 from node.rollout_client import LeaseGrant, SamplerRolloutClient
 from node.rpc.channel import Backoff, ConnectionLost
@@ -17,7 +18,7 @@ from sampler.workload import Workload
 
 logger = logging.getLogger(__name__)
 
-BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner"})
+BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner", "task", "prompts"})
 """Bounds a hub may name; others are not shown, because what waits are for is a closed label."""
 
 TOO_OLD: Final = "policy version"
@@ -26,6 +27,10 @@ TOO_OLD: Final = "policy version"
 SHORTEST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 30.0
 """A hub that says otherwise is not believed."""
+
+FAILURES_IN_A_ROW: Final = 8
+"""Leases given back as failed, without a group in between, after which one lease at a time is tried, after a
+pause: the task is broken here, and this sampler alone should not find all prompts of the run bad."""
 
 
 class Leasing:
@@ -45,9 +50,12 @@ class Leasing:
         self._generation = generation
         self._node_metrics = node_metrics
         self._backoff = Backoff(random)
+        self._failing = Backoff(random, first_s=1.0)
+        self._failures_in_a_row = 0
         self._unwanted: list[str] = []
         self._bound: str | None = None
         """What the last request was refused more for."""
+        self._failed: list[FailedLease] = []
         self._changed = asyncio.Event()
 
     @property
@@ -63,6 +71,21 @@ class Leasing:
         """Give leases back before the next request for more."""
         self._unwanted += lease_ids
         self._changed.set()
+
+    def give_up(self, failed: FailedLease) -> None:
+        """Give a lease back whose prompt could not be answered, before the next request for more."""
+        self._failed.append(failed)
+        self.note_failure()
+
+    def note_failure(self) -> None:
+        """Count an attempt that came to nothing here, whosever fault it is."""
+        self._failures_in_a_row += 1
+        self._changed.set()
+
+    def note_success(self) -> None:
+        """Note that a prompt was answered: the task works here."""
+        self._failures_in_a_row = 0
+        self._failing.reset()
 
     async def run(self, take: Callable[[PromptLease], bool]) -> None:
         """Lease until cancelled.
@@ -81,14 +104,17 @@ class Leasing:
                     await self._backoff.wait()
 
     async def give_back_now(self) -> None:
-        """Give back what is unwanted; what the hub did not hear of expires by itself.
+        """Give back what is unwanted and what has failed.
 
         Raises:
-            RefusedError, ConnectionLost: see ``SamplerRolloutClient``.
+            RefusedError, ConnectionLost: see ``SamplerRolloutClient``; it is tried again the next time, and
+                what the hub never hears of expires by itself.
         """
-        unwanted, self._unwanted = self._unwanted, []
-        if unwanted:
-            await self._client.release(unwanted)
+        unwanted = tuple(self._unwanted[:LEASES_PER_PEER])
+        failed = tuple(self._failed[: LEASES_PER_PEER - len(unwanted)])
+        if unwanted or failed:
+            await self._client.release(unwanted, failed)
+            del self._unwanted[: len(unwanted)], self._failed[: len(failed)]
 
     async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
         with self._node_metrics.waiting(TOO_OLD):
@@ -97,6 +123,10 @@ class Leasing:
         if not room:
             await self._changed.wait()
             return
+        if self._failures_in_a_row >= FAILURES_IN_A_ROW:
+            with self._node_metrics.waiting("task that works"):
+                await self._failing.wait()
+            room = 1
         # On a far line most of a wait for leases is spent asking again.
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
             grant = await self._client.lease(room, served)

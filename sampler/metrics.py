@@ -6,6 +6,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from node.failure import FAULTS, Failure
+
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
@@ -16,9 +18,9 @@ class Dropped(enum.StrEnum):
     LOST = "lost"
     """The hub gave the lease to somebody else."""
     REFUSED = "refused"
-    """The prompt cannot be sampled here, or the hub refuses to hear of the group."""
+    """The prompt cannot be had or sampled, or the hub refuses to hear of the group."""
     UNGRADED = "ungraded"
-    """The grader raised or was killed."""
+    """The grader raised or was killed, or does not start."""
     DOUBTFUL = "doubtful"
     """The policy it was drawn from may be no version at all."""
     STOPPING = "stopping"
@@ -47,8 +49,14 @@ class SamplerMetrics:
         self.dropped_groups = counter(
             "dropped_groups", "Groups that were leased and not handed in.", "reason"
         )
+        self._prompt_faults = counter(
+            "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
+        )
+        self.prompt_seconds = histogram(
+            "prompt_seconds", "From a lease to its prompt, waits for a grader included.", _GROUP_BUCKETS_S
+        )
         self.group_seconds = histogram(
-            "group_seconds", "From the lease of a group to its last token.", _GROUP_BUCKETS_S
+            "group_seconds", "From the first token of a group to its last.", _GROUP_BUCKETS_S
         )
         self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Graders killed at a limit or found dead.")
@@ -69,19 +77,37 @@ class SamplerMetrics:
             "starving_seconds", "Time for which newer versions have been there and none was taken."
         )
         self.repairs = counter("repairs", "Times the held policy was found to be another than signed.")
+        self._unbegun = gauge(
+            "unbegun_groups", "Leases whose prompts are being made or wait for a place in the engine."
+        )
+        self._graders = gauge("grader_processes", "Processes that make prompts and grade.")
+        self._grader_queue = gauge("grader_queue_requests", "Prompts and gradings that no process works on.")
         self._outbox = gauge("outbox_groups", "Graded groups not yet handed in.")
         self._leases = gauge("running_leases", "Leases worked on, from prompt to handing in.")
         self._age = gauge("policy_age_seconds", "Time since the held version was published, by two clocks.")
 
+        for fault in FAULTS:
+            self._prompt_faults.labels(fault)
+
+    def count_prompt_fault(self, fault: Failure) -> None:
+        self._prompt_faults.labels(fault).inc()
+
+    def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
+        """Read these whenever the metrics are collected."""
+        self._graders.set_function(processes)
+        self._grader_queue.set_function(queue)
+
     def watch(
         self,
         *,
+        unbegun: Callable[[], float],
         outbox: Callable[[], float],
         leases: Callable[[], float],
         policy_age_s: Callable[[], float],
         starving_s: Callable[[], float],
     ) -> None:
-        """Read these whenever the metrics are collected."""
+        """Likewise."""
+        self._unbegun.set_function(unbegun)
         self._outbox.set_function(outbox)
         self._leases.set_function(leases)
         self._age.set_function(policy_age_s)

@@ -38,8 +38,9 @@ from sampler.policy_disk import PolicyDisk
 from sampler.policy_sync import PolicySync
 from sampler.rollouts import Rollouts
 from sampler.tasks.grader import Grader
+from sampler.tasks.grader_pool import GraderPool
 from sampler.uploader import Uploader
-from sampler.workload import Stage, Workload
+from sampler.workload import UNBEGUN, Stage, Workload
 
 BULK_CONNECTIONS: Final = 8
 """For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
@@ -185,18 +186,22 @@ async def build(context: RoleContext) -> list[Service]:
         uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
         workload=workload,
         custom_tasks=config.custom_tasks,
-        make_grader=lambda path: Grader(
-            path,
-            wall_limit_s=config.grader_wall_limit_s,
-            cpu_limit_s=config.grader_cpu_limit_s,
-            memory_limit_bytes=config.grader_memory_limit_bytes,
-            killed=metrics.grader_kills.inc,
+        make_graders=lambda path: GraderPool(
+            lambda: Grader(
+                path,
+                wall_limit_s=config.grader_wall_limit_s,
+                cpu_limit_s=config.grader_cpu_limit_s,
+                memory_limit_bytes=config.grader_memory_limit_bytes,
+                killed=metrics.grader_kills.inc,
+            ),
+            most=config.grader_processes,
         ),
         flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
         metrics=metrics,
         clock=clock,
     )
     metrics.watch(
+        unbegun=lambda: workload.count(*UNBEGUN),
         outbox=lambda: workload.count(Stage.OUTBOX),
         leases=lambda: len(workload),
         policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),

@@ -1,21 +1,24 @@
 """Leases in, groups out: what a sampler is for.
 
-    lease --> render --> generate --> grade --> outbox --> hub
-      ^                                                     |
-      `---- room: nothing is taken that could not be kept --'
+    lease --> prompt --> generate --> grade --> outbox --> hub
+      ^         '---- bad ----+---------'                  ^
+      |                       '--> given back, with why ---+
+      `---- room: nothing is taken that could not be kept -'
 
-It never waits for weights: the engine samples from the newest version handed over. While the hub is
-away it goes on with the leases it has and keeps what is finished. When stopping it takes no more
-leases, gives back those still generating and hands in what is finished.
+It never waits for weights: the engine samples from the newest version handed over. Nor for a task: prompts
+are made ahead, in other processes. While the hub is away it goes on with the leases it has and keeps what is
+finished. When stopping it takes no more leases, gives back what is not generated, hands in what is finished.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from node.clock import Clock
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError, StartupError
+from node.failure import FailedLease, Failure
 from node.membership_client import GroupVerdict, MembershipClient
 from node.rollout import Completion, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
@@ -25,10 +28,11 @@ from sampler.generation import Generation
 from sampler.group_tally import GroupTally
 from sampler.leasing import Leasing
 from sampler.metrics import Dropped, SamplerMetrics
-from sampler.tasks.base import Task, import_path, load_task
-from sampler.tasks.grader import Grader, GradingError
+from sampler.tasks.base import import_path, unusable
+from sampler.tasks.grader import TaskDescription, TaskError, TaskUnusableError
+from sampler.tasks.grader_pool import GraderPool
 from sampler.uploader import Uploader
-from sampler.workload import Job, Stage, Workload
+from sampler.workload import UNFINISHED, Job, Prompt, Stage, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ class Rollouts:
         uploader: Uploader,
         workload: Workload,
         custom_tasks: Mapping[str, str],
-        make_grader: Callable[[str], Grader],
+        make_graders: Callable[[str], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
         clock: Clock,
@@ -58,7 +62,7 @@ class Rollouts:
 
         Args:
             custom_tasks: Task name -> import path, beside the built-in ones.
-            make_grader: Makes the grader of a task from its import path.
+            make_graders: Makes the graders of a task from its import path.
             flush_timeout_s: How long a stopping sampler tries to hand in what is finished.
         """
         self._engine = engine
@@ -69,7 +73,7 @@ class Rollouts:
         self._uploader = uploader
         self._workload = workload
         self._custom_tasks = custom_tasks
-        self._make_grader = make_grader
+        self._make_graders = make_graders
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._clock = clock
@@ -77,11 +81,13 @@ class Rollouts:
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the work on leases the hub has given to others."""
-        self._drop(self._workload.drop_generating(lease_ids), Dropped.LOST)
+        self._drop(self._workload.drop(UNFINISHED, lease_ids), Dropped.LOST)
 
     def forget_doubtful(self) -> None:
         """Drop everything generating: the policy it is drawn from may be no version at all."""
-        self._give_up(Dropped.DOUBTFUL)
+        dropped = self._workload.drop({Stage.GENERATING})
+        self._drop(dropped, Dropped.DOUBTFUL)
+        self._leasing.give_back(dropped)
 
     def note_verdict(self, verdict: GroupVerdict) -> None:
         """Count what the learner says of a group that was handed in."""
@@ -95,42 +101,58 @@ class Rollouts:
         """Sample until ``stopping``, then hand in what is finished.
 
         Raises:
-            ConfigError: this sampler does not know the run's task.
+            ConfigError: this sampler does not know the run's task, or it is none.
+            StartupError: the task does not start.
+            RefusedError: TASK_MISMATCH; the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
         path = import_path(settings.task, self._custom_tasks)
-        task = await asyncio.to_thread(load_task, path)
-        grader = self._make_grader(path)
+        graders = self._make_graders(path)
+        self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
-            await self._sample(_Work(settings.task, task, grader), ready, stopping)
+            description = await _started(graders, path)
+            await run_until(stopping, self._membership.tell_prompts(description.prompts))
+            await self._sample(_Work(settings.task, description.prompts, graders), ready, stopping)
         finally:
-            await grader.close()
+            await graders.close()
 
     async def _sample(self, work: "_Work", ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        preparing: set[asyncio.Task[None]] = set()
         grading: set[asyncio.Task[None]] = set()
 
+        def start(step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+            task = tasks.create_task(step)
+            among.add(task)
+            task.add_done_callback(among.discard)
+
         def take(lease: PromptLease) -> bool:
-            return self._take(lease, work)
+            if not self._takes(lease, work):
+                return False
+            self._workload.take(lease, now=self._clock.now())
+            start(self._prepare(lease, work), preparing)
+            return True
 
         def grade(finished: FinishedRequest) -> None:
-            job = self._workload.advance(finished.request_id, Stage.GRADING)
-            self._leasing.notice_change()
+            job = self._workload.finish(finished.request_id, now=self._clock.now())
+            self._begin_ready()
             if job is not None:
-                graded = tasks.create_task(self._grade(job, finished, work))
-                grading.add(graded)
-                graded.add_done_callback(grading.discard)
+                start(self._grade(job, finished, work), grading)
 
         async with asyncio.TaskGroup() as tasks:
             generating = tasks.create_task(self._generation.run(finished=grade, refused=self._refuse))
             uploading = tasks.create_task(self._uploader.run(self._settle))
             ready()
             await run_until(stopping, self._leasing.run(take))
+            for task in preparing:
+                task.cancel()
             await self._finish(grading)
             generating.cancel()
             uploading.cancel()
 
     async def _finish(self, grading: set[asyncio.Task[None]]) -> None:
-        self._give_up(Dropped.STOPPING)
+        dropped = self._workload.drop(UNFINISHED)
+        self._drop(dropped, Dropped.STOPPING)
+        self._leasing.give_back(dropped)
         try:
             async with asyncio.timeout(self._flush_timeout_s):
                 await self._give_back()
@@ -151,35 +173,60 @@ class Rollouts:
         except (ConnectionLost, RefusedError) as error:
             logger.warning("leases not given back, they will expire", extra={"detail": str(error)})
 
-    def _take(self, lease: PromptLease, work: "_Work") -> bool:
-        if lease.task != work.task_name or not 0 <= lease.prompt_index < work.task.prompts:
-            logger.warning(
-                "lease for another task",
-                extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
+    def _takes(self, lease: PromptLease, work: "_Work") -> bool:
+        if lease.task == work.task_name and 0 <= lease.prompt_index < work.prompts:
+            return True
+        logger.warning(
+            "lease for another task",
+            extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
+        )
+        self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+        self._leasing.give_back([lease.lease_id])
+        return False
+
+    async def _prepare(self, lease: PromptLease, work: "_Work") -> None:
+        """Have the prompt made, once, and encoded: in a thread, because a long one takes a while."""
+        try:
+            with self._metrics.prompt_seconds.time():
+                made = await work.graders.prompt(lease.prompt_index)
+        except TaskError as error:
+            self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
+            return
+        token_ids = await asyncio.to_thread(self._engine.encode, made.text)
+        if not len(token_ids):
+            self._fail(lease.lease_id, Failure.PROMPT_FAILED, "a prompt without tokens", Dropped.REFUSED)
+            return
+        self._workload.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
+        self._begin_ready()
+
+    def _begin_ready(self) -> None:
+        """Begin generating as far as there are prompts and places."""
+        while (job := self._workload.begin_next(now=self._clock.now())) is not None:
+            assert job.prompt is not None, "it is ready"
+            lease = job.lease
+            self._generation.add(
+                GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
             )
-            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
-            self._leasing.give_back([lease.lease_id])
-            return False
-        self._workload.take(lease, now=self._clock.now())
-        prompt = self._engine.encode(work.task.prompt(lease.prompt_index))
-        self._generation.add(GenerationRequest(lease.lease_id, prompt, lease.group_size, lease.sampling))
-        return True
+        self._leasing.notice_change()
 
     def _refuse(self, lease_id: str, refused: RefusedError) -> None:
-        logger.warning("prompt refused", extra={"lease_id": lease_id, "detail": str(refused)})
-        self._abandon(lease_id, Dropped.REFUSED)
+        is_too_long = refused.reason is Reason.OVER_LIMIT
+        fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
+        self._fail(lease_id, fault, str(refused), Dropped.REFUSED)
+        self._begin_ready()
 
     async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
+        assert job.prompt is not None, "it was generated from"
         finished_at_s = self._clock.now()
-        self._metrics.group_seconds.observe(finished_at_s - job.started_at_s)
+        self._metrics.group_seconds.observe(finished_at_s - job.at_s)
         texts = [self._engine.decode(completion.token_ids) for completion in finished.completions]
         try:
             with self._metrics.grade_seconds.time():
-                rewards = await work.grader.grade(job.lease.prompt_index, texts)
-        except GradingError as error:
-            logger.warning("group not graded", extra={"group_id": job.lease.lease_id, "detail": str(error)})
-            self._abandon(job.lease.lease_id, Dropped.UNGRADED)
+                rewards = await work.graders.grade(job.prompt.made, job.lease.prompt_index, texts)
+        except TaskError as error:
+            self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
             return
+        self._leasing.note_success()
         # One offset for all three stamps: their differences are this clock's alone.
         offset_s = self._membership.clock_offset_s
         group = RolloutGroup(
@@ -189,11 +236,11 @@ class Rollouts:
             tokenizer_digest=self._engine.tokenizer_digest,
             task=job.lease.task,
             prompt_index=job.lease.prompt_index,
-            prompt_token_ids=self._engine.encode(work.task.prompt(job.lease.prompt_index)),
+            prompt_token_ids=job.prompt.token_ids,
             completions=_completions(finished, rewards),
             sampling=job.lease.sampling,
             logprob_mode=LogprobMode.SAMPLED,
-            sampling_started_at_s=job.started_at_s + offset_s,
+            sampling_started_at_s=job.at_s + offset_s,
             sampling_finished_at_s=finished_at_s + offset_s,
             graded_at_s=self._clock.now() + offset_s,
         )
@@ -227,20 +274,32 @@ class Rollouts:
             },
         )
 
-    def _abandon(self, lease_id: str, reason: Dropped) -> None:
-        self._workload.settle(lease_id)
+    def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
+        """Give a lease back that cannot be answered; without a ``fault`` that is not the prompt's doing."""
+        job = self._workload.settle(lease_id)
+        if job is None:
+            return
         self._metrics.dropped_groups.labels(reason).inc()
-        self._leasing.give_back([lease_id])
-
-    def _give_up(self, reason: Dropped) -> None:
-        dropped = self._workload.drop_generating()
-        self._drop(dropped, reason)
-        self._leasing.give_back(dropped)
+        logger.warning(
+            "lease not answered",
+            extra={
+                "lease_id": lease_id,
+                "prompt_index": job.lease.prompt_index,
+                "fault": "none of the prompt's" if fault is None else fault,
+                "detail": detail,
+            },
+        )
+        if fault is None:
+            self._leasing.give_back([lease_id])
+            self._leasing.note_failure()
+        else:
+            self._metrics.count_prompt_fault(fault)
+            self._leasing.give_up(FailedLease(lease_id, fault, detail))
 
     def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
         self._generation.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
-        self._leasing.notice_change()
+        self._begin_ready()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +307,20 @@ class _Work:
     """What every lease of a run is about."""
 
     task_name: str
-    task: Task
-    grader: Grader
+    prompts: int
+    graders: GraderPool
+
+
+async def _started(graders: GraderPool, path: str) -> TaskDescription:
+    try:
+        return await graders.start()
+    except TaskUnusableError as error:
+        raise unusable(path, str(error)) from error
+    except TaskError as error:
+        raise StartupError(
+            f"the task {path} does not start: {error}",
+            fix="Raise sampler.grader_memory_limit_bytes, or see what the task does when it is imported.",
+        ) from error
 
 
 def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[Completion, ...]:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sampler.tasks.addition import AdditionTask
-
 COORDINATOR: Final = "coordinator"
 LEARNER: Final = "learner"
 NEAR: Final = "sampler-1"
@@ -113,7 +111,6 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
                 "listen": f"127.0.0.1:{ports.members}",
                 "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
                 "task": "addition",
-                "prompts": AdditionTask.prompts,
                 "prompt_seed": plan.seed,
                 "group_size": GROUP_SIZE,
                 "batch_groups": BATCH_GROUPS,

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from node.coordinator.admission import Learner, Load
 from node.coordinator.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.leases import UNTRAINED, Slot, SlotBook, SlotState
+from node.coordinator.prompt_book import PromptBook
+from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import Announced, VersionLog
+from node.failure import BadPrompt
 from node.rollout import Verdict
 from node.run import StepRecord
 
@@ -44,6 +47,11 @@ class Transaction:
     announced: tuple[Announced, ...] = ()
     generation: Generation | None = None
     """One that is known already, with what was lost before it."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    """Prompts whose slots among ``slots`` are abandoned."""
+    lifted_prompts: tuple[int, ...] = ()
+    """Prompts that were bad and have been answered."""
+    task: TaskSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +80,38 @@ class Balance:
     accepts_loss: bool = False
     """Whether an operator has accepted what was lost before the newest generation, and nobody has said yet
     how much that was."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    task: TaskSize | None = None
 
 
 class Accounts:
     """The sum of all transactions of a run."""
 
-    def __init__(self, balance: Balance, *, prompts: int, seed: int, lease_ttl_s: float, now: float) -> None:
+    def __init__(
+        self,
+        balance: Balance,
+        *,
+        task: str,
+        prompts: int | None,
+        seed: int,
+        lease_ttl_s: float,
+        prompt_retry_s: float,
+        now: float,
+    ) -> None:
+        """Begin with what the ledger holds.
+
+        Args:
+            task: The run's.
+            prompts: Of the task, as configured; None: as the ledger has it, or as the first sampler says.
+            prompt_retry_s: See ``PromptBook``.
+        """
+        is_same_task = balance.task is not None and balance.task.name == task
+        self.task = balance.task if is_same_task else None
+        """The size of the task as a sampler has confirmed it; None before."""
+        known = prompts if prompts is not None or self.task is None else self.task.prompts
+        self.prompts = PromptBook(balance.bad_prompts, retry_s=prompt_retry_s)
         self.book = SlotBook(
-            prompts=prompts,
+            prompts=known,
             seed=seed,
             lease_ttl_s=lease_ttl_s,
             slots=balance.slots,
@@ -151,6 +183,10 @@ class Accounts:
             self.learner = transaction.learner
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
+        self.prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        if transaction.task is not None:
+            self.task = transaction.task
+            self.book.prompts = transaction.task.prompts
         self.versions.add(transaction.announced)
 
     def load(self) -> Load:

@@ -17,9 +17,14 @@ class CoordinatorConfig(BaseModel):
 
     task: str = Field(min_length=1, max_length=200)
     """Name of the task that samplers render prompts with and grade by; one of theirs, built in or custom."""
-    prompts: int = Field(ge=1, le=1 << 40)
-    """Number of prompts the task has. Each is leased once per epoch; more than the task has
-    makes samplers give leases back."""
+    prompts: int | None = Field(default=None, ge=1, le=1 << 40)
+    """Number of prompts the task has; each is leased once per epoch. Unset: what the first sampler says, kept
+    in the ledger from then on. A sampler whose task has another number is refused. Changing it in mid-run
+    reorders what is to come."""
+    prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
+    """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
+    hangs); doubled each time it fails again, up to a day. A group that comes after all ends that. Shorter
+    spends more on prompts that stay bad; 0, with a restart, brings them all back when the task was mended."""
     prompt_seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seed of the order of prompts within each epoch. Changing it in mid-run reorders what is to come."""
     group_size: int = Field(default=8, ge=2, le=limits.GROUP_COMPLETIONS)

@@ -11,6 +11,7 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Learner, Work, capacity, objection
 from node.coordinator.leases import Slot, SlotState, Standing, group_id, parse_group_id
+from node.coordinator.task_size import agreed_size
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER
@@ -67,6 +68,7 @@ def lease(
     wanted: int,
     held: PolicyVersion | None,
     ttl_s: float,
+    now: float,
 ) -> Decision[Grant]:
     """Grant as many of ``wanted`` leases as every bound allows.
 
@@ -79,13 +81,22 @@ def lease(
         return Decision(Grant((), 2.0, "learner" if learner is None else waits_for))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(Grant((), 1.0, "policy version"))
+    if accounts.book.prompts is None:
+        return Decision(Grant((), 1.0, "task"))
+    if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
+        return Decision(Grant((), 1.0, "prompts"))
     room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.book.open_slots.values()
     )
     granted = min(wanted, room.groups, LEASES_PER_PEER - running)
-    slots = accounts.book.grant(sampler_id, granted)
+    slots = accounts.book.grant(
+        sampler_id,
+        granted,
+        now=now,
+        is_aside=lambda prompt_index: accounts.prompts.is_aside(prompt_index, now=now),
+    )
     leases = tuple(
         PromptLease(
             lease_id=group_id(slot.number, slot.granted),
@@ -96,10 +107,12 @@ def lease(
             ttl_s=ttl_s,
         )
         for slot in slots
+        if slot.state is SlotState.LEASED
     )
-    if granted == wanted:
+    if len(leases) == wanted:
         return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
-    return Decision(Grant(leases, 0.5 if leases else 1.0, room.bound), Transaction(slots=slots))
+    bound = room.bound if len(leases) == granted else "prompts"
+    return Decision(Grant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
 
 
 def unconfirmed(accounts: Accounts) -> str:
@@ -136,7 +149,13 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        transaction = Transaction(slots=slots, stored=stored, verdicts=((sampler_id, verdict),))
+        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.prompts
+        transaction = Transaction(
+            slots=slots,
+            stored=stored,
+            verdicts=((sampler_id, verdict),),
+            lifted_prompts=(slot.prompt_index,) if slot is not None and is_answered else (),
+        )
         return Decision(Submitted(verdict, detail), transaction)
 
     parsed = parse_group_id(name)
@@ -167,6 +186,26 @@ def submission(
         raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
     stored = StoredGroup(*parsed, sampler_id, now, data)
     return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+
+
+def sampler_joins(
+    accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
+) -> Decision[None]:
+    """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    Raises:
+        RefusedError: TASK_MISMATCH.
+    """
+    if not prompts:
+        return Decision(None)
+    size = agreed_size(
+        accounts.task, task=task, configured=configured, prompts=prompts, sampler_id=sampler_id
+    )
+    if size is None:
+        return Decision(None)
+    # Where the task is another one, so are its prompts.
+    lifted = tuple(bad.prompt_index for bad in accounts.prompts.newest(len(accounts.prompts)))
+    return Decision(None, Transaction(task=size, lifted_prompts=lifted))
 
 
 def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
@@ -200,7 +239,8 @@ def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
     slots = accounts.book.expire(now)
-    return Decision(len(slots), Transaction(slots=slots))
+    bad = accounts.prompts.entries(slots, details={}, now=now)
+    return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
 
 
 def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:

@@ -4,9 +4,14 @@ A slot is one intended use of one prompt. It has attempts; the first attempt sub
 
     available --grant--> leased --submit--> spooled --accept--> accepted --train--> trained
         ^                  |                   |                    |
-        |---expire/release-'                   |                    |
+        |--expire/release/fail                 |                    |
         |-----------------refuse---------------'--------------------'
-        '-- after the fifth failed attempt, instead: abandoned
+        '-- once too many attempts have failed, instead: abandoned
+
+    skipped: its turn came while its prompt was aside; never leased
+
+A lease that is released was not begun, and leaves no trace; one that fails was a try at the prompt, and
+counts. A slot with a failed attempt waits a while before it is leased again, and longer for who failed.
 
 Lost is a slot that may have been trained on without the ledger knowing: it was open in a backup that
 was restored, or the learner says that it had the group before. It is never leased again.
@@ -21,16 +26,39 @@ full term, because nobody could renew it meanwhile.
 
 import enum
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.generations import LostSlots
 from node.coordinator.prompt_order import prompt_of_slot
+from node.failure import FAULTS, Failure
 
 MAX_ATTEMPTS: Final = 5
-"""Attempts a slot may lose to refusals and expiries: a prompt that kills every sampler, or whose
-groups nobody accepts, must not go round for ever. Leases given back do not count."""
+"""Attempts a slot may lose, to whatever: a prompt that kills every sampler, or whose groups nobody accepts,
+must not go round for ever. Leases that were given back unbegun do not count."""
+
+MAX_FAULTS: Final = 2
+"""Attempts a slot may lose to faults that a sampler found: one may be the sampler's own, two are the
+prompt's."""
+
+FINAL_FAULTS: Final = frozenset(
+    {Failure.PROMPT_TOO_LONG, Failure.PROMPT_TIMED_OUT, Failure.GRADING_TIMED_OUT}
+)
+"""Faults of which one is enough. Too long is too long for everybody. What timed out has held a process for
+as long as it may; the prompt is tried again when it comes back, and not at once at the same price."""
+
+FIRST_RETRY_S: Final = 1.0
+"""Until a slot with one fault is leased again; twice as long after each further one."""
+
+SAME_SAMPLER_S: Final = 10.0
+"""How much longer the sampler waits that had the fault: meanwhile others, where there are any, take it."""
+
+SUSPECTS_PER_GRANT: Final = 4
+"""One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
+
+SKIPS_PER_GRANT: Final = 1024
+"""Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
 
 _GROUP_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.([1-9][0-9]{0,8})")
 
@@ -45,9 +73,10 @@ class SlotState(enum.StrEnum):
     TRAINED = "trained"
     ABANDONED = "abandoned"
     LOST = "lost"
+    SKIPPED = "skipped"
 
 
-SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST})
+SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED})
 UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
 
 
@@ -59,6 +88,8 @@ class Attempt:
     holder: str
     is_submitted: bool = False
     """Whether its group arrived: whatever arrives under this id from now on is a duplicate."""
+    failure: Failure | None = None
+    """Why it came to nothing; an expired one may still win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +109,15 @@ class Slot:
     def lease(self) -> Attempt | None:
         """The attempt that is running."""
         return self.attempts[-1] if self.state is SlotState.LEASED else None
+
+    @property
+    def last_failure(self) -> Failure | None:
+        """Why its newest failed attempt came to nothing."""
+        return next((a.failure for a in reversed(self.attempts) if a.failure is not None), None)
+
+    def had_fault(self, holder: str | None = None) -> bool:
+        """Whether a sampler, or this one, found a fault with its prompt."""
+        return any(a.failure in FAULTS and holder in (None, a.holder) for a in self.attempts)
 
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
@@ -125,7 +165,7 @@ class SlotBook:
     def __init__(
         self,
         *,
-        prompts: int,
+        prompts: int | None,
         seed: int,
         lease_ttl_s: float,
         slots: Collection[Slot] = (),
@@ -137,15 +177,18 @@ class SlotBook:
         """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run.
 
         Args:
+            prompts: Of the task; None while nobody has said: nothing new is leased until ``prompts`` is set.
             next_slot: number of the next slot to be leased for the first time.
             lost: slots that are never leased again although nobody knows what became of them.
         """
-        self._prompts = prompts
+        self.prompts = prompts
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
         self._open: dict[int, Slot] = {}
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled or {})
         self._deadline_s: dict[int, float] = {}
+        self._retry_at_s: dict[int, float] = {}
+        """Of slots that are available and had a fault. As deadlines, in memory only."""
         self._lost = lost or LostSlots()
         # Within a generation numbers have no gaps; a new one begins higher than there are slots.
         self._next_slot = max(next_slot, sum(self._counts.values()) + len(slots))
@@ -196,17 +239,23 @@ class SlotBook:
         if entry is None:
             return Standing.DUPLICATE
         named = entry.attempt(attempt)
-        if named is None or named.holder != holder:
+        if named is None or named.holder != holder or named.failure in FAULTS:
             return Standing.NEVER_GRANTED
         if named.is_submitted or entry.state in UNTRAINED:
             return Standing.DUPLICATE
         return Standing.WANTED
 
-    def grant(self, holder: str, wanted: int) -> tuple[Slot, ...]:
-        """Lease ``wanted`` slots: those up for another attempt first, oldest first."""
-        again = [slot for _, slot in sorted(self._open.items()) if slot.state is SlotState.AVAILABLE][:wanted]
-        fresh = (self._fresh(self._next_slot + place) for place in range(wanted - len(again)))
-        return tuple(
+    def grant(
+        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool] = lambda _: False
+    ) -> tuple[Slot, ...]:
+        """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
+
+        Args:
+            is_aside: Whether a prompt is to be passed over; its slot is then SKIPPED, and among the answer.
+        """
+        again = list(self._up_again(holder, wanted, now=now))
+        fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), is_aside))
+        leased = (
             replace(
                 slot,
                 state=SlotState.LEASED,
@@ -214,7 +263,9 @@ class SlotBook:
                 attempts=(*slot.attempts, Attempt(slot.granted + 1, holder)),
             )
             for slot in (*again, *fresh)
+            if slot.state is SlotState.AVAILABLE
         )
+        return (*leased, *(slot for slot in fresh if slot.state is SlotState.SKIPPED))
 
     def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
         """Give back those of the leases that ``holder`` holds."""
@@ -223,6 +274,18 @@ class SlotBook:
             for slot in (self._leased(lease_id, holder) for lease_id in dict.fromkeys(lease_ids))
             if slot is not None
         )
+
+    def failed(self, holder: str, lease_id: str, fault: Failure, *, is_last: bool) -> Slot | None:
+        """Note that ``holder`` could not answer a lease; None where it does not hold it.
+
+        Args:
+            is_last: Whether the slot gets no other attempt, however many it has left.
+        """
+        slot = self._leased(lease_id, holder)
+        if slot is None:
+            return None
+        failed = _reopened(_marked_failed(slot, slot.granted, fault))
+        return replace(failed, state=SlotState.ABANDONED) if is_last else failed
 
     def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
         """Give the leases a full term from ``now``; name those whose work is in vain.
@@ -241,9 +304,8 @@ class SlotBook:
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
         return tuple(
-            _reopened(self._open[number])
-            for number, deadline_s in self._deadline_s.items()
-            if deadline_s <= now
+            _reopened(_marked_failed(slot, slot.granted, Failure.EXPIRED))
+            for slot in (self._open[n] for n, deadline_s in self._deadline_s.items() if deadline_s <= now)
         )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
@@ -254,7 +316,7 @@ class SlotBook:
     def spent(self, slot: int, attempt: int) -> Slot:
         """Note that a WANTED attempt brought a group nobody can use."""
         was = self._open[slot]
-        entry = _marked_submitted(was, attempt)
+        entry = _marked_failed(_marked_submitted(was, attempt), attempt, Failure.REFUSED)
         is_running = was.lease is not None and was.lease.number == attempt
         return _reopened(entry) if is_running else entry
 
@@ -270,7 +332,7 @@ class SlotBook:
         entry = self._open.get(slot)
         if entry is None or entry.state not in UNTRAINED or entry.winner != attempt:
             return None
-        return _reopened(entry)
+        return _reopened(_marked_failed(entry, attempt, Failure.REFUSED))
 
     def lost(self, slot: int, attempt: int) -> Slot | None:
         """Give a slot up whose group was trained on before; None where the group is not in play."""
@@ -294,7 +356,7 @@ class SlotBook:
             elif number in self._lost:
                 lost.append(name)
                 found[number] = replace(
-                    self._fresh(number), state=SlotState.TRAINED, granted=attempt, winner=attempt
+                    self._unused(number), state=SlotState.TRAINED, granted=attempt, winner=attempt
                 )
             elif entry is None:
                 doubled.append(name)
@@ -326,13 +388,47 @@ class SlotBook:
                 self._lost.add(slot.number)
             if slot.state not in SETTLED:
                 self._open[slot.number] = slot
+            self._retry_at_s.pop(slot.number, None)
+            if slot.state is SlotState.AVAILABLE and slot.last_failure in FAULTS:
+                self._retry_at_s[slot.number] = now + FIRST_RETRY_S * 2 ** (_faults(slot) - 1)
             if slot.lease is None:
                 self._deadline_s.pop(slot.number, None)
             elif before is None or before.lease != slot.lease:
                 self._deadline_s[slot.number] = now + self._lease_ttl_s
 
-    def _fresh(self, number: int) -> Slot:
-        prompt_index = prompt_of_slot(number, prompts=self._prompts, seed=self._seed)
+    def _up_again(self, holder: str, wanted: int, *, now: float) -> Iterator[Slot]:
+        suspects = max(1, wanted // SUSPECTS_PER_GRANT)
+        for _, slot in sorted(self._open.items()):
+            if wanted <= 0:
+                return
+            if slot.state is not SlotState.AVAILABLE:
+                continue
+            if slot.had_fault():
+                retry_at_s = self._retry_at_s.get(slot.number, now)
+                retry_at_s += SAME_SAMPLER_S if slot.had_fault(holder) else 0.0
+                if not suspects or retry_at_s > now:
+                    continue
+                suspects -= 1
+            wanted -= 1
+            yield slot
+
+    def _fresh(self, wanted: int, is_aside: Callable[[int], bool]) -> Iterator[Slot]:
+        number, skips = self._next_slot, 0
+        while wanted > 0 and skips < SKIPS_PER_GRANT:
+            slot = self._unused(number)
+            if is_aside(slot.prompt_index):
+                skips += 1
+                yield replace(slot, state=SlotState.SKIPPED)
+            else:
+                wanted -= 1
+                yield slot
+            number += 1
+
+    def _unused(self, number: int) -> Slot:
+        # Nothing is leased before the prompts are counted; the prompt of a lost slot is for people only.
+        prompt_index = (
+            0 if self.prompts is None else prompt_of_slot(number, prompts=self.prompts, seed=self._seed)
+        )
         return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
 
     def _leased(self, lease_id: str, holder: str) -> Slot | None:
@@ -355,6 +451,16 @@ def _marked_submitted(slot: Slot, number: int) -> Slot:
     return replace(slot, attempts=tuple(attempts))
 
 
+def _marked_failed(slot: Slot, number: int, failure: Failure) -> Slot:
+    attempts = (replace(a, failure=failure) if a.number == number else a for a in slot.attempts)
+    return replace(slot, attempts=tuple(attempts))
+
+
+def _faults(slot: Slot) -> int:
+    return sum(attempt.failure in FAULTS for attempt in slot.attempts)
+
+
 def _reopened(slot: Slot) -> Slot:
-    state = SlotState.AVAILABLE if len(slot.attempts) < MAX_ATTEMPTS else SlotState.ABANDONED
-    return replace(slot, state=state, winner=0)
+    is_hopeless = any(attempt.failure in FINAL_FAULTS for attempt in slot.attempts)
+    is_lost = is_hopeless or _faults(slot) >= MAX_FAULTS or len(slot.attempts) >= MAX_ATTEMPTS
+    return replace(slot, state=SlotState.ABANDONED if is_lost else SlotState.AVAILABLE, winner=0)

@@ -21,8 +21,11 @@ from node.coordinator.admission import Learner
 from node.coordinator.generations import Generation
 from node.coordinator.leases import SETTLED, UNTRAINED, Attempt, Slot, SlotState
 from node.coordinator.ledger_lock import LedgerLock
+from node.coordinator.prompt_book import BAD_PROMPTS
+from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
+from node.failure import BadPrompt, Failure
 from node.rollout import Verdict
 from node.run import StepRecord
 
@@ -30,10 +33,18 @@ FILE_NAME: Final = "ledger.sqlite"
 
 SCHEMA_VERSION: Final = 2
 
-_GENERATIONS: Final = """
+_SINCE_SCHEMA_1: Final = """
 CREATE TABLE generations (
     number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
     begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
+) STRICT;
+CREATE TABLE task (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    name TEXT NOT NULL, prompts INTEGER NOT NULL, said_by TEXT NOT NULL
+) STRICT;
+CREATE TABLE bad_prompts (
+    prompt_index INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL,
+    times INTEGER NOT NULL, slot INTEGER NOT NULL, at_s REAL NOT NULL
 ) STRICT;
 """
 
@@ -61,7 +72,7 @@ CREATE TABLE steps (
     version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
-{_GENERATIONS}"""
+{_SINCE_SCHEMA_1}"""
 
 _STEP_COLUMNS: Final = "version, group_ids, staleness_versions"
 
@@ -114,6 +125,7 @@ class Ledger:
         }
         open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
+        task = rows("SELECT name, prompts, said_by FROM task").fetchone()
         learner = rows(
             "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
         ).fetchone()
@@ -162,6 +174,15 @@ class Ledger:
                     "ON slots.number >= lost_from_slot AND slots.number < first_slot"
                 )
             ),
+            bad_prompts=tuple(
+                BadPrompt(prompt_index, Failure(reason), detail, times, slot, at_s)
+                for prompt_index, reason, detail, times, slot, at_s in rows(
+                    "SELECT prompt_index, reason, detail, times, slot, at_s FROM bad_prompts "
+                    "ORDER BY at_s DESC LIMIT ?",
+                    [BAD_PROMPTS],
+                )
+            ),
+            task=TaskSize(*task) if task is not None else None,
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -264,6 +285,18 @@ class Ledger:
             "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
             ((entry.number, entry.root, entry.at_s) for entry in transaction.announced),
         )
+        write_each(
+            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
+        )
+        write_each(
+            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                (bad.prompt_index, bad.reason.value, bad.detail, bad.times, bad.slot, bad.at_s)
+                for bad in transaction.bad_prompts
+            ),
+        )
+        if (task := transaction.task) is not None:
+            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", (task.name, task.prompts, task.said_by))
         if (learner := transaction.learner) is not None:
             write(
                 "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)",
@@ -281,7 +314,7 @@ class Ledger:
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring a ledger of an older schema up to this software's, in place."""
     if connection.execute("PRAGMA user_version").fetchone() == (1,):
-        connection.executescript(f"BEGIN; {_GENERATIONS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN; {_SINCE_SCHEMA_1} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
@@ -315,6 +348,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
     migrate(connection)
+    connection.execute(
+        "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
+        "(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT ?)",
+        [BAD_PROMPTS],
+    )
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])
@@ -349,14 +387,18 @@ def _generation(row: tuple[int, int, int, float, int | None, int | None]) -> Gen
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
-    attempts = json.dumps([(a.number, a.holder, a.is_submitted) for a in slot.attempts])
+    attempts = json.dumps([(a.number, a.holder, a.is_submitted, a.failure) for a in slot.attempts])
     return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
 
 
 def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
     number, prompt_index, state, attempts, granted, winner = row
-    held = tuple(Attempt(*attempt) for attempt in json.loads(attempts))
+    held = tuple(_attempt(*attempt) for attempt in json.loads(attempts))
     return Slot(number, prompt_index, SlotState(state), held, granted, winner)
+
+
+def _attempt(number: int, holder: str, is_submitted: bool, failure: str | None = None) -> Attempt:
+    return Attempt(number, holder, is_submitted, None if failure is None else Failure(failure))
 
 
 def _digest(data: bytes) -> bytes:

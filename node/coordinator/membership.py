@@ -52,6 +52,8 @@ class Member:
     refused_twins: int = 0
     """Times another process was refused under the name."""
     refused_twin_at_s: float = 0.0
+    is_complete: bool = False
+    """Whether it has said, at its newest join, what it can say only once it knows the run's settings."""
 
 
 class Membership:
@@ -66,14 +68,22 @@ class Membership:
         """Every peer known, in the order of their first join."""
         return tuple(self._members.values())
 
-    def join(self, peer: Peer, now: float, *, instance: str = "") -> Member:
+    def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> Member:
         """Let a peer in, or in again.
+
+        Args:
+            instance: Of the process; empty: it does not say.
+            completes: Whether it says what it could not before it knew the run's settings: where the join
+                before was without it, that is the same join.
 
         Raises:
             RefusedError: NAME_IN_USE; another process of this name is here.
         """
         member = self._members.get(peer, Member(peer, PeerState.LEFT, now, joins=0))
         self._check_no_twin(member, instance, now)
+        is_begun = member.state is not PeerState.LEFT and member.instance == instance
+        if completes and is_begun and not member.is_complete:
+            return self._put(replace(member, last_seen_s=now, is_connected=True, is_complete=True))
         joined = replace(
             member,
             state=PeerState.JOINED,
@@ -81,6 +91,7 @@ class Membership:
             joins=member.joins + 1,
             instance=instance,
             is_connected=True,
+            is_complete=completes,
         )
         return self._put(joined)
 

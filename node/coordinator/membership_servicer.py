@@ -38,6 +38,12 @@ _VERSION_CHARACTERS: Final = 50
 
 _INSTANCE_CHARACTERS: Final = 64
 
+BAD_PROMPTS_SHOWN: Final = 50
+"""Of the newest, in the state of the run; how many there are is told as well."""
+
+_PROMPTS: Final = 1 << 40
+"""As many as ``coordinator.prompts`` may be."""
+
 CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
 
@@ -52,10 +58,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         *,
         run_id: str,
         settings: RunSettings,
+        configured_prompts: int | None,
         revocations: RevocationList,
         clock: Clock,
     ) -> None:
-        """Serve; ``settings`` are the run's, their head is filled in for each answer."""
+        """Serve.
+
+        Args:
+            settings: The run's; their head is filled in for each answer.
+            configured_prompts: ``coordinator.prompts``; None: unset.
+        """
+        self._configured_prompts = configured_prompts
         self._roster = roster
         self._spool = spool
         self._run_id = run_id
@@ -80,14 +93,19 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         learner = self._spool.accounts.learner
         if peer.role is Role.LEARNER:
             await self._spool.admit_learner(_learner(peer, request))
-        elif peer.role is Role.SAMPLER and learner is not None:
-            check_model(request.layout_digest, request.tokenizer_digest, learner)
+        elif peer.role is Role.SAMPLER:
+            if learner is not None:
+                check_model(request.layout_digest, request.tokenizer_digest, learner)
+            await self._spool.admit_sampler(
+                peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
+            )
         with _twins_logged(peer, context):
             member = self._roster.join(
                 peer,
                 _held(request),
                 now=self._clock.now(),
                 instance=request.instance[:_INSTANCE_CHARACTERS],
+                completes=bool(request.prompts),
             )
         logger.info(
             "peer joined",
@@ -95,6 +113,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 "peer_role": peer.role,
                 "node_id": peer.node_id,
                 "joins": member.joins,
+                **({"prompts": request.prompts} if request.prompts else {}),
                 "software_version": request.software_version[:_VERSION_CHARACTERS],
             },
         )
@@ -155,6 +174,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
+            prompts=accounts.book.prompts or 0,
+            bad_prompts=accounts.prompts.newest(BAD_PROMPTS_SHOWN),
+            bad_prompts_total=len(accounts.prompts),
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
@@ -236,6 +258,14 @@ def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
                 },
             )
         raise
+
+
+def _prompts(request: membership_pb2.JoinRequest) -> int:
+    if not 0 <= request.prompts <= _PROMPTS:
+        raise RefusedError(
+            Reason.MALFORMED, f"a task of {request.prompts} prompts, allowed are 1 to {_PROMPTS}"
+        )
+    return request.prompts
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

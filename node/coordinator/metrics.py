@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from node.coordinator.leases import SlotState
 from node.coordinator.membership import PeerState
+from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from node.run import PeerStatus, Role
 
@@ -55,6 +56,13 @@ class CoordinatorMetrics:
         self._transaction = histogram(
             "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
         )
+        self._prompt_faults = counter(
+            "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
+        )
+        self._abandoned_prompts = counter(
+            "abandoned_prompts", "Prompts given up for now, by the reason of the last attempt.", "reason"
+        )
+        self.bad_prompts = gauge("bad_prompts", "Prompts that are passed over until they are tried again.")
         self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
         self.double_trainings = counter(
             "double_trainings", "Groups a step named although their slot was settled."
@@ -86,9 +94,19 @@ class CoordinatorMetrics:
         )
         for verdict in Verdict:
             self._groups.labels(verdict)
+        for fault in FAULTS:
+            self._prompt_faults.labels(fault)
+        for reason in Failure:
+            self._abandoned_prompts.labels(reason)
 
     def count_verdict(self, verdict: Verdict, n: int = 1) -> None:
         self._groups.labels(verdict).inc(n)
+
+    def count_prompt_fault(self, fault: Failure) -> None:
+        self._prompt_faults.labels(fault).inc()
+
+    def count_abandoned(self, reason: Failure) -> None:
+        self._abandoned_prompts.labels(reason).inc()
 
     def observe_staleness(self, versions: int) -> None:
         self._staleness.observe(versions)

@@ -61,9 +61,11 @@ async def build(context: RoleContext) -> list[Service]:
     ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
     accounts = Accounts(
         ledger.balance(),
+        task=config.task,
         prompts=config.prompts,
         seed=config.prompt_seed,
         lease_ttl_s=config.lease_ttl_s,
+        prompt_retry_s=config.prompt_retry_s,
         now=clock.now(),
     )
     published = Published(store, accounts.versions)
@@ -90,7 +92,13 @@ async def build(context: RoleContext) -> list[Service]:
     rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     membership = MembershipServicer(
-        roster, spool, run_id=run_id, settings=_settings(config), revocations=revocations, clock=clock
+        roster,
+        spool,
+        run_id=run_id,
+        settings=_settings(config),
+        configured_prompts=config.prompts,
+        revocations=revocations,
+        clock=clock,
     )
     members, enrolment = _servers(
         context,

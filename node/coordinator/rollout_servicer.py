@@ -20,6 +20,7 @@ from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import (
+    failed_lease_from_wire,
     group_from_wire,
     lease_to_wire,
     policy_version_from_wire,
@@ -67,9 +68,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
     ) -> rollout_pb2.ReleaseLeasesResponse:
         """Take leases back."""
-        if len(request.lease_ids) > LEASES_PER_PEER:
-            raise RefusedError(Reason.OVER_LIMIT, f"{len(request.lease_ids)} leases to give back")
-        released = await self._spool.release(peer_of(context).node_id, tuple(request.lease_ids))
+        named = len(request.lease_ids) + len(request.failed)
+        if named > LEASES_PER_PEER:
+            raise RefusedError(Reason.OVER_LIMIT, f"{named} leases to give back")
+        released = await self._spool.release(
+            peer_of(context).node_id,
+            tuple(request.lease_ids),
+            tuple(map(failed_lease_from_wire, request.failed)),
+        )
         return rollout_pb2.ReleaseLeasesResponse(released=released)
 
     async def SubmitRollouts(  # noqa: N802 - the rpc's name

@@ -91,14 +91,22 @@ class Roster:
         """The newest announced version; None before the first."""
         return self._head()
 
-    def join(self, peer: Peer, held: PolicyVersion | None, *, now: float, instance: str = "") -> Member:
-        """Let a peer in, or in again.
+    def join(
+        self,
+        peer: Peer,
+        held: PolicyVersion | None,
+        *,
+        now: float,
+        instance: str = "",
+        completes: bool = False,
+    ) -> Member:
+        """Let a peer in, or in again; ``completes`` as in ``Membership.join``.
 
         Raises:
             RefusedError: NAME_IN_USE.
         """
         with self._twins_counted():
-            member = self._membership.join(peer, now, instance=instance)
+            member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._lag_table.holds(peer, held)
         self._said[peer] = _Said()
         self._fleet.admit(peer)

@@ -15,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from node.clock import Clock
-from node.coordinator import decisions, history
+from node.coordinator import decisions, history, lease_returns
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Capacity, Learner, Work, capacities, capacity
 from node.coordinator.decisions import NOTHING, Decision, Grant, Submitted
 from node.coordinator.drain import Drain
 from node.coordinator.history import Hello, Outcome
-from node.coordinator.leases import Slot
+from node.coordinator.leases import Slot, SlotState
 from node.coordinator.ledger import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.versions import Announced
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
+from node.failure import FailedLease
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup, Verdict
 from node.run import StepRecord
@@ -83,8 +84,14 @@ class Spool:
     @property
     def capacity(self) -> Capacity:
         """How many groups could be leased now."""
-        waits_for = decisions.unconfirmed(self._accounts)
-        return Capacity(0, waits_for) if waits_for else capacity(self._bounds, self._accounts.load())
+        if waits_for := decisions.unconfirmed(self._accounts):
+            return Capacity(0, waits_for)
+        prompts = self._accounts.book.prompts
+        if prompts is None:
+            return Capacity(0, "task")
+        if self._accounts.prompts.are_all_aside(prompts, now=self._clock.now()):
+            return Capacity(0, "prompts")
+        return capacity(self._bounds, self._accounts.load())
 
     async def close(self) -> None:
         """Finish what was begun and close the ledger."""
@@ -96,7 +103,7 @@ class Spool:
     async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> Grant:
         """Lease prompts to a sampler that will sample them with ``held`` or newer."""
         return await self._settle(
-            lambda _: decisions.lease(
+            lambda now: decisions.lease(
                 self._accounts,
                 self._work,
                 self._bounds,
@@ -104,17 +111,38 @@ class Spool:
                 wanted=wanted,
                 held=held,
                 ttl_s=self._lease_ttl_s,
+                now=now,
             )
         )
 
-    async def release(self, sampler_id: str, lease_ids: tuple[str, ...]) -> int:
-        """Take leases back; gives how many of them the sampler held."""
+    async def release(
+        self, sampler_id: str, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...] = ()
+    ) -> int:
+        """Take leases back, unbegun or ``failed``; gives how many of them the sampler held."""
+        released = await self._settle(
+            lambda now: lease_returns.release(
+                self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
+            )
+        )
+        for fault in released.faults:
+            self._metrics.count_prompt_fault(fault)
+        return released.leases
 
-        def decide(_: float) -> Decision[int]:
-            slots = self._accounts.book.release(sampler_id, lease_ids)
-            return Decision(len(slots), Transaction(slots=slots))
+    async def admit_sampler(self, sampler_id: str, *, configured: int | None, prompts: int) -> None:
+        """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
 
-        return await self._settle(decide)
+        Raises:
+            RefusedError: see ``decisions.sampler_joins``.
+        """
+        await self._settle(
+            lambda _: decisions.sampler_joins(
+                self._accounts,
+                sampler_id=sampler_id,
+                task=self._work.task,
+                configured=configured,
+                prompts=prompts,
+            )
+        )
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Give leases a full term; names those whose work is in vain."""
@@ -270,6 +298,7 @@ class Spool:
             is_behind=bool(self._accounts.gap),
             lost_steps=self._accounts.lost_steps,
         )
+        self._metrics.bad_prompts.set(self._accounts.prompts.aside(self._clock.now()))
 
     def _show(self, outcome: Outcome) -> None:
         """Count and log what step records did; raise where they were refused."""
@@ -333,7 +362,28 @@ class Spool:
                 await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
                 self._metrics.observe_transaction(self._clock.monotonic() - started_s)
                 self._accounts.apply(decision.transaction, now=now)
+                self._note_abandoned(decision.transaction)
             return decision.answer
+
+    def _note_abandoned(self, transaction: Transaction) -> None:
+        bad = {entry.slot: entry for entry in transaction.bad_prompts}
+        for slot in transaction.slots:
+            if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
+                continue
+            self._metrics.count_abandoned(reason)
+            entry = bad.get(slot.number)
+            logger.warning(
+                "prompt abandoned",
+                extra={
+                    "prompt_index": slot.prompt_index,
+                    "slot": slot.number,
+                    "attempts": slot.granted,
+                    "reason": reason,
+                    "detail": "" if entry is None else entry.detail,
+                    "times": 0 if entry is None else entry.times,
+                    "retry_in_s": 0.0 if entry is None else entry.retry_at_s - entry.at_s,
+                },
+            )
 
     def _wake_drain(self) -> None:
         if self._drain is not None:

@@ -86,6 +86,10 @@ class Backoff:
         self.retries = 0
         """How often a delay was drawn."""
 
+    def another(self) -> "Backoff":
+        """Return a fresh one of the same kind."""
+        return Backoff(self._random, first_s=self._first_s, cap_s=self._cap_s)
+
     def next_s(self) -> float:
         """Draw the next delay, seconds."""
         delay_s = self._random() * self._ceiling_s

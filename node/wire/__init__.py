@@ -33,6 +33,8 @@ from node.wire.policies import (
 from node.wire.rollouts import (
     delivered_group_from_wire,
     delivered_group_to_wire,
+    failed_lease_from_wire,
+    failed_lease_to_wire,
     group_from_wire,
     group_to_wire,
     lease_from_wire,
@@ -52,6 +54,8 @@ __all__ = [
     "artifact_key_to_wire",
     "delivered_group_from_wire",
     "delivered_group_to_wire",
+    "failed_lease_from_wire",
+    "failed_lease_to_wire",
     "group_from_wire",
     "group_to_wire",
     "lease_from_wire",

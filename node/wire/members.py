@@ -6,6 +6,7 @@ from typing import Final
 from heterorl.v1 import common_pb2, membership_pb2
 from node import limits
 from node.errors import Reason, RefusedError
+from node.failure import BadPrompt, Failure
 from node.identity.peer import is_name
 from node.identity.revocation import Revocations
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
@@ -190,6 +191,9 @@ def run_status_to_wire(status: RunStatus) -> membership_pb2.GetStatusResponse:
         capacity_bound=status.capacity_bound,
         now_s=status.now_s,
         ledger_gap=status.ledger_gap,
+        prompts=status.prompts,
+        bad_prompts=map(_bad_prompt_to_wire, status.bad_prompts),
+        bad_prompts_total=status.bad_prompts_total,
     )
 
 
@@ -206,4 +210,33 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         capacity_bound=message.capacity_bound,
         now_s=message.now_s,
         ledger_gap=message.ledger_gap,
+        prompts=message.prompts,
+        bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),
+        bad_prompts_total=message.bad_prompts_total,
+    )
+
+
+def _bad_prompt_to_wire(bad: BadPrompt) -> membership_pb2.BadPrompt:
+    return membership_pb2.BadPrompt(
+        prompt_index=bad.prompt_index,
+        reason=bad.reason.value,
+        detail=bad.detail,
+        times=bad.times,
+        slot=bad.slot,
+        at_s=bad.at_s,
+        retry_at_s=bad.retry_at_s,
+    )
+
+
+def _bad_prompt_from_wire(message: membership_pb2.BadPrompt) -> BadPrompt:
+    if message.reason not in set(Failure):
+        raise RefusedError(Reason.MALFORMED, f"failure {message.reason[:50]!r} is not one this version knows")
+    return BadPrompt(
+        prompt_index=message.prompt_index,
+        reason=Failure(message.reason),
+        detail=message.detail,
+        times=message.times,
+        slot=message.slot,
+        at_s=message.at_s,
+        retry_at_s=message.retry_at_s,
     )

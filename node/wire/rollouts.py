@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from heterorl.v1 import common_pb2, rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
+from node.failure import FAULTS, FailedLease, Failure, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
@@ -42,6 +43,17 @@ _LOGPROB_MODES: Final[Mapping[LogprobMode, rollout_pb2.LogprobMode.ValueType]] =
 }
 _LOGPROB_MODES_BACK: Final = {wire: mode for mode, wire in _LOGPROB_MODES.items()}
 
+_FAULTS: Final[Mapping[Failure, rollout_pb2.LeaseFault.ValueType]] = {
+    Failure.PROMPT_TOO_LONG: rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG,
+    Failure.PROMPT_FAILED: rollout_pb2.LEASE_FAULT_PROMPT_FAILED,
+    Failure.PROMPT_TIMED_OUT: rollout_pb2.LEASE_FAULT_PROMPT_TIMED_OUT,
+    Failure.GRADING_FAILED: rollout_pb2.LEASE_FAULT_GRADING_FAILED,
+    Failure.GRADING_TIMED_OUT: rollout_pb2.LEASE_FAULT_GRADING_TIMED_OUT,
+    Failure.ENGINE_REFUSED: rollout_pb2.LEASE_FAULT_ENGINE_REFUSED,
+}
+_FAULTS_BACK: Final = {wire: fault for fault, wire in _FAULTS.items()}
+assert _FAULTS.keys() == FAULTS
+
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
@@ -56,6 +68,18 @@ def verdict_from_wire(verdict: common_pb2.Verdict.ValueType) -> Verdict:
     if verdict not in _VERDICTS_BACK:
         raise RefusedError(Reason.MALFORMED, f"verdict {verdict} is not one this version knows")
     return _VERDICTS_BACK[verdict]
+
+
+def failed_lease_to_wire(lease: FailedLease) -> rollout_pb2.FailedLease:
+    return rollout_pb2.FailedLease(
+        lease_id=lease.lease_id, fault=_FAULTS[lease.fault], detail=detail_of(lease.detail)
+    )
+
+
+def failed_lease_from_wire(message: rollout_pb2.FailedLease) -> FailedLease:
+    if message.fault not in _FAULTS_BACK:
+        raise RefusedError(Reason.MALFORMED, f"fault {message.fault} is not one this version knows")
+    return FailedLease(message.lease_id, _FAULTS_BACK[message.fault], detail_of(message.detail))
 
 
 def sampling_to_wire(sampling: SamplingParameters) -> common_pb2.SamplingParameters:

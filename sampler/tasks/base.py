@@ -12,7 +12,13 @@ from node.errors import ConfigError
 
 
 class Task(Protocol):
-    """Prompts with a reward that can be computed from the completion alone."""
+    """Prompts with a reward for each completion.
+
+    All of it runs in graders, processes of their own with limits: several at once where the task is slow.
+    ``prompt`` is called once for every lease, so it may draw a new prompt each time. Where ``grade`` needs
+    what ``prompt`` drew, set ``is_stateful = True`` on the class: then the process that made a prompt also
+    grades it, and groups whose process was killed meanwhile are given back. Otherwise any process may grade.
+    """
 
     @property
     def prompts(self) -> int:
@@ -20,11 +26,11 @@ class Task(Protocol):
         ...
 
     def prompt(self, index: int) -> str:
-        """Give the text a completion continues."""
+        """Return the text a completion continues; not empty."""
         ...
 
     def grade(self, index: int, text: str) -> float:
-        """Give the finite reward of a completion, special tokens left out."""
+        """Return the finite reward of a completion, special tokens left out."""
         ...
 
 
@@ -60,11 +66,16 @@ def load_task(path: str) -> Task:
     try:
         task: Task = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(
-            key="sampler.custom_tasks",
-            value=path,
-            source="the configuration",
-            rule=f"does not name a class without arguments that can be imported: {error}",
-            fix="Give package.module:ClassName of a class installed next to this daemon",
-        ) from error
+        raise unusable(path, str(error)) from error
     return task
+
+
+def unusable(path: str, problem: str) -> ConfigError:
+    """Return the error that says why ``path`` is no task."""
+    return ConfigError(
+        key="sampler.custom_tasks",
+        value=path,
+        source="the configuration",
+        rule=f"does not name a class without arguments that can be imported and used: {problem}",
+        fix="Give package.module:ClassName of a class installed next to this daemon",
+    )

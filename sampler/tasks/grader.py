@@ -1,10 +1,10 @@
-"""Grading in a process of its own, which is killed when it takes too long and started again.
+"""A task's code in a process of its own, which is killed when it takes too long and started again.
 
-    (none) --grade--> started --ready--> idle <--grade/rewards--> busy
-       ^                                                            | wall limit, died, nonsense
-       +------------------------ killed ----------------------------+
+    (none) --prompt, grade--> started --ready--> idle <--request/answer--> busy
+       ^                                                                    | wall limit, died, nonsense
+       +-------------------------------- killed ----------------------------+
 
-One request is one attempt: a group whose grader was killed has no reward, and the caller decides.
+One request is one attempt: what was asked of a process that was killed has no answer, and the caller decides.
 """
 
 import asyncio
@@ -16,9 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sampler.tasks.framing import LENGTH, REPLY_BYTES, framed
+from node.failure import Failure
+from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REPLY_BYTES, framed
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +28,56 @@ START_TIMEOUT_S: Final = 60.0
 """Time for a task to import what it needs; not counted against any group."""
 
 
-class GradingError(Exception):
-    """A group could not be graded; ``str()`` says why."""
+class TaskError(Exception):
+    """A prompt or its rewards could not be had; ``str()`` says why.
+
+    Attributes:
+        fault: What is wrong with the prompt; None where it is not the prompt's doing.
+    """
+
+    def __init__(self, what: str, *, fault: Failure | None) -> None:
+        super().__init__(what)
+        self.fault = fault
+
+
+class TaskUnusableError(TaskError):
+    """The class that the task's path names cannot be imported, made or used; nor will it be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """What a task says of itself."""
+
+    prompts: int
+    is_stateful: bool
+    """Whether the process that made a prompt has to grade it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is asked of a task, and what it is when there is no answer."""
+
+    who: str
+    failed: Failure
+    timed_out: Failure
+
+
+_PROMPT: Final = _Kind("prompt()", Failure.PROMPT_FAILED, Failure.PROMPT_TIMED_OUT)
+_GRADE: Final = _Kind("the grader", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
 
 
 class Grader:
-    """Rewards for one task's completions, one group at a time.
+    """Prompts of one task and rewards for their completions, one request at a time.
 
     Args:
         path: ``package.module:Class`` of the task.
-        wall_limit_s: For one group, from request to rewards.
-        cpu_limit_s: For one group, in whole seconds; the kernel ends the process after it.
+        wall_limit_s: For one request, from asking to answer.
+        cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
         killed: Called each time the process was killed or died.
+
+    Attributes:
+        incarnation: How often a process was started: names the one that runs.
     """
 
     def __init__(
@@ -54,30 +93,54 @@ class Grader:
         self._wall_limit_s = wall_limit_s
         self._killed = killed
         self._process: asyncio.subprocess.Process | None = None
+        self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
+        self.incarnation = 0
 
-    async def grade(self, index: int, texts: Sequence[str]) -> list[float]:
-        """Give one finite reward per text.
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process; else the next request starts one."""
+        return self._process is not None
+
+    async def describe(self) -> TaskDescription:
+        """Start the process where there is none, and return what the task says of itself.
 
         Raises:
-            GradingError: the grader raised, was killed at a limit, or gave something else.
+            TaskUnusableError: it is no task.
+            TaskError: the process did not start.
         """
         async with self._busy:
-            process = await self._running()
-            try:
-                async with asyncio.timeout(self._wall_limit_s):
-                    reply = await _asked(process, {"index": index, "texts": list(texts)})
-            except TimeoutError:
-                await self._kill()
-                raise GradingError(f"killed after {self._wall_limit_s} s") from None
-            except (OSError, EOFError, ValueError) as error:
-                await self._kill()
-                raise GradingError(f"the grader died: {type(error).__name__}: {error}") from error
-            except asyncio.CancelledError:
-                # Its answer would be taken for the next group's.
-                await self._kill()
-                raise
-            return _rewards(reply, len(texts))
+            await self._running()
+            assert self._description is not None
+            return self._description
+
+    async def prompt(self, index: int) -> str:
+        """Ask for a prompt: one call of the task's ``prompt``.
+
+        Raises:
+            TaskError: it raised, was killed at a limit, or gave no text.
+        """
+        reply = await self._ask({"index": index}, _PROMPT)
+        if "too_long" in reply:
+            raise TaskError(
+                f"a prompt of {reply['too_long']} characters, allowed are {PROMPT_CHARACTERS}",
+                fault=Failure.PROMPT_TOO_LONG,
+            )
+        if not isinstance(text := reply.get("text"), str):
+            raise TaskError(f"prompt() {reply.get('odd', 'gave no text')}", fault=Failure.PROMPT_FAILED)
+        return text
+
+    async def grade(self, index: int, texts: Sequence[str], *, incarnation: int | None = None) -> list[float]:
+        """Return one finite reward per text.
+
+        Args:
+            incarnation: The process that has to do it; None: any.
+        Raises:
+            TaskError: the grader raised, was killed at a limit, or gave something else; or the process
+                that has to do it is gone.
+        """
+        reply = await self._ask({"index": index, "texts": list(texts)}, _GRADE, incarnation=incarnation)
+        return _rewards(reply, len(texts))
 
     async def close(self) -> None:
         """End the process."""
@@ -85,6 +148,35 @@ class Grader:
             if self._process is not None:
                 await _ended(self._process)
                 self._process = None
+
+    async def _ask(
+        self, request: dict[str, Any], kind: _Kind, *, incarnation: int | None = None
+    ) -> dict[str, Any]:
+        async with self._busy:
+            if incarnation is not None and (self._process is None or incarnation != self.incarnation):
+                raise TaskError("the process that made the prompt has ended", fault=None)
+            process = await self._running()
+            try:
+                async with asyncio.timeout(self._wall_limit_s):
+                    reply = await _asked(process, request)
+            except TimeoutError:
+                await self._kill()
+                raise TaskError(
+                    f"{kind.who} was killed after {self._wall_limit_s} s", fault=kind.timed_out
+                ) from None
+            except (OSError, EOFError, ValueError) as error:
+                is_cpu_limit = await self._kill() == -signal.SIGXCPU
+                raise TaskError(
+                    f"{kind.who} died: {'CPU limit' if is_cpu_limit else type(error).__name__}: {error}",
+                    fault=kind.timed_out if is_cpu_limit else kind.failed,
+                ) from error
+            except asyncio.CancelledError:
+                # Its answer would be taken for the next request's.
+                await self._kill()
+                raise
+            if "error" in reply:
+                raise TaskError(f"{kind.who} raised {reply['error']}", fault=kind.failed)
+            return reply
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None:
@@ -101,24 +193,39 @@ class Grader:
             # A group of its own, so that what a grader starts ends with it.
             start_new_session=True,
         )
+        self.incarnation += 1
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await _reply(self._process)
+                ready = await _reply(self._process)
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self._kill()
-            raise GradingError(f"the grader did not start: {type(error).__name__}: {error}") from error
+            raise TaskError(
+                f"the grader did not start: {type(error).__name__}: {error}", fault=None
+            ) from error
         except asyncio.CancelledError:
             await self._kill()
             raise
+        self._description = await self._described(ready)
         return self._process
 
-    async def _kill(self) -> None:
-        if self._process is None:
-            return
+    async def _described(self, ready: dict[str, Any]) -> TaskDescription:
+        prompts = ready.get("prompts")
+        if "unusable" in ready:
+            problem = str(ready["unusable"])
+        elif not isinstance(prompts, int) or prompts < 1:
+            problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
+        else:
+            return TaskDescription(prompts, bool(ready.get("is_stateful")))
+        await self._kill()
+        raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
+
+    async def _kill(self) -> int:
+        assert self._process is not None
         process, self._process = self._process, None
         code = await _ended(process)
         self._killed()
         logger.warning("grader killed", extra={"exit_code": code})
+        return code
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
@@ -147,11 +254,13 @@ async def _reply(process: asyncio.subprocess.Process) -> dict[str, Any]:
 
 
 def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
-    if "error" in reply:
-        raise GradingError(f"the grader raised {reply['error']}")
     rewards = reply.get("rewards")
     if not isinstance(rewards, list) or len(rewards) != texts:
-        raise GradingError(f"the grader gave {rewards!r:.100} for {texts} completions")
+        raise TaskError(
+            f"the grader gave {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
+        )
     if not all(isinstance(r, float) and math.isfinite(r) for r in rewards):
-        raise GradingError(f"the grader gave a reward that is not finite: {rewards!r:.100}")
+        raise TaskError(
+            f"the grader gave a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
+        )
     return rewards

@@ -1,9 +1,9 @@
-"""The process that runs graders: reads requests from standard input, answers on standard output.
+"""The process that runs a task's code: reads requests from standard input, answers on standard output.
 
     python -m sampler.tasks.grader_worker package.module:Class CPU_SECONDS MEMORY_BYTES
 
 Limits are the kernel's: address space for the whole process, CPU seconds anew for each request.
-They stop a grader that loops or hoards; they are no sandbox against one that means harm.
+They stop a task that loops or hoards; they are no sandbox against one that means harm.
 """
 
 import json
@@ -12,8 +12,9 @@ import resource
 import sys
 from typing import Any, BinaryIO
 
+from node.errors import ConfigError
 from sampler.tasks.base import Task, load_task
-from sampler.tasks.framing import LENGTH, REQUEST_BYTES, framed
+from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REQUEST_BYTES, framed
 
 
 def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
@@ -23,11 +24,16 @@ def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
-    task = load_task(path)
-    replies.write(framed({"ready": True}))
+    try:
+        task = load_task(path)
+        ready = {"prompts": int(task.prompts), "is_stateful": bool(getattr(task, "is_stateful", False))}
+    except ConfigError as error:
+        replies.write(framed({"unusable": _told(error.__cause__ or error)}))
+        return
+    replies.write(framed(ready))
     while (request := _read(sys.stdin.buffer)) is not None:
         _allow_cpu(cpu_limit_s)
-        replies.write(framed(_graded(task, request)))
+        replies.write(framed(_graded(task, request) if "texts" in request else _prompted(task, request)))
 
 
 def _read(requests: BinaryIO) -> dict[str, Any] | None:
@@ -48,12 +54,28 @@ def _allow_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
+def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        text = task.prompt(request["index"])
+        if not isinstance(text, str):
+            return {"odd": f"gave {type(text).__name__}, not a text"}
+        text.encode()  # half a surrogate pair is no text that a tokenizer takes
+    except Exception as error:
+        # Whatever a task raises is an answer about this prompt; the next one may be fine.
+        return {"error": _told(error)}
+    return {"too_long": len(text)} if len(text) > PROMPT_CHARACTERS else {"text": text}
+
+
 def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"rewards": [float(task.grade(request["index"], text)) for text in request["texts"]]}
     except Exception as error:
-        # Whatever a grader raises is an answer about this group; the next one may be fine.
-        return {"error": f"{type(error).__name__}: {error}"[:1000]}
+        # Likewise, about this group.
+        return {"error": _told(error)}
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from node.coordinator.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.errors import Reason, StartupError
 from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import open_desk
+from support.ledgers import as_schema_1, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -198,8 +198,7 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
 
 def test_a_ledger_of_schema_1_is_opened_verified_and_restored(ledger: Path, tmp_path: Path) -> None:
     train(ledger, 3)
-    with closing(sqlite3.connect(ledger)) as old, old:
-        old.executescript("DROP TABLE generations; PRAGMA user_version = 1;")
+    as_schema_1(ledger)
     assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
     shutil.copy(ledger, tmp_path / "old.sqlite")
     with open_desk(ledger) as desk:

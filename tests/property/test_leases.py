@@ -11,13 +11,24 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from node.coordinator import decisions, history
 from node.coordinator.accounts import Transaction
 from node.coordinator.admission import Bounds
-from node.coordinator.leases import MAX_ATTEMPTS, SETTLED, SlotState, parse_group_id
+from node.coordinator.leases import (
+    FINAL_FAULTS,
+    MAX_ATTEMPTS,
+    MAX_FAULTS,
+    SETTLED,
+    SlotState,
+    group_id,
+    parse_group_id,
+)
 from node.coordinator.ledger import Ledger
 from node.drain_book import Judgement
+from node.failure import FAULTS, Failure
 from node.rollout import Verdict
-from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
+from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
+PROMPTS = 7
+"""Few enough that every one comes round again and again."""
 BOUNDS = Bounds(concurrency_groups=5, buffer_groups=6, batch_groups=2, max_staleness_versions=1)
 
 
@@ -34,10 +45,11 @@ class Leases(RuleBasedStateMachine):
         self.path = Path(self.directory.name) / "ledger.sqlite"
         self.ledger = Ledger.open(self.path, run_id="run")
         self.ledger.record(Transaction(learner=LEARNER))
-        self.desk = Desk(bounds=BOUNDS)
+        self.desk = Desk(make_accounts(prompts=PROMPTS), bounds=BOUNDS)
         self.ids: set[str] = set()
         self.winners: Counter[int] = Counter()
         self.trained: Counter[int] = Counter()
+        self.faults: Counter[int] = Counter()
         self.version = 0
 
     def teardown(self) -> None:
@@ -51,7 +63,14 @@ class Leases(RuleBasedStateMachine):
 
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
+        passed_over = {
+            index for index in range(PROMPTS) if self.desk.accounts.prompts.is_aside(index, now=self.desk.now)
+        }
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
+        for lease_id in lease_ids:
+            number, attempt = parse_group_id(lease_id) or (-1, 0)
+            slot = self.desk.accounts.book.open_slots[number]
+            assert attempt > 1 or slot.prompt_index not in passed_over
         assert self.ids.isdisjoint(lease_ids), "an attempt id was granted twice"
         self.ids.update(lease_ids)
         return multiple(*((lease_id, sampler) for lease_id in lease_ids))
@@ -76,6 +95,31 @@ class Leases(RuleBasedStateMachine):
     @rule(lease=granted)
     def release(self, lease: tuple[str, str]) -> None:
         self.desk.release(lease[1], lease[0])
+
+    @rule(lease=granted, fault=st.sampled_from(sorted(FAULTS)))
+    def fail(self, lease: tuple[str, str], fault: Failure) -> None:
+        number, _ = parse_group_id(lease[0]) or (-1, 0)
+        before = self.desk.accounts.book.open_slots.get(number)
+        if not self.desk.fail(*lease, fault=fault, detail="x" * 300):
+            return
+        assert before is not None
+        self.faults[number] += 1
+        after = self.desk.accounts.book.open_slots.get(number)
+        if after is None:
+            assert before.prompt_index in self.desk.accounts.prompts
+        else:
+            assert fault not in FINAL_FAULTS
+            assert self.faults[number] < MAX_FAULTS
+        assert self.desk.submit(*lease).verdict in (Verdict.FOREIGN, Verdict.DUPLICATE)
+
+    @rule(seconds=st.floats(0, 4 * RETRY_S))
+    def wait(self, seconds: float) -> None:
+        """Let time pass in which samplers keep their leases."""
+        self.desk.now += seconds
+        for slot in self.desk.accounts.book.open_slots.values():
+            if slot.lease is not None:
+                lease_id = group_id(slot.number, slot.lease.number)
+                self.desk.accounts.book.renew(slot.lease.holder, [lease_id], now=self.desk.now)
 
     @rule(lease=granted)
     def renew(self, lease: tuple[str, str]) -> None:
@@ -113,12 +157,14 @@ class Leases(RuleBasedStateMachine):
         before = self.desk.accounts
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
-        after = self.desk.accounts = make_accounts(self.ledger.balance(), now=self.desk.now)
+        after = self.desk.accounts = make_accounts(self.ledger.balance(), prompts=PROMPTS, now=self.desk.now)
         assert dict(after.book.open_slots) == dict(before.book.open_slots)
         assert after.book.counts() == before.book.counts()
         assert after.load() == before.load()
         assert after.verdicts() == before.verdicts()
         assert after.spooled_at_s == before.spooled_at_s
+        assert after.prompts.newest(PROMPTS) == before.prompts.newest(PROMPTS)
+        assert after.task == before.task
         assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
 
     @invariant()
@@ -132,13 +178,21 @@ class Leases(RuleBasedStateMachine):
         counts = book.counts()
         open_counts = Counter(slot.state for slot in book.open_slots.values())
         assert all(open_counts[state] == n for state, n in counts.items() if state not in SETTLED)
-        assert sum(counts.values()) == len({parse_group_id(lease_id)[0] for lease_id in self.ids})  # type: ignore[index]
+        leased = len({parse_group_id(lease_id)[0] for lease_id in self.ids})  # type: ignore[index]
+        assert sum(counts.values()) == leased + counts[SlotState.SKIPPED]
 
     @invariant()
     def bounds_hold(self) -> None:
         load = self.desk.accounts.load()
         assert load.running_groups <= BOUNDS.concurrency_groups
         assert load.untrained_groups <= BOUNDS.buffer_groups
+
+    @invariant()
+    def bad_prompts_take_no_room(self) -> None:
+        counts, load = self.desk.accounts.book.counts(), self.desk.accounts.load()
+        settled = counts[SlotState.ABANDONED] + counts[SlotState.SKIPPED] + counts[SlotState.AVAILABLE]
+        in_flight = load.running_groups + load.untrained_groups + load.trained_groups
+        assert in_flight == sum(counts.values()) - settled
 
     @invariant()
     def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:

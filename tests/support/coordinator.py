@@ -7,7 +7,9 @@ from node.coordinator import decisions, history
 from node.coordinator.accounts import Accounts, Balance, Transaction
 from node.coordinator.admission import Bounds, Learner, Work
 from node.coordinator.decisions import Decision
+from node.coordinator.lease_returns import Released, release
 from node.coordinator.leases import parse_group_id
+from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup
 from node.run import StepRecord
@@ -15,14 +17,25 @@ from support.groups import SAMPLING, make_group
 
 NOW_S = 1_800_000_000.0
 TTL_S = 60.0
+RETRY_S = 600.0
 WORK = Work("run", "addition", 2, SAMPLING)
 BOUNDS = Bounds(concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2)
 LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0)
 
 
-def make_accounts(balance: Balance | None = None, *, prompts: int = 50, now: float = NOW_S) -> Accounts:
+def make_accounts(
+    balance: Balance | None = None, *, prompts: int | None = 50, now: float = NOW_S
+) -> Accounts:
     """Give the accounts of a run whose learner has joined."""
-    return Accounts(balance or Balance(learner=LEARNER), prompts=prompts, seed=1, lease_ttl_s=TTL_S, now=now)
+    return Accounts(
+        balance or Balance(learner=LEARNER),
+        task=WORK.task,
+        prompts=prompts,
+        seed=1,
+        lease_ttl_s=TTL_S,
+        prompt_retry_s=RETRY_S,
+        now=now,
+    )
 
 
 def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
@@ -58,14 +71,23 @@ class Desk:
                 wanted=wanted,
                 held=PolicyVersion(held),
                 ttl_s=TTL_S,
+                now=self.now,
             )
         )
         return [lease.lease_id for lease in grant.leases]
 
     def release(self, sampler_id: str, *lease_ids: str) -> int:
-        slots = self.accounts.book.release(sampler_id, lease_ids)
-        self.settle(Decision(None, Transaction(slots=slots)))
-        return len(slots)
+        released: Released = self.settle(
+            release(self.accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=self.now)
+        )
+        return released.leases
+
+    def fail(self, lease_id: str, sampler_id: str = "s1", *, fault: Failure, detail: str = "") -> int:
+        failed = (FailedLease(lease_id, fault, detail),)
+        released: Released = self.settle(
+            release(self.accounts, sampler_id=sampler_id, lease_ids=(), failed=failed, now=self.now)
+        )
+        return released.leases
 
     def submit(
         self, lease_id: str, sampler_id: str = "s1", *, group: RolloutGroup | None = None

@@ -1,7 +1,9 @@
 """Ledger files of runs made of decisions alone, and a process that dies while it writes one."""
 
+import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from node.coordinator import history
@@ -9,6 +11,17 @@ from node.coordinator.accounts import Transaction
 from node.coordinator.history import Hello
 from node.coordinator.ledger import Ledger
 from support.coordinator import LEARNER, Desk, make_accounts
+
+
+def as_schema_1(path: Path) -> None:
+    """Turn a closed ledger into one of the software before schema 2, attempts included."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        rows = connection.execute("SELECT number, attempts FROM slots").fetchall()
+        older = [(json.dumps([attempt[:3] for attempt in json.loads(held)]), number) for number, held in rows]
+        connection.executemany("UPDATE slots SET attempts = ? WHERE number = ?", older)
+        for table in ("generations", "task", "bad_prompts"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 1")
 
 
 class LedgerDesk(Desk):

@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from heterorl.v1 import common_pb2
 from node.clock import SystemClock
 from node.config import NodeConfig, NodeSection, TelemetrySection
 from node.daemon import Stage, run_daemon
@@ -104,13 +105,16 @@ async def sampling(
 
 
 @asynccontextmanager
-async def learning(hub: RunningHub, base: TorchEngine, model_dir: Path) -> AsyncIterator[HandPeer]:
-    """Join as the learner of this model."""
+async def learning(
+    hub: RunningHub, base: TorchEngine, model_dir: Path, *, version: int = 0
+) -> AsyncIterator[HandPeer]:
+    """Join as the learner of this model, whose checkpoint is of ``version``."""
     async with hub.peer() as learner:
         await learner.join(
             layout_digest=base.layout.digest,
             tokenizer_digest=tokenizer_digest(model_dir),
             vocabulary_size=base.vocabulary_size,
+            held=common_pb2.PolicyVersion(number=version),
         )
         yield learner
 

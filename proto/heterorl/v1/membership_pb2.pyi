@@ -86,6 +86,7 @@ class JoinRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -104,6 +105,11 @@ class JoinRequest(_message.Message):
     """Drawn at random when the process started, at most 64 characters: a peer that comes back after a cut has
     the same one, another process of the same name has not. Empty: older software, not told apart.
     """
+    prompts: _builtins.int
+    """Samplers: how many prompts the run's task has as they found it, >= 1. Unset: not known yet,
+    because the answer to this Join names the task; such a Join is followed by another at once.
+    Others: 0.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -120,10 +126,11 @@ class JoinRequest(_message.Message):
         held: _common_pb2.PolicyVersion | None = ...,
         vocabulary_size: _builtins.int = ...,
         instance: _builtins.str = ...,
+        prompts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,6 +594,9 @@ class GetStatusResponse(_message.Message):
     CAPACITY_BOUND_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
     LEDGER_GAP_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    BAD_PROMPTS_FIELD_NUMBER: _builtins.int
+    BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -594,8 +604,9 @@ class GetStatusResponse(_message.Message):
     capacity_groups: _builtins.int
     """How many groups could be leased now, and which bound says so."""
     capacity_bound: _builtins.str
-    """Name of the bound that is tightest: concurrency, staleness or buffer. learner: nothing is leased
-    before it has found the ledger whole; ledger: it has found it older than itself.
+    """Name of the bound that is tightest: concurrency, staleness or buffer; or what is not there: task or
+    prompts. learner: nothing is leased before it has found the ledger whole; ledger: it has found it
+    older than itself.
     """
     now_s: _builtins.float
     """Unix seconds on the coordinator's clock."""
@@ -603,6 +614,10 @@ class GetStatusResponse(_message.Message):
     """What the learner has done and the ledger does not know, one line for people. Empty: nothing
     is known to be missing.
     """
+    prompts: _builtins.int
+    """Prompts of the task; 0: nobody has said."""
+    bad_prompts_total: _builtins.int
+    """How many there are altogether."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -613,7 +628,9 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned, lost."""
+        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned, lost,
+        skipped (their prompts were set aside when their turn came).
+        """
 
     @_builtins.property
     def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -622,6 +639,10 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def step(self) -> Global___StepReport:
         """The newest gradient step. Unset before the first."""
+
+    @_builtins.property
+    def bad_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadPrompt]:
+        """Prompts that were abandoned and have not been answered since: the newest, at most 50."""
 
     def __init__(
         self,
@@ -637,14 +658,65 @@ class GetStatusResponse(_message.Message):
         capacity_bound: _builtins.str = ...,
         now_s: _builtins.float = ...,
         ledger_gap: _builtins.str = ...,
+        prompts: _builtins.int = ...,
+        bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
+        bad_prompts_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class BadPrompt(_message.Message):
+    """A prompt that nobody could answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    RETRY_AT_S_FIELD_NUMBER: _builtins.int
+    prompt_index: _builtins.int
+    """Which of the task's prompts."""
+    reason: _builtins.str
+    """Of its newest attempt: prompt_too_long, prompt_failed, prompt_timed_out, grading_failed,
+    grading_timed_out, engine_refused or expired.
+    """
+    detail: _builtins.str
+    """What the sampler said of it, at most 200 characters. May be empty."""
+    times: _builtins.int
+    """How often in a row it was abandoned."""
+    slot: _builtins.int
+    """The newest slot that was abandoned with it."""
+    at_s: _builtins.float
+    """Unix seconds on the coordinator's clock when it was."""
+    retry_at_s: _builtins.float
+    """When it is leased again, likewise."""
+    def __init__(
+        self,
+        *,
+        prompt_index: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        times: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        at_s: _builtins.float = ...,
+        retry_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "detail", b"detail", "prompt_index", b"prompt_index", "reason", b"reason", "retry_at_s", b"retry_at_s", "slot", b"slot", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadPrompt: _TypeAlias = BadPrompt  # noqa: Y015
 
 @_typing.final
 class PeerStatus(_message.Message):

@@ -105,6 +105,8 @@ class MembershipServiceStub:
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+      than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
       an older copy of the run's learner. Final; the learner that is there is not fenced.
@@ -144,6 +146,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+      than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
       an older copy of the run's learner. Final; the learner that is there is not fenced.
@@ -186,6 +190,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
 
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
+        * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
+          than the run's. Final: fix the configuration, or the task's data.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
           an older copy of the run's learner. Final; the learner that is there is not fenced.

@@ -20,6 +20,46 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LeaseFault:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LeaseFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseFault.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEASE_FAULT_UNSPECIFIED: _LeaseFault.ValueType  # 0
+    """Never sent."""
+    LEASE_FAULT_PROMPT_TOO_LONG: _LeaseFault.ValueType  # 1
+    """Prompt and completion do not fit the model's context."""
+    LEASE_FAULT_PROMPT_FAILED: _LeaseFault.ValueType  # 2
+    """The task did not give a prompt: it raised, gave something else than a text, or died."""
+    LEASE_FAULT_PROMPT_TIMED_OUT: _LeaseFault.ValueType  # 3
+    """The task did not give a prompt in time."""
+    LEASE_FAULT_GRADING_FAILED: _LeaseFault.ValueType  # 4
+    """The grader raised, gave something else than finite numbers, or died."""
+    LEASE_FAULT_GRADING_TIMED_OUT: _LeaseFault.ValueType  # 5
+    """The grader was killed at its limit of time."""
+    LEASE_FAULT_ENGINE_REFUSED: _LeaseFault.ValueType  # 6
+    """The engine will not sample it, for another reason than its length."""
+
+class LeaseFault(_LeaseFault, metaclass=_LeaseFaultEnumTypeWrapper):
+    """Why a prompt could not be answered."""
+
+LEASE_FAULT_UNSPECIFIED: LeaseFault.ValueType  # 0
+"""Never sent."""
+LEASE_FAULT_PROMPT_TOO_LONG: LeaseFault.ValueType  # 1
+"""Prompt and completion do not fit the model's context."""
+LEASE_FAULT_PROMPT_FAILED: LeaseFault.ValueType  # 2
+"""The task did not give a prompt: it raised, gave something else than a text, or died."""
+LEASE_FAULT_PROMPT_TIMED_OUT: LeaseFault.ValueType  # 3
+"""The task did not give a prompt in time."""
+LEASE_FAULT_GRADING_FAILED: LeaseFault.ValueType  # 4
+"""The grader raised, gave something else than finite numbers, or died."""
+LEASE_FAULT_GRADING_TIMED_OUT: LeaseFault.ValueType  # 5
+"""The grader was killed at its limit of time."""
+LEASE_FAULT_ENGINE_REFUSED: LeaseFault.ValueType  # 6
+"""The engine will not sample it, for another reason than its length."""
+Global___LeaseFault: _TypeAlias = LeaseFault  # noqa: Y015
+
 class _LogprobMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -88,7 +128,10 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness, buffer, learner or ledger. Empty: none."""
+    """The bound that was reached: concurrency, staleness or buffer; or what is not there: learner, ledger,
+    policy version, task (nobody has said how many prompts it has) or prompts (all are set aside).
+    Empty: none.
+    """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
         """The leases granted; may be empty."""
@@ -154,27 +197,65 @@ Global___PromptLease: _TypeAlias = PromptLease  # noqa: Y015
 
 @_typing.final
 class ReleaseLeasesRequest(_message.Message):
-    """Leases to give back."""
+    """Leases to give back, at most 4096 altogether."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At most 4096."""
+        """Not begun, or broken off by the sampler's own stop: they cost no attempt."""
+
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedLease]:
+        """Tries at prompts that could not be answered."""
 
     def __init__(
         self,
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        failed: _abc.Iterable[Global___FailedLease] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "lease_ids", b"lease_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseLeasesRequest: _TypeAlias = ReleaseLeasesRequest  # noqa: Y015
+
+@_typing.final
+class FailedLease(_message.Message):
+    """A lease whose prompt could not be answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    """Which."""
+    fault: Global___LeaseFault.ValueType
+    """Why. Unset: refused."""
+    detail: _builtins.str
+    """One line for people, at most 200 characters: what the task's code raised, or which rule was
+    broken with the values.
+    """
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        fault: Global___LeaseFault.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "fault", b"fault", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedLease: _TypeAlias = FailedLease  # noqa: Y015
 
 @_typing.final
 class ReleaseLeasesResponse(_message.Message):

@@ -74,7 +74,8 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLeases(self, request, context):
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
+        failed costs its prompt an attempt, and too many of those set the prompt aside.
         Leases the caller does not hold are passed over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -42,7 +42,8 @@ class RolloutServiceStub:
     * `FAILED_PRECONDITION` (not_joined): join first.
     """
     ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
+    failed costs its prompt an attempt, and too many of those set the prompt aside.
     Leases the caller does not hold are passed over.
     """
     SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
@@ -85,7 +86,8 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     * `FAILED_PRECONDITION` (not_joined): join first.
     """
     ReleaseLeases: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
+    failed costs its prompt an attempt, and too many of those set the prompt aside.
     Leases the caller does not hold are passed over.
     """
     SubmitRollouts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
@@ -137,7 +139,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.ReleaseLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.ReleaseLeasesResponse, _abc.Awaitable[_rollout_pb2.ReleaseLeasesResponse]]:
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
+        failed costs its prompt an attempt, and too many of those set the prompt aside.
         Leases the caller does not hold are passed over.
         """
 

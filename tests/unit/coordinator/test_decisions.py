@@ -23,7 +23,14 @@ def desk() -> Desk:
 def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> decisions.Grant:
     version = None if held is None else PolicyVersion(held)
     decision = decisions.lease(
-        desk.accounts, WORK, desk.bounds, sampler_id="s1", wanted=wanted, held=version, ttl_s=TTL_S
+        desk.accounts,
+        WORK,
+        desk.bounds,
+        sampler_id="s1",
+        wanted=wanted,
+        held=version,
+        ttl_s=TTL_S,
+        now=desk.now,
     )
     return decision.answer
 

@@ -58,7 +58,14 @@ def refused(outcome: history.Outcome) -> tuple[Reason, str]:
 
 def lease(desk: Desk) -> decisions.Grant:
     return decisions.lease(
-        desk.accounts, WORK, desk.bounds, sampler_id="s1", wanted=1, held=PolicyVersion(99), ttl_s=TTL_S
+        desk.accounts,
+        WORK,
+        desk.bounds,
+        sampler_id="s1",
+        wanted=1,
+        held=PolicyVersion(99),
+        ttl_s=TTL_S,
+        now=desk.now,
     ).answer
 
 

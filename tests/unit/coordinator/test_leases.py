@@ -1,10 +1,22 @@
 """The life of a slot, driven step by step."""
 
+from dataclasses import replace
+
 import pytest
 
-from node.coordinator.leases import MAX_ATTEMPTS, SlotState, Standing, parse_group_id
+from node.coordinator.leases import (
+    FINAL_FAULTS,
+    FIRST_RETRY_S,
+    MAX_ATTEMPTS,
+    MAX_FAULTS,
+    SAME_SAMPLER_S,
+    SlotState,
+    Standing,
+    parse_group_id,
+)
+from node.failure import FAULTS, Failure
 from node.rollout import Verdict
-from support.coordinator import TTL_S, Desk
+from support.coordinator import BOUNDS, RETRY_S, TTL_S, Desk, make_accounts
 
 
 @pytest.fixture
@@ -131,3 +143,110 @@ def test_groups_wait_for_training_oldest_first(desk: Desk) -> None:
     for lease_id in ("2.1", "0.1", "1.1"):
         desk.submit(lease_id)
     assert [slot.number for slot in desk.accounts.book.untrained()] == [0, 1, 2]
+
+
+RAISED = Failure.PROMPT_FAILED
+
+
+def test_a_slot_with_a_fault_waits_and_goes_to_another_sampler_first(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.fail("0.1", "s1", fault=RAISED)
+    assert desk.lease("s2") == ["1.1"]
+    desk.now += FIRST_RETRY_S
+    assert desk.lease("s1") == ["2.1"]
+    assert desk.lease("s2") == ["0.2"]
+
+
+def test_the_sampler_that_had_the_fault_gets_the_slot_where_there_is_no_other(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.fail("0.1", "s1", fault=RAISED)
+    desk.now += FIRST_RETRY_S + SAME_SAMPLER_S
+    assert desk.lease("s1") == ["0.2"]
+
+
+def test_suspects_are_a_small_part_of_a_grant(desk: Desk) -> None:
+    for lease_id in desk.lease("s1", 4):
+        desk.fail(lease_id, "s1", fault=RAISED)
+    desk.now += 60
+    assert desk.lease("s2", 4) == ["0.2", "4.1", "5.1", "6.1"]
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_prompt_is_abandoned_after_two_faults_or_one_that_needs_no_other(
+    desk: Desk, fault: Failure
+) -> None:
+    attempts = 1 if fault in FINAL_FAULTS else MAX_FAULTS
+    for attempt in range(1, attempts + 1):
+        assert 0 in desk.accounts.book.open_slots or attempt == 1
+        assert desk.lease() == [f"0.{attempt}"]
+        assert desk.fail(f"0.{attempt}", fault=fault, detail="the reason\n") == 1
+        desk.now += 60
+    assert desk.accounts.book.counts()[SlotState.ABANDONED] == 1
+    (bad,) = desk.accounts.prompts.newest(5)
+    assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
+
+
+def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.fail("0.1", "s1", fault=RAISED)
+    assert desk.submit("0.1", "s1").verdict is Verdict.FOREIGN
+    assert state(desk) is SlotState.AVAILABLE
+
+
+@pytest.mark.parametrize(("lease_id", "sampler"), [("0.1", "s2"), ("0.2", "s1"), ("9.1", "s1"), ("x", "s1")])
+def test_only_the_holder_of_a_lease_fails_it(desk: Desk, lease_id: str, sampler: str) -> None:
+    desk.lease("s1")
+    assert desk.fail(lease_id, sampler, fault=Failure.PROMPT_TOO_LONG) == 0
+    assert state(desk) is SlotState.LEASED
+
+
+def test_an_abandoned_prompt_is_passed_over_until_it_is_due_and_then_fails_at_once() -> None:
+    desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
+    desk.lease()
+    bad_index = desk.accounts.book.open_slots[0].prompt_index
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    numbers = [parse_group_id(lease_id)[0] for lease_id in desk.lease("s1", 3)]  # type: ignore[index]
+    indices = {desk.accounts.book.open_slots[number].prompt_index for number in numbers}
+    assert len(numbers) == 3
+    assert indices == {1 - bad_index}
+    assert desk.accounts.book.counts()[SlotState.SKIPPED] >= 1
+    desk.now += RETRY_S
+    again = desk.lease("s1", 2)
+    (due,) = [
+        i for i in again if desk.accounts.book.open_slots[int(i.split(".")[0])].prompt_index == bad_index
+    ]
+    desk.fail(due, fault=RAISED)
+    (bad,) = desk.accounts.prompts.newest(5)
+    assert (bad.times, bad.reason, bad.retry_at_s) == (2, RAISED, desk.now + 2 * RETRY_S)
+
+
+def test_a_group_for_a_bad_prompt_clears_it() -> None:
+    desk = Desk(make_accounts(prompts=1))
+    desk.lease()
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    desk.now += RETRY_S
+    (lease_id,) = desk.lease()
+    desk.submit(lease_id)
+    assert len(desk.accounts.prompts) == 0
+
+
+def test_where_every_prompt_is_aside_nothing_is_leased_and_no_slot_is_spent() -> None:
+    desk = Desk(make_accounts(prompts=2))
+    for lease_id in desk.lease("s1", 2):
+        desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG)
+    before = desk.accounts.book.counts()
+    assert desk.lease("s1", 2) == []
+    assert desk.accounts.book.counts() == before
+    desk.now += RETRY_S
+    assert len(desk.lease("s1", 2)) == 2
+
+
+def test_five_expiries_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        desk.submit(f"1.{attempt}")
+        refuse(desk, f"1.{attempt}")
+        desk.expire(TTL_S)
+        desk.lease("s1", 2)
+    assert desk.accounts.book.counts()[SlotState.ABANDONED] == 2
+    assert [(bad.slot, bad.reason) for bad in desk.accounts.prompts.newest(5)] == [(0, Failure.EXPIRED)]

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from node.coordinator.accounts import StoredGroup, Transaction
+from node.coordinator.leases import Attempt, SlotState
 from node.coordinator.ledger import Ledger
+from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import Announced
 from node.errors import Reason, RefusedError, StartupError
+from node.failure import Failure
 from node.rollout import Verdict
 from node.run import StepRecord
-from support.coordinator import LEARNER, Desk
+from support.coordinator import LEARNER, Desk, make_accounts
+from support.ledgers import as_schema_1
 
 
 @pytest.fixture
@@ -156,3 +160,36 @@ def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
     path.touch()
     with closing(Ledger.open(path, run_id="run")) as ledger:
         assert ledger.balance().slots == ()
+
+
+def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Path) -> None:
+    desk = Desk()
+    desk.lease("s1", 2)
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
+    desk.fail("1.1", fault=Failure.GRADING_FAILED, detail="ValueError")
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        for transaction in desk.transactions:
+            ledger.record(transaction)
+        ledger.record(Transaction(task=TaskSize("addition", 50, "s1")))
+    with closing(Ledger.open(path, run_id="run")) as again:
+        accounts = make_accounts(again.balance(), prompts=None)
+    assert accounts.book.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
+    assert accounts.book.counts()[SlotState.ABANDONED] == 1
+    assert accounts.prompts.newest(9) == desk.accounts.prompts.newest(9)
+    assert (accounts.book.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
+
+
+def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        spool_one(ledger)
+    as_schema_1(path)
+    with closing(Ledger.open(path, run_id="run")) as again:
+        accounts = make_accounts(again.balance(), prompts=50)
+    assert accounts.book.open_slots[0].attempts == (Attempt(1, "s1", is_submitted=True),)
+    assert (len(accounts.prompts), accounts.task) == (0, None)
+
+
+def test_the_size_of_another_task_does_not_count(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        ledger.record(Transaction(task=TaskSize("another", 50, "s1")))
+        assert make_accounts(ledger.balance(), prompts=None).book.prompts is None

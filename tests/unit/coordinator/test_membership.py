@@ -151,3 +151,14 @@ def test_who_cannot_be_told_apart_is_let_in(members: Membership, peer: Peer, fir
     members.join(peer, 0, instance=first)
     members.beat(peer, 1, instance=first)
     assert members.join(peer, 2, instance=second).joins == 2
+
+
+def test_what_is_said_once_the_settings_are_known_belongs_to_the_same_join(members: Membership) -> None:
+    members.join(PEER, 0)
+    members.beat(PEER, 1)
+    assert members.join(PEER, 2, completes=True).joins == 1
+    assert state(members) is PeerState.LIVE
+    assert members.join(PEER, 3, completes=True).joins == 2
+    assert state(members) is PeerState.JOINED
+    members.leave(PEER)
+    assert members.join(PEER, 4, completes=True).joins == 3

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from node import status
 from node.errors import ExitCode, StartupError
+from node.failure import BadPrompt, Failure
 from node.identity.init_run import init_run
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus, StepReport
@@ -82,6 +83,21 @@ def test_a_ledger_that_is_behind_the_learner_is_said_above_the_table() -> None:
     assert "ledger" not in rendered(RUN)
     gap = "the learner is at version 910 and the ledger lacks the steps of versions 661 to 909"
     assert f"ledger    behind: {gap}" in rendered(replace(RUN, capacity_bound="x", ledger_gap=gap))
+
+
+def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again() -> None:
+    bad = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, retry_at_s=1300.0)
+    several = tuple(replace(bad, prompt_index=n, detail="", retry_at_s=0.0, times=1) for n in range(5))
+    run = replace(RUN, prompts=100, bad_prompts=(bad, *several), bad_prompts_total=9, now_s=200.0)
+    text = rendered(run)
+    assert "9 of 100 prompts could not be answered" in text
+    assert "prompt 17: prompt_too_long 2 times, tried again in 1100 s: 300 tokens[2J" in text
+    assert "prompt 3: prompt_too_long once, due to be tried again\n" in "\n".join(
+        line.rstrip() for line in text.splitlines()
+    )
+    assert "and 4 more" in text
+    assert json.loads(status.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
+    assert "could not be answered" not in rendered(RUN)
 
 
 def test_a_run_that_has_just_begun_can_be_shown() -> None:

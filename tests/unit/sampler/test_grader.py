@@ -7,7 +7,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from sampler.tasks.grader import Grader, GradingError
+from sampler.tasks.grader import Grader, TaskError
 from support.waiting import until
 
 
@@ -69,7 +69,7 @@ async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
     make: Callable[..., Grader], kills: Kills
 ) -> None:
     grader = make("Hanging", wall_limit_s=0.3)
-    with pytest.raises(GradingError, match=r"killed after 0\.3 s"):
+    with pytest.raises(TaskError, match=r"killed after 0\.3 s"):
         await grader.grade(1, ["x"])
     assert kills.count == 1
     assert await grader.grade(0, ["x"]) == [1.0]
@@ -77,7 +77,7 @@ async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
 
 async def test_what_a_grader_started_is_killed_with_it(make: Callable[..., Grader], tmp_path: Path) -> None:
     note = tmp_path / "child"
-    with pytest.raises(GradingError, match="killed"):
+    with pytest.raises(TaskError, match="killed"):
         await make("Parenting", wall_limit_s=1.0).grade(1, [str(note)])
     await until(lambda: is_dead(int(note.read_text())))
 
@@ -86,7 +86,7 @@ async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
     make: Callable[..., Grader], kills: Kills
 ) -> None:
     grader = make("Spinning", cpu_limit_s=1)
-    with pytest.raises(GradingError, match="died"):
+    with pytest.raises(TaskError, match="died"):
         await grader.grade(1, ["x"])
     assert kills.count == 1
     assert await grader.grade(0, ["x"]) == [1.0]
@@ -94,14 +94,14 @@ async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
 
 async def test_a_grader_that_hoards_memory_is_refused_it(make: Callable[..., Grader]) -> None:
     grader = make("Hoarding")
-    with pytest.raises(GradingError, match="MemoryError"):
+    with pytest.raises(TaskError, match="MemoryError"):
         await grader.grade(1, ["x"])
     assert await grader.grade(0, ["x"]) == [1.0]
 
 
 async def test_a_grader_that_raises_fails_its_group_only(make: Callable[..., Grader], kills: Kills) -> None:
     grader = make("Raising")
-    with pytest.raises(GradingError, match="RuntimeError: no such answer"):
+    with pytest.raises(TaskError, match="RuntimeError: no such answer"):
         await grader.grade(1, ["x"])
     assert await grader.grade(0, ["x"]) == [1.0]
     assert kills.count == 0
@@ -112,14 +112,14 @@ async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..
 
 
 async def test_a_reward_that_is_not_finite_is_refused(make: Callable[..., Grader]) -> None:
-    with pytest.raises(GradingError, match="not finite"):
+    with pytest.raises(TaskError, match="not finite"):
         await make("NotFinite").grade(1, ["x"])
 
 
 async def test_a_task_that_does_not_load_in_the_grader_is_said(
     make: Callable[..., Grader], kills: Kills
 ) -> None:
-    with pytest.raises(GradingError, match="did not start"):
+    with pytest.raises(TaskError, match="did not start"):
         await make("Broken").grade(0, ["x"])
     assert kills.count == 1
 

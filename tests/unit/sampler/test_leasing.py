@@ -8,13 +8,14 @@ from prometheus_client import CollectorRegistry
 
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError
+from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import PromptLease
 from node.rollout_client import LeaseGrant, SamplerRolloutClient
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from sampler.generation import Generation
-from sampler.leasing import Leasing
+from sampler.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.workload import Stage, Workload
 from support.groups import SAMPLING
 from support.waiting import until
@@ -29,6 +30,8 @@ class Hub:
         self.grants = list(grants)
         self.asked: list[int] = []
         self.released: list[str] = []
+        self.failed: list[FailedLease] = []
+        self.release_failures: list[Exception] = []
 
     async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
         assert held == HELD
@@ -38,9 +41,12 @@ class Hub:
             raise grant
         return grant
 
-    async def release(self, lease_ids: Sequence[str]) -> int:
+    async def release(self, lease_ids: Sequence[str], failed: Sequence[FailedLease] = ()) -> int:
+        if self.release_failures:
+            raise self.release_failures.pop(0)
         self.released += lease_ids
-        return len(lease_ids)
+        self.failed += failed
+        return len(lease_ids) + len(failed)
 
 
 class Serving:
@@ -141,3 +147,34 @@ async def test_leases_given_back_while_all_room_is_taken_go_back_at_once() -> No
         await until(lambda: desk.workload.room() == 0)
         desk.leasing.give_back(["9.9"])
         await until(lambda: desk.hub.released == ["9.9"])
+
+
+async def test_a_failed_lease_goes_back_with_its_fault_and_is_told_until_the_hub_has_heard_it() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1")))
+    desk.hub.release_failures = [ConnectionLost("cut"), RefusedError(Reason.BUSY, "later")]
+    failed = FailedLease("1.1", Failure.GRADING_FAILED, "ValueError: x")
+    async with leasing(desk):
+        await until(lambda: desk.workload.room() == 0)
+        desk.leasing.give_up(failed)
+        await until(lambda: desk.hub.failed == [failed])
+    assert desk.hub.release_failures == []
+
+
+async def test_a_sampler_whose_every_lease_fails_takes_one_at_a_time_after_a_pause() -> None:
+    desk = Desk(Hub())
+    for number in range(FAILURES_IN_A_ROW):
+        desk.leasing.give_up(FailedLease(f"{number}.1", Failure.PROMPT_FAILED))
+    async with leasing(desk):
+        await until(lambda: desk.node_metrics.waits_for == "task that works")
+        await until(lambda: desk.hub.asked == [1])
+    assert len(desk.hub.failed) == FAILURES_IN_A_ROW
+
+
+async def test_one_success_ends_the_pauses() -> None:
+    desk = Desk(Hub())
+    for number in range(3 * FAILURES_IN_A_ROW):
+        if number == 2 * FAILURES_IN_A_ROW + 1:
+            desk.leasing.note_success()
+        desk.leasing.give_up(FailedLease(f"{number}.1", Failure.PROMPT_FAILED))
+    async with leasing(desk):
+        await until(lambda: desk.hub.asked == [2])

@@ -1,0 +1,53 @@
+"""How many prompts the run's task has, and who said so; pure.
+
+    configured: as configured, and every sampler must agree
+    not configured: as the first sampler says, from then on in the ledger, and every other must agree
+
+The order of prompts depends on their number, so nothing is leased before it is known.
+"""
+
+from dataclasses import dataclass
+
+from node.errors import Reason, RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """The number of prompts of a task, as a sampler found it."""
+
+    name: str
+    prompts: int
+    said_by: str
+    """Node id of the first sampler that said so."""
+
+
+def agreed_size(
+    known: TaskSize | None, *, task: str, configured: int | None, prompts: int, sampler_id: str
+) -> TaskSize | None:
+    """Return the size to be noted, None where it is noted already.
+
+    Args:
+        known: As noted before.
+        configured: ``coordinator.prompts``; None: unset.
+        prompts: What the sampler ``sampler_id`` found.
+    Raises:
+        RefusedError: TASK_MISMATCH.
+    """
+    if configured is not None and configured != prompts:
+        raise RefusedError(
+            Reason.TASK_MISMATCH,
+            f"coordinator.prompts = {configured}, and task {task!r} of sampler {sampler_id} "
+            f"has {prompts} prompts",
+            fix=f"set coordinator.prompts = {prompts} or leave it out, or give this sampler the others' task",
+        )
+    if known is not None and known.prompts == prompts:
+        return None
+    if known is not None and configured is None:
+        raise RefusedError(
+            Reason.TASK_MISMATCH,
+            f"task {task!r} of sampler {sampler_id} has {prompts} prompts, "
+            f"this run has {known.prompts} since sampler {known.said_by} joined",
+            fix="give every sampler the same task (sampler.custom_tasks and its data); "
+            f"if {prompts} is right, set coordinator.prompts = {prompts} and restart the coordinator",
+        )
+    return TaskSize(task, prompts, sampler_id)

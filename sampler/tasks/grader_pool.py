@@ -1,0 +1,178 @@
+"""Several processes of one task, so that a request that hangs holds up no other.
+
+    request --> one is idle: its --> else wait until one is
+    a request takes long --> fewer than two others are quick --> one more is started meanwhile, up to a bound
+
+Grading goes before prompts: it finishes work that is held. A task that answers at once is served by one
+process for ever. What a task has to load at its start is loaded beside its work, not in the way of it.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sampler.tasks.grader import Grader, TaskDescription, TaskError
+
+SLOW_S: Final = 0.1
+"""A request that takes longer may hang: longer than a task that answers at once, short against any limit."""
+
+QUICK: Final = 2
+"""Processes, besides those that may hang, that there are to be once one may: one works while one is spare."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompt:
+    """A prompt and the process that made it."""
+
+    text: str
+    grader: int
+    incarnation: int
+
+
+class GraderPool:
+    """Prompts of one task and rewards for their completions.
+
+    Args:
+        make: Makes one more grader of the task.
+        most: Processes at most.
+    """
+
+    def __init__(self, make: Callable[[], Grader], *, most: int, slow_s: float = SLOW_S) -> None:
+        self._make = make
+        self._most = most
+        self._slow_s = slow_s
+        self._graders = [make()]
+        self._idle = [0]
+        self._slow: set[int] = set()
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        self._gradings: deque[asyncio.Future[int]] = deque()
+        self._prompts: deque[asyncio.Future[int]] = deque()
+        self._is_stateful = False
+
+    @property
+    def processes(self) -> int:
+        """How many run."""
+        return sum(grader.is_running for grader in self._graders)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no process works on; bounded by the leases that are worked on."""
+        return len(self._gradings) + len(self._prompts)
+
+    async def start(self) -> TaskDescription:
+        """Start the first process and return what the task says of itself.
+
+        Raises:
+            TaskUnusableError, TaskError: see ``Grader.describe``.
+        """
+        description = await self._graders[0].describe()
+        self._is_stateful = description.is_stateful
+        return description
+
+    async def prompt(self, index: int) -> TaskPrompt:
+        """Ask for a prompt; see ``Grader.prompt``."""
+
+        async def ask(number: int) -> TaskPrompt:
+            grader = self._graders[number]
+            text = await grader.prompt(index)
+            return TaskPrompt(text, number, grader.incarnation)
+
+        return await self._answer(self._prompts, ask)
+
+    async def grade(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
+        """Return one finite reward per text; see ``Grader.grade``."""
+        if self._is_stateful:
+            return await self._grade_where_made(prompt, index, texts)
+
+        async def ask(number: int) -> list[float]:
+            return await self._graders[number].grade(index, texts)
+
+        return await self._answer(self._gradings, ask)
+
+    async def close(self) -> None:
+        """End every process."""
+        starting = tuple(self._starting.values())
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        for grader in self._graders:
+            await grader.close()
+
+    async def _grade_where_made(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
+        number = prompt.grader
+        was_idle = number in self._idle
+        if was_idle:
+            self._idle.remove(number)  # no prompt should wait behind this
+        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
+        try:
+            return await self._graders[number].grade(index, texts, incarnation=prompt.incarnation)
+        finally:
+            notice.cancel()
+            self._slow.discard(number)
+            if was_idle:
+                self._give(number)
+
+    async def _answer(
+        self, queue: deque[asyncio.Future[int]], ask: Callable[[int], Awaitable[Answer]]
+    ) -> Answer:
+        number = await self._take(queue)
+        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
+        try:
+            return await ask(number)
+        finally:
+            notice.cancel()
+            self._slow.discard(number)
+            self._give(number)
+
+    async def _take(self, queue: deque[asyncio.Future[int]]) -> int:
+        if self._idle:
+            # Whoever was killed starts again only when nobody else is idle.
+            number = next((n for n in reversed(self._idle) if self._graders[n].is_running), self._idle[-1])
+            self._idle.remove(number)
+            return number
+        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        queue.append(place)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place in queue:
+                queue.remove(place)
+            elif not place.cancelled():
+                self._give(place.result())
+            raise
+
+    def _give(self, number: int) -> None:
+        for queue in (self._gradings, self._prompts):
+            while queue:
+                place = queue.popleft()
+                if not place.done():
+                    place.set_result(number)
+                    return
+        self._idle.append(number)
+
+    def _note_slow(self, number: int) -> None:
+        self._slow.add(number)
+        running = {n for n, grader in enumerate(self._graders) if grader.is_running}
+        if len((running | self._starting.keys()) - self._slow) >= QUICK:
+            return
+        stopped = next((n for n in self._idle if n not in running), None)
+        if stopped is not None:
+            self._idle.remove(stopped)
+        elif len(self._graders) < self._most:
+            stopped = len(self._graders)
+            self._graders.append(self._make())
+        else:
+            return
+        self._starting[stopped] = asyncio.create_task(self._start(stopped))
+
+    async def _start(self, number: int) -> None:
+        # A process that does not start is tried again by the next request, which is told.
+        with contextlib.suppress(TaskError):
+            await self._graders[number].describe()
+        del self._starting[number]
+        self._give(number)

@@ -1,0 +1,189 @@
+"""A run with a few bad prompts goes on: real coordinator, real sampler, real graders, a learner by hand."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.rollout import RolloutGroup
+from node.wire import group_from_wire
+from sampler.engines.torch_engine import TorchEngine
+from support.bad_prompts import is_bad
+from support.clock import ManualClock
+from support.hub import HandDrain, running_hub
+from support.identity import MadeRun, make_run
+from support.sampler import learning, sampling
+from support.tiny_model import make_tiny_model
+
+TASKS = {
+    "too_long": ("TooLong", "prompt_too_long"),
+    "prompt_raises": ("PromptRaises", "prompt_failed"),
+    "prompt_hangs": ("PromptHangs", "prompt_timed_out"),
+    "grader_raises": ("GraderRaises", "grading_failed"),
+    "grader_hangs": ("GraderHangs", "grading_timed_out"),
+}
+GROUPS = 60
+"""Three epochs of twenty prompts, two of them bad."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def pass_time(clock: ManualClock) -> None:
+    """Let an hour of the coordinator's go by in a minute; samplers beat often enough to keep their leases."""
+    while True:
+        await asyncio.sleep(0.05)
+        clock.advance(3.0)
+
+
+async def train(
+    drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
+) -> list[RolloutGroup]:
+    """Train on each group by itself, from ``version`` on; give those that came in time."""
+    trained: list[RolloutGroup] = []
+    passing = asyncio.create_task(pass_time(clock))
+    try:
+        async with asyncio.timeout(within_s):
+            while len(trained) < groups:
+                response = await drain.hear()
+                if response.WhichOneof("message") == "group":
+                    trained.append(group_from_wire(response.group.group))
+                    await drain.step(version + len(trained), trained[-1].group_id)
+    except TimeoutError:
+        pass
+    finally:
+        passing.cancel()
+    return trained
+
+
+@pytest.mark.parametrize("kind", TASKS)
+async def test_bad_prompts_are_set_aside_with_their_reason_and_the_run_goes_on(
+    kind: str, made: MadeRun, base: TorchEngine, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    name, reason = TASKS[kind]
+    async with (
+        running_hub(made, task=kind, prompts=20, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made,
+            hub.address,
+            model_dir,
+            custom_tasks={kind: f"support.bad_prompts:{name}"},
+            grader_wall_limit_s=0.5,
+        ),
+    ):
+        drain = await learner.drain(credits=1000)
+        trained = await train(drain, hub.clock, groups=GROUPS, within_s=15)
+        assert len(trained) == GROUPS, f"{len(trained)} groups, {len(caplog.records)} log lines"
+        assert not any(is_bad(group.prompt_index) for group in trained)
+        status = await learner.status()
+        assert dict(status.slots)["abandoned"] >= 1
+        assert {bad.reason for bad in status.bad_prompts} == {reason}
+
+
+async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_them(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    settings = {"task": "t", "prompts": 20, "max_staleness_versions": 500}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:PromptRaises"}),
+    ):
+        drain = await learner.drain(credits=1000)
+        assert len(await train(drain, hub.clock, groups=60, within_s=15)) == 60
+        assert {bad.prompt_index for bad in (await learner.status()).bad_prompts} == {1, 11}
+        assert hub.metric("heterorl_coordinator_abandoned_prompts_total", reason="prompt_failed") == 2
+        assert hub.metric("heterorl_coordinator_prompt_faults_total", reason="prompt_failed") == 4
+    # The task was mended, and whoever runs the coordinator wants its prompts back at once.
+    async with (
+        running_hub(made, **settings, prompt_retry_s=0) as hub,
+        learning(hub, base, model_dir, version=60) as learner,
+        sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:Fine"}),
+    ):
+        assert (await learner.status()).bad_prompts_total == 2
+        drain = await learner.drain(credits=1000, version=60)
+        trained = await train(drain, hub.clock, groups=60, within_s=15, version=60)
+        assert {1, 11} <= {group.prompt_index for group in trained}
+        assert (await learner.status()).bad_prompts_total == 0
+
+
+async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_made_it(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    """``Drawn`` numbers its calls; the reward of a group is the number that its process drew for it last."""
+    async with (
+        running_hub(made, task="t", prompts=20, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:Drawn"}, grader_processes=1
+        ),
+    ):
+        drain = await learner.drain(credits=1000)
+        trained = await train(drain, hub.clock, groups=20, within_s=15)
+    drawn = [base.decode(group.prompt_token_ids) for group in trained]
+    assert len(trained) == 20
+    for group, prompt in zip(trained, drawn, strict=True):
+        rewards = {completion.reward for completion in group.completions}
+        assert {f"{group.prompt_index}+{reward:.0f}=" for reward in rewards} == {prompt}
+    assert len(set(drawn)) == 20
+
+
+async def test_slow_prompts_hold_up_neither_the_engine_nor_the_beats(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    """Half a second a prompt, four processes: eight groups a second at best, two from one process."""
+    async with (
+        running_hub(made, task="t", prompts=20, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made,
+            hub.address,
+            model_dir,
+            custom_tasks={"t": "support.bad_prompts:SlowPrompts"},
+            concurrency_groups=4,
+            grader_processes=4,
+        ) as sampler,
+    ):
+        drain = await learner.drain(credits=1000)
+        lateness = asyncio.create_task(longest_pause(seconds=4.0))
+        await train(drain, hub.clock, groups=1, within_s=15)
+        began = time.monotonic()
+        trained = await train(drain, hub.clock, groups=30, within_s=15, version=1)
+        assert len(trained) == 30
+        assert 30 / (time.monotonic() - began) > 4, "no faster than one process"
+        assert await lateness < 0.45, "the event loop stood still for a prompt"
+        assert sampler.value("grader_processes") == 4
+
+
+async def longest_pause(*, seconds: float) -> float:
+    """Return the longest time the event loop, which hub and sampler share, took to come round."""
+    longest, until_s = 0.0, time.monotonic() + seconds
+    while (before := time.monotonic()) < until_s:
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - before - 0.01)
+    return longest

@@ -1,0 +1,117 @@
+"""How many prompts a run has is the task's to say: real coordinator, real sampler, real task."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import torch
+
+from node.errors import ExitCode
+from node.rpc.channel import REASON_KEY
+from node.tokenizer import tokenizer_digest
+from sampler.engines.torch_engine import TorchEngine
+from support.hub import HandPeer, running_hub
+from support.identity import MadeRun, make_run
+from support.sampler import learning, sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+async def refusal(peer: HandPeer, prompts: int, **model: bytes) -> tuple[str, str]:
+    """Join as somebody whose task has so many prompts, and give reason and message."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await peer.join(prompts=prompts, **model)
+    reason = dict(error.value.trailing_metadata() or ())[REASON_KEY]
+    return str(reason), error.value.details() or ""
+
+
+async def test_a_sampler_whose_task_is_smaller_than_configured_is_refused_with_both_numbers_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        running_hub(made, task="addition", prompts=200) as hub,
+        learning(hub, base, model_dir),
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=15) is ExitCode.COULD_NOT_START
+    errors = [str(record.__dict__["error"]) for record in caplog.records if "error" in record.__dict__]
+    assert errors == [
+        "coordinator.prompts = 200, and task 'addition' of sampler sampler-1 has 100 prompts; "
+        "set coordinator.prompts = 100 or leave it out, or give this sampler the others' task"
+    ]
+
+
+async def test_without_a_number_the_first_sampler_says_and_the_ledger_remembers(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        running_hub(made, task="addition", prompts=None) as hub,
+        learning(hub, base, model_dir) as learner,
+    ):
+        before = await learner.status()
+        assert (before.prompts, before.capacity_bound) == (0, "task")
+        async with sampling(made, hub.address, model_dir) as sampler:
+            await until(lambda: sampler.value("groups_total", verdict="spooled") >= 1, within_s=20)
+            status = await learner.status()
+            assert status.prompts == 100
+            assert [peer.joins for peer in status.peers if peer.node_id == made.sampler.node_id] == [1]
+    async with running_hub(made, task="addition", prompts=None) as again, again.peer(made.sampler) as peer:
+        assert (await peer.status()).prompts == 100
+        model = {"layout_digest": base.layout.digest, "tokenizer_digest": tokenizer_digest(model_dir)}
+        reason, message = await refusal(peer, 99, **model)
+        assert reason == "task_mismatch"
+        assert "has 99 prompts, this run has 100 since sampler sampler-1 joined" in message
+        assert "sampler.custom_tasks" in message
+
+
+async def test_the_number_may_be_changed_by_who_runs_the_coordinator(made: MadeRun) -> None:
+    async with running_hub(made, prompts=None) as hub, hub.peer(made.sampler) as sampler:
+        await sampler.join(prompts=100)
+    async with running_hub(made, prompts=150) as hub, hub.peer(made.sampler) as sampler:
+        assert (await refusal(sampler, 100))[0] == "task_mismatch"
+        await sampler.join(prompts=150)
+        assert (await sampler.status()).prompts == 150
+    async with running_hub(made, prompts=None) as hub, hub.peer(made.sampler) as sampler:
+        assert (await sampler.status()).prompts == 150
+
+
+async def test_a_number_that_is_configured_needs_no_sampler_to_say_it(made: MadeRun) -> None:
+    async with (
+        running_hub(made, prompts=100) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await learner.join()
+        await sampler.join()
+        assert len((await sampler.lease(2)).leases) == 2
+
+
+async def test_a_number_of_prompts_that_no_task_has_is_refused(made: MadeRun) -> None:
+    async with running_hub(made, prompts=None) as hub, hub.peer(made.sampler) as sampler:
+        assert (await refusal(sampler, -1))[0] == "malformed"
+        assert (await refusal(sampler, 1 << 50))[0] == "malformed"

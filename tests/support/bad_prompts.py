@@ -1,0 +1,121 @@
+"""Tasks of which a few prompts are bad, each in one way: every prompt whose index is 1 in 10."""
+
+import itertools
+import os
+import time
+
+BAD_EVERY = 10
+
+
+def is_bad(index: int) -> bool:
+    return index % BAD_EVERY == 1
+
+
+class Fine:
+    """All prompts are good."""
+
+    prompts: int = 20
+
+    def prompt(self, index: int) -> str:
+        return f"{index}="
+
+    def grade(self, index: int, text: str) -> float:
+        return float(len(text) % 2)
+
+
+class TooLong(Fine):
+    """Some prompts are longer than the tiny model's context."""
+
+    def prompt(self, index: int) -> str:
+        return "7" * 400 if is_bad(index) else f"{index}="
+
+
+class PromptRaises(Fine):
+    """Some prompts cannot be had."""
+
+    def prompt(self, index: int) -> str:
+        if is_bad(index):
+            raise LookupError(f"no row {index}")
+        return f"{index}="
+
+
+class PromptHangs(Fine):
+    """Some prompts never come."""
+
+    def prompt(self, index: int) -> str:
+        if is_bad(index):
+            time.sleep(3600)
+        return f"{index}="
+
+
+class GraderRaises(Fine):
+    """Some completions cannot be graded."""
+
+    def grade(self, index: int, text: str) -> float:
+        if is_bad(index):
+            raise RuntimeError("no such answer")
+        return 1.0
+
+
+class GraderHangs(Fine):
+    """Some completions are graded for ever."""
+
+    def grade(self, index: int, text: str) -> float:
+        if is_bad(index):
+            time.sleep(3600)
+        return 1.0
+
+
+class SlowPrompts(Fine):
+    """Every prompt takes its time."""
+
+    def prompt(self, index: int) -> str:
+        time.sleep(0.5)
+        return f"{index}="
+
+
+class Drawn(Fine):
+    """Every call of ``prompt`` draws another one; the reward is 1 where grading knows the last one drawn."""
+
+    is_stateful = True
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+        self._drawn: dict[int, int] = {}
+
+    def prompt(self, index: int) -> str:
+        self._drawn[index] = next(self._calls)
+        return f"{index}+{self._drawn[index]}="
+
+    def grade(self, index: int, text: str) -> float:
+        if text == "hang":
+            time.sleep(3600)
+        return float(self._drawn[index])
+
+
+class PromptIsNoText(Fine):
+    def prompt(self, index: int) -> str:
+        return 7 if is_bad(index) else f"{index}="  # type: ignore[return-value]
+
+
+class PromptIsHalfACharacter(Fine):
+    def prompt(self, index: int) -> str:
+        return "\ud800" if is_bad(index) else f"{index}="
+
+
+class PromptIsEndless(Fine):
+    def prompt(self, index: int) -> str:
+        return "7" * 5_000_000 if is_bad(index) else f"{index}="
+
+
+class PromptDies(Fine):
+    def prompt(self, index: int) -> str:
+        if is_bad(index):
+            os._exit(1)
+        return f"{index}="
+
+
+class Empty(Fine):
+    """Has no prompts."""
+
+    prompts = 0

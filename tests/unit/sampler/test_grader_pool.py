@@ -1,0 +1,180 @@
+"""Real processes: what hangs holds up nothing else, and what a process remembers stays with it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from node.failure import Failure
+from sampler.tasks.grader import Grader, TaskError, TaskUnusableError
+from sampler.tasks.grader_pool import GraderPool
+
+
+@pytest_asyncio.fixture
+async def make() -> AsyncIterator[Callable[..., GraderPool]]:
+    made: list[GraderPool] = []
+
+    def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
+        pool = GraderPool(
+            lambda: Grader(
+                f"support.bad_prompts:{task}" if ":" not in task else task,
+                wall_limit_s=wall_limit_s,
+                cpu_limit_s=20,
+                memory_limit_bytes=1 << 30,
+                killed=lambda: None,
+            ),
+            most=most,
+            slow_s=slow_s,
+        )
+        made.append(pool)
+        return pool
+
+    yield make_pool
+    for pool in made:
+        await pool.close()
+
+
+async def test_the_task_says_how_many_prompts_it_has_and_whether_it_remembers(
+    make: Callable[..., GraderPool],
+) -> None:
+    assert (await make("Fine").start()).prompts == 20
+    assert not (await make("Fine").start()).is_stateful
+    assert (await make("Drawn").start()).is_stateful
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("support.unruly_tasks:Broken", "no data"),
+        ("nowhere:Task", "nowhere"),
+        ("support.bad_prompts:Empty", "prompts is 0"),
+    ],
+)
+async def test_what_is_no_task_is_said_at_the_start(
+    make: Callable[..., GraderPool], task: str, said: str
+) -> None:
+    with pytest.raises(TaskUnusableError, match=said):
+        await make(task).start()
+
+
+async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callable[..., GraderPool]) -> None:
+    pool = make("Fine", slow_s=5.0)
+    prompts = await asyncio.gather(*(pool.prompt(index) for index in range(20)))
+    assert [prompt.text for prompt in prompts] == [f"{index}=" for index in range(20)]
+    rewards = await asyncio.gather(*(pool.grade(prompts[n], n, ["x" * n]) for n in range(20)))
+    assert rewards == [[float(n % 2)] for n in range(20)]
+    assert (pool.processes, pool.waiting) == (1, 0)
+
+
+async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool]) -> None:
+    pool = make("SlowPrompts")
+    await pool.start()
+    began = time.monotonic()
+    await asyncio.gather(*(pool.prompt(index) for index in range(9)))
+    assert time.monotonic() - began < 4.0, "nine times half a second, one after the other"
+    assert pool.processes == 3
+
+
+async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPool]) -> None:
+    pool = make("GraderHangs", wall_limit_s=20)
+    prompt = await pool.prompt(1)
+    hanging = asyncio.create_task(pool.grade(prompt, 1, ["x"]))
+    async with asyncio.timeout(10):
+        for index in (2, 3, 4):
+            assert await pool.grade(await pool.prompt(index), index, ["x"]) == [1.0]
+    assert not hanging.done()
+    hanging.cancel()
+    await asyncio.wait({hanging})
+    assert await pool.grade(prompt, 2, ["x"]) == [1.0]
+
+
+async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first(
+    make: Callable[..., GraderPool],
+) -> None:
+    pool = make("SlowPrompts", most=1)
+    prompt = await pool.prompt(0)
+    order: list[str] = []
+
+    async def ask(name: str, request: asyncio.Future[object]) -> None:
+        await request
+        order.append(name)
+
+    await asyncio.gather(
+        ask("prompt 1", asyncio.ensure_future(pool.prompt(1))),
+        ask("prompt 2", asyncio.ensure_future(pool.prompt(2))),
+        ask("grading", asyncio.ensure_future(pool.grade(prompt, 0, ["x"]))),
+    )
+    assert order == ["prompt 1", "grading", "prompt 2"]
+    assert pool.processes == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "fault", "said"),
+    [
+        ("PromptRaises", Failure.PROMPT_FAILED, "LookupError: no row 1"),
+        ("PromptHangs", Failure.PROMPT_TIMED_OUT, "killed after 0.5 s"),
+        ("PromptIsNoText", Failure.PROMPT_FAILED, "gave int, not a text"),
+        ("PromptIsHalfACharacter", Failure.PROMPT_FAILED, "UnicodeEncodeError"),
+        ("PromptIsEndless", Failure.PROMPT_TOO_LONG, "5000000 characters"),
+        ("PromptDies", Failure.PROMPT_FAILED, "died"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
+    make: Callable[..., GraderPool], task: str, fault: Failure, said: str
+) -> None:
+    pool = make(task, wall_limit_s=0.5 if task == "PromptHangs" else 30)
+    with pytest.raises(TaskError, match=said) as error:
+        await pool.prompt(1)
+    assert error.value.fault is fault
+    assert (await pool.prompt(2)).text == "2="
+
+
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        ("bad_prompts:GraderRaises", Failure.GRADING_FAILED),
+        ("bad_prompts:GraderHangs", Failure.GRADING_TIMED_OUT),
+        ("unruly_tasks:NotFinite", Failure.GRADING_FAILED),
+    ],
+)
+async def test_a_group_that_cannot_be_graded_says_why(
+    make: Callable[..., GraderPool], task: str, fault: Failure
+) -> None:
+    pool = make(f"support.{task}", wall_limit_s=1.0)
+    with pytest.raises(TaskError) as error:
+        await pool.grade(await pool.prompt(1), 1, ["x"])
+    assert error.value.fault is fault
+
+
+async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callable[..., GraderPool]) -> None:
+    pool = make("Drawn", most=2)
+    await pool.start()
+    prompts = [await pool.prompt(index) for index in range(5)]
+    for index, prompt in reversed(list(enumerate(prompts))):
+        (reward,) = await pool.grade(prompt, index, ["x"])
+        assert prompt.text == f"{index}+{reward:.0f}="
+
+
+async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[..., GraderPool]) -> None:
+    pool = make("Drawn", most=1, wall_limit_s=0.5)
+    await pool.start()
+    prompt = await pool.prompt(3)
+    with pytest.raises(TaskError, match="killed"):
+        await pool.grade(await pool.prompt(-1), -1, ["hang"])
+    with pytest.raises(TaskError, match="has ended") as error:
+        await pool.grade(prompt, 3, ["x"])
+    assert error.value.fault is None
+
+
+async def test_requests_that_are_cancelled_leave_their_place(make: Callable[..., GraderPool]) -> None:
+    pool = make("SlowPrompts", most=1)
+    await pool.start()
+    first, second, third = (asyncio.create_task(pool.prompt(index)) for index in range(3))
+    await asyncio.wait({first}, timeout=0.1)
+    second.cancel()
+    assert (await first).text == "0="
+    assert (await third).text == "2="
+    assert second.cancelled()
+    assert pool.waiting == 0
