@@ -1,7 +1,14 @@
 """Who is here, what each peer holds and waits for, and what it has to be told.
 
 Brings together membership, lag and the fleet's metrics; nothing here outlives the process, because
-peers say it all again when they join.
+peers say it all again when they join. What is forgotten when:
+
+    silent      its metrics and its place among them
+    left        the same at once; silence for GONE_AFTER_S counts as leaving
+    forgotten   row, lag and verdicts not told: past PEERS_REMEMBERED, those that left first
+
+A heartbeat costs the same however many peers there are; ``expire`` and ``rows`` look at all of them,
+once a second.
 """
 
 from collections.abc import Callable, Iterator
