@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 LIBRARY_FILE: Final = Path(__file__).with_name("kernel.so")
 
-ABI: Final = 1
+ABI: Final = 2
 """What the library answers unless it is of other sources than these. kernel.c has the same number."""
 
 PORTABLE: Final = "portable"
-PATHS: Final = (PORTABLE, "AVX-512")
-"""By the kernel's numbers."""
+PATHS: Final = (PORTABLE, "AVX2", "AVX-512")
+"""By the kernel's numbers; a processor that has one has those before it. The portable path is in vectors of
+16 bytes: SSE2, NEON."""
 
 
 class FrameFacts(ctypes.Structure):

@@ -14,6 +14,7 @@ from node.weights.exponent_conditioned.format import Fault
 from support.exponent_conditioned import (
     FAULTS,
     FAULTS_BASE,
+    Fields,
     coded,
     fault_of,
     implementations,
@@ -121,6 +122,22 @@ def test_a_frame_is_coded_as_if_there_had_been_none_before(implementation: Imple
     delta = implementation.encode(words, base=base, limit_bytes=40)
     assert (delta.payload, delta.changes) == (coded(words, base=base), 1)
     assert fault_of(implementation, past, base=base)[0] is Fault.POSITION
+
+
+@each
+@pytest.mark.parametrize(("class_", "exponent"), [(0, 200), (0, 250), (1, 251), (5, 255)])
+def test_class_0_may_start_so_high_that_the_last_classes_have_no_exponent(
+    implementation: Implementation, class_: int, exponent: int
+) -> None:
+    base = np.repeat(np.array([exponent, 100], np.uint16) << 7, 70)
+    if class_ == 0:
+        base[70:] = base[0]
+    payload = Fields(250, 1 << class_).surprise(1 - 7).surprise(0 - -6).number(69, 0).bits(0, 1).surprise(-7)
+    words = base.copy()
+    words[69] += 1
+    assert fault_of(implementation, payload.to_bytes(), base=base) == (Fault.NONE, words.tobytes())
+    missing = Fields(250, 1 << 6).surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(0, 1).surprise(-7)
+    assert fault_of(implementation, missing.to_bytes(), base=base)[0] is Fault.POSITION
 
 
 @each
