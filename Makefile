@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo test kills restores check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo test kills restores neon check lint types layers proto proto-check format wheel-check clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ kills: install ## Kill sampler, relay and learner of a real run at their worst m
 
 restores: install ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)
+
+neon: install ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (needs qemu-user and a cross compiler)
+	$(BIN)/python tests/fuzz/emulated_kernel.py
 
 check: lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
 

@@ -58,7 +58,7 @@ from node.weights.held import HeldPolicy
 from node.weights.layout import Layout, TensorSpec
 from node.weights.manifest import sign
 
-IMPLEMENTATIONS: Final = ("best", "portable", "numba", "numpy")
+IMPLEMENTATIONS: Final = ("best", "AVX2", native.PORTABLE, "numpy")
 CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")
 
 _DRAWN_STEP: Final = 3e-7
@@ -258,20 +258,12 @@ def _give_back_freed_memory() -> None:
 
 
 def _implementation(name: str) -> Implementation:
-    if name == "numba":
-        from node.weights.exponent_conditioned import jit
-
-        # Compiles; else the first thing measured would be the compiler.
-        some = np.arange(64, dtype=np.uint16)
-        payload = jit.encode(some + np.uint16(1), base=some, limit_bytes=some.nbytes).payload
-        jit.decode(payload or b"", base=some, out=np.empty_like(some))
-        return jit
     if name == "numpy":
         return reference
-    if name == "portable":
-        kernel = native.load(native.PATHS.index("portable"))
+    if name in native.PATHS:
+        kernel = native.load(native.PATHS.index(name))
         if kernel is None:
-            raise PairError("the C kernel is not installed")
+            raise PairError(f"the C kernel is not installed, or this processor has no {name}")
         return NativeCodec(kernel)
     return choice.implementation()
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from node.weights import native
 from node.weights.digests import Words
-from node.weights.exponent_conditioned import jit, reference
+from node.weights.exponent_conditioned import reference
 from node.weights.exponent_conditioned.bits import BitWriter
 from node.weights.exponent_conditioned.choice import Implementation
 from node.weights.exponent_conditioned.format import BrokenPayloadError, Fault
@@ -12,9 +12,9 @@ from node.weights.exponent_conditioned.native import NativeCodec
 
 
 def implementations() -> list[Implementation]:
-    """Give every implementation that runs here: numpy and numba always, the kernel on each path it has."""
+    """Return every implementation that runs here: numpy, and the kernel on each path it has."""
     kernels = [native.load(path) for path in range(len(native.PATHS))]
-    return [reference, jit, *(NativeCodec(kernel) for kernel in kernels if kernel is not None)]
+    return [reference, *(NativeCodec(kernel) for kernel in kernels if kernel is not None)]
 
 
 def trained_words(size: int, *, seed: int) -> Words:
@@ -38,14 +38,14 @@ def trained_step(base: Words, *, seed: int, step: float) -> Words:
 
 
 def coded(words: Words, *, base: Words) -> bytes:
-    """Give the payload of the reference."""
+    """Return the payload of the reference."""
     payload = reference.encode(words, base=base, limit_bytes=1 << 30).payload
     assert payload is not None
     return payload
 
 
 def fault_of(implementation: Implementation, payload: bytes, *, base: Words) -> tuple[Fault, bytes]:
-    """Give the fault that is found, or the words that are made."""
+    """Return the fault that is found, or the words that are made."""
     out = np.zeros_like(base)
     try:
         implementation.decode(payload, base=base, out=out)
@@ -77,7 +77,7 @@ class Fields:
         return self.number(2 * value if value >= 0 else -2 * value - 1, 0)
 
     def to_bytes(self) -> bytes:
-        """Give the payload."""
+        """Return the payload."""
         return self._bits.to_bytes()
 
 
@@ -86,12 +86,12 @@ FAULTS_BASE: Words = np.full(20, 120 << 7, np.uint16)
 
 
 def well_begun() -> Fields:
-    """Give a payload up to the positions of class 0, exponents from 120."""
+    """Return a payload up to the positions of class 0, exponents from 120."""
     return Fields(120, 1)
 
 
 def one_change(*, sign: int = 0) -> Fields:
-    """Give a payload of one change at the first word, up to its size."""
+    """Return a payload of one change at the first word, up to its size."""
     return well_begun().surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(sign, 1)
 
 

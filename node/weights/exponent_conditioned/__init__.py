@@ -5,6 +5,6 @@ exponent less doubles the chance that a word changes. So a frame's words are sor
 the exponent they have in the base, and the changed ones are coded by their ranks within a class.
 proto/WEIGHTS.md is the format.
 
-Three implementations make the same bytes: the C kernel, numba, numpy. The best that is installed is
-taken; node.weights.exponent_conditioned.choice says which.
+Two implementations make the same bytes: the C kernel, on the best path that the processor has, and numpy.
+node.weights.exponent_conditioned.choice says which of them this process uses.
 """

@@ -41,7 +41,7 @@ class BitWriter:
         self._put((1 << ones) - 1 | (numbers - start) << ones + 1, ones + 1 + low_bits + growth)
 
     def to_bytes(self) -> bytes:
-        """Give everything written; the last byte is filled up with zeros."""
+        """Return everything written; the last byte is filled up with zeros."""
         values, widths = np.concatenate(self._values), np.concatenate(self._widths)
         ends = np.cumsum(widths)
         places = np.arange(ends[-1]) - np.repeat(ends - widths, widths)

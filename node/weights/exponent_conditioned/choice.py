@@ -11,7 +11,7 @@ from node.weights.exponent_conditioned.native import NativeCodec
 
 
 class Implementation(Protocol):
-    """What the three have in common. A frame has at least one word and at most limits.FRAME_WORDS."""
+    """What both have in common. A frame has at least one word and at most limits.FRAME_WORDS."""
 
     @property
     def name(self) -> str:
@@ -26,19 +26,6 @@ class Implementation(Protocol):
 
 @functools.cache
 def implementation() -> Implementation:
-    """Give the fastest there is: the C kernel in vectors, else numba, else the kernel in plain C, else numpy.
-
-    Numba compiles for the processor it is on, the portable path is for any. Of models of which 0.3 to 3 %
-    change numba encodes 1.3 to 1.7 times as fast and decodes 1.3 to 2.2 times. Its start, once a process,
-    takes 2.8 s to encode and 1.8 s to decode, which 15 GB and 5 GB of model win back: some versions of a
-    small one.
-    """
+    """Return the C kernel, or the reference in numpy where there is none: native.load warns of that."""
     kernel = kernels.load()
-    if kernel is not None and kernel.path != kernels.PORTABLE:
-        return NativeCodec(kernel)
-    try:
-        # Takes a moment to import, so only where it is needed.
-        from node.weights.exponent_conditioned import jit
-    except ImportError:
-        return reference if kernel is None else NativeCodec(kernel)
-    return jit
+    return reference if kernel is None else NativeCodec(kernel)

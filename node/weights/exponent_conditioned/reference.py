@@ -1,7 +1,8 @@
-"""The exponent-conditioned codec in numpy: what the fast implementations must agree with.
+"""The exponent-conditioned codec in numpy: what the C kernel must agree with.
 
 Written to be read next to proto/WEIGHTS.md. Encoding is vectorised; decoding reads number after
-number in Python, about a microsecond each, which a node without a compiler can live with.
+number in Python, about a microsecond each. That is enough to try a node without a compiler on a small
+model: DESIGN.md has the figures.
 """
 
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def decode(payload: bytes, *, base: Words, out: Words) -> int:
 
 
 def are_finite(words: Words) -> bool:
-    """Say whether no word, taken as bfloat16, is a NaN or an infinity."""
+    """Return whether no word, taken as bfloat16, is a NaN or an infinity."""
     # All exponent bits set: with the sign clear 0x7F80 or more, with the sign set 0xFF80 or more.
     return bool(words.view(np.int16).max() < 0x7F80 and words.max() < 0xFF80)
 
@@ -91,12 +92,12 @@ def _payload(words: Words, *, base: Words, changed: NDArray[np.bool_]) -> bytes:
 
 
 def classes_of(base: Words, *, first: int) -> Numbers:
-    """Give the class of each word: its exponent counted from ``first``, clamped."""
+    """Return the class of each word: its exponent counted from ``first``, clamped."""
     return np.clip(_exponents(base) - first, 0, CLASSES - 1)
 
 
 def first_exponent(words: Words, *, base: Words) -> int:
-    """Give the exponent of class 0: from it on, 16 exponents have the most changes of a sample.
+    """Return the exponent of class 0: from it on, 16 exponents have the most changes of a sample.
 
     Of several such, the highest: words of large exponents are many, and want classes of their own.
     """
@@ -263,7 +264,7 @@ class _ClassReader:
 
 
 def best_low_bits(numbers: Numbers) -> int:
-    """Give how many low bits code ``numbers`` shortest, or nearly: the first dip down from their mean."""
+    """Return how many low bits code ``numbers`` shortest, or nearly: the first dip down from their mean."""
     low_bits = (int(numbers.sum()) // numbers.size).bit_length()
     cost = _cost(numbers, low_bits)
     while low_bits > 0 and (lower := _cost(numbers, low_bits - 1)) < cost:
@@ -276,7 +277,7 @@ def _cost(numbers: Numbers, low_bits: int) -> int:
 
 
 def _runs(members: NDArray[np.intp]) -> Numbers:
-    """Give how many members come before each non-member that has a member after it, and after the last."""
+    """Return how many members come before each non-member that has a member after it, and after the last."""
     is_member = np.zeros(members[-1] + 1, np.bool_)
     is_member[members] = True
     fences = np.concatenate([[-1], np.flatnonzero(~is_member), [is_member.size]])

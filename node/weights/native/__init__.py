@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 LIBRARY_FILE: Final = Path(__file__).with_name("kernel.so")
 
-ABI: Final = 1
+ABI: Final = 2
 """What the library answers unless it is of other sources than these. kernel.c has the same number."""
 
 PORTABLE: Final = "portable"
-PATHS: Final = (PORTABLE, "AVX-512")
-"""By the kernel's numbers."""
+PATHS: Final = (PORTABLE, "AVX2", "AVX-512")
+"""By the kernel's numbers; a processor that has one has those before it. The portable path is in vectors of
+16 bytes: SSE2, NEON."""
 
 
 class FrameFacts(ctypes.Structure):
@@ -79,7 +80,7 @@ class Kernel:
     def encode(
         self, words: NDArray[np.uint16], *, base: NDArray[np.uint16], limit_bytes: int
     ) -> tuple[bytes | None, FrameFacts]:
-        """Give the payload: empty if nothing changed, None if it is over the limit.
+        """Return the payload: empty if nothing changed, None if it is over the limit.
 
         Raises:
             ValueError: the arrays are not of the same size and contiguous.
@@ -102,7 +103,7 @@ class Kernel:
     def decode(
         self, payload: bytes, *, base: NDArray[np.uint16], out: NDArray[np.uint16]
     ) -> tuple[int, FrameFacts]:
-        """Give the number of the fault, 0 for none. ``out`` may be ``base``.
+        """Return the number of the fault, 0 for none. ``out`` may be ``base``.
 
         Raises:
             ValueError: the arrays are not of the same size and contiguous.
@@ -142,7 +143,7 @@ class Kernel:
 
 
 def load(path: int | None = None) -> Kernel | None:
-    """Give the kernel on this machine's best path, or on ``path``; None if there is none."""
+    """Return the kernel on this machine's best path, or on ``path``; None if there is none."""
     library = _library()
     if library is None:
         return None
@@ -165,8 +166,15 @@ def load(path: int | None = None) -> Kernel | None:
 
 
 def _library() -> ctypes.CDLL | None:
-    """Load the library; warn of one that is there but was compiled of other sources, and leave it."""
+    """Load the library; warn if there is none, or one that was compiled from other sources."""
     if not LIBRARY_FILE.exists():
+        warnings.warn(
+            f"there is no {LIBRARY_FILE}, so weights are coded in numpy, 30 to 100 times slower: "
+            "there was no C compiler where the node was installed. Install gcc or clang, then the node "
+            "again: pip, or make install, compiles the kernel",
+            RuntimeWarning,
+            stacklevel=1,
+        )
         return None
     try:
         library = ctypes.CDLL(str(LIBRARY_FILE))
@@ -178,8 +186,8 @@ def _library() -> ctypes.CDLL | None:
             return library
         problem = f"its number is {found}, not {ABI}"
     warnings.warn(
-        f"{LIBRARY_FILE} is not of this version, so weights are coded without it, slower: {problem}. "
-        "Install the node again: pip, or make install, compiles it anew",
+        f"{LIBRARY_FILE} is not of this version, so weights are coded in numpy, 30 to 100 times slower: "
+        f"{problem}. Install the node again: pip, or make install, compiles it anew",
         RuntimeWarning,
         stacklevel=1,
     )

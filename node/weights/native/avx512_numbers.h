@@ -7,7 +7,7 @@
 
 enum { LANES = 16 };
 
-/* Give the lanes that there are numbers for. */
+/* Return the lanes that there are numbers for. */
 AVX512 static inline __mmask16 valid_lanes(uint32_t numbers)
 {
     return (__mmask16)_bzhi_u32(0xFFFF, numbers < LANES ? numbers : LANES);

@@ -41,7 +41,7 @@ static inline void put_number(struct bit_writer *writer, uint32_t number, unsign
     put_bits(writer, (uint64_t)low << (ones + 1) | ((1u << ones) - 1), ones + 1 + width);
 }
 
-/* Give how many bytes all that was written takes. */
+/* Return how many bytes all that was written takes. */
 static inline size_t bytes_written(const struct bit_writer *writer)
 {
     return writer->size + (writer->pending_bits > 0);
@@ -53,13 +53,13 @@ struct bit_reader {
     uint64_t at, end; /* Bits. A field may be looked at while at <= end. */
 };
 
-/* Give how many ones come first, at most 63. */
+/* Return how many ones come first, at most 63. */
 static inline unsigned leading_ones(uint64_t window)
 {
     return (unsigned)__builtin_ctzll(~window | (uint64_t)1 << 63);
 }
 
-/* Give the next 57 bits or more; past the end of the payload they are zeros. */
+/* Return the next 57 bits or more; past the end of the payload they are zeros. */
 static inline uint64_t peek_bits(const struct bit_reader *reader)
 {
     size_t byte = reader->at >> 3;

@@ -47,7 +47,7 @@ static uint32_t sample_changes(const struct path *path, const uint16_t *base, co
     return changes;
 }
 
-/* Give the exponent of class 0: the highest from which CLASSES exponents have the most changes. */
+/* Return the exponent of class 0: the highest from which CLASSES exponents have the most changes. */
 static unsigned first_exponent(const struct path *path, const uint16_t *base, const uint16_t *words, uint32_t count)
 {
     uint32_t by_exponent[EXPONENT_MASK + 1];
@@ -77,7 +77,7 @@ static uint64_t sum_of(const uint32_t *numbers, uint32_t count)
     return sum;
 }
 
-/* Give how many low bits code the numbers shortest, or nearly: the first dip down from their mean. */
+/* Return how many low bits code the numbers shortest, or nearly: the first dip down from their mean. */
 static unsigned best_low_bits(const struct path *path, const uint32_t *numbers, uint32_t count)
 {
     unsigned low_bits = 0;
@@ -98,7 +98,7 @@ static void put_surprise(struct bit_writer *writer, int surprise)
     put_number(writer, (uint32_t)(surprise >= 0 ? 2 * surprise : -2 * surprise - 1), 0);
 }
 
-/* Give the members before each non-member that has a member after it, and after the last: sum of gaps + 1. */
+/* Return the members before each non-member that has a member after it, and after the last: sum of gaps + 1. */
 static uint32_t runs_of(const uint32_t *gaps, uint32_t count, uint32_t *runs)
 {
     uint32_t run = 0, made = 0;
@@ -147,7 +147,7 @@ static void put_class(struct bit_writer *writer, const struct path *path, struct
     path->put_numbers(writer, sorted.large_size, sorted.large, size_bits);
 }
 
-/* Give the size of the payload; of one over the limit, some size over the limit. What was found is sorted by class,
+/* Return the size of the payload; of one over the limit, some size over the limit. What was found is sorted by class,
  * and its room used for something else. */
 static size_t write_payload(const struct path *path, const struct changes *found, unsigned first,
                             struct encode_room *room, uint8_t *payload, size_t limit)

@@ -27,23 +27,15 @@ enum {
 /* Why a payload is refused. */
 enum fault { NONE, TRUNCATED, TRAILING, NUMBER, PARAMETER, COUNT, POSITION, SIZE };
 
-/* Where a class is counted in 64 bits: the low nibble of its byte for one half of the classes, the high one for
- * the other. */
-static inline unsigned nibble_shift(unsigned class_)
-{
-    return 8 * (class_ % (CLASSES / 2)) + (class_ < CLASSES / 2 ? 0 : 4);
-}
-
 static inline unsigned exponent_of(uint16_t word)
 {
     return word >> EXPONENT_SHIFT & EXPONENT_MASK;
 }
 
-/* The class of each exponent, and the same as a 1 in the nibble of the class. */
+/* The class of each exponent. */
 struct class_map {
     unsigned first;
     uint8_t class_[EXPONENT_MASK + 1];
-    uint64_t nibble[EXPONENT_MASK + 1];
 };
 
 static inline struct class_map class_map_from(unsigned first)
@@ -51,9 +43,7 @@ static inline struct class_map class_map_from(unsigned first)
     struct class_map map = {.first = first};
     for (unsigned exponent = 0; exponent <= EXPONENT_MASK; exponent++) {
         unsigned above = exponent > first ? exponent - first : 0;
-        unsigned class_ = above < CLASSES ? above : CLASSES - 1;
-        map.class_[exponent] = (uint8_t)class_;
-        map.nibble[exponent] = (uint64_t)1 << nibble_shift(class_);
+        map.class_[exponent] = (uint8_t)(above < CLASSES ? above : CLASSES - 1);
     }
     return map;
 }

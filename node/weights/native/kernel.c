@@ -7,7 +7,8 @@
 #include "encode.h"
 #include "portable.h"
 
-#if defined(__x86_64__)
+#ifdef HAS_SSE2
+#include "avx2.h"
 #include "avx512.h"
 #endif
 
@@ -22,19 +23,21 @@ struct frame_facts {
     uint32_t largest; /* The largest of the new words, signs aside: a NaN or an infinity is INFINITY_BITS or more. */
 };
 
-enum { PATH_PORTABLE, PATH_AVX512 };
+enum { PATH_PORTABLE, PATH_AVX2, PATH_AVX512 };
 
 /* Goes up with each change of a function that is exported, of its arguments and structures, or of the format. A
  * library left over from older sources answers with another number, and is not used. */
-enum { ABI = 1 };
+enum { ABI = 2 };
 
 #define EXPORTED __attribute__((visibility("default")))
 
 static const struct path *path_of(int number)
 {
-#if defined(__x86_64__)
+#ifdef HAS_SSE2
     if (number == PATH_AVX512)
         return &AVX512_PATH;
+    if (number == PATH_AVX2)
+        return &AVX2_PATH;
 #endif
     return number == PATH_PORTABLE ? &PORTABLE : NULL;
 }
@@ -44,24 +47,36 @@ EXPORTED int heterorl_abi(void)
     return ABI;
 }
 
-/* Give the best path that this machine can take. */
+/* Return the best path that this machine can take. */
 EXPORTED int heterorl_best_path(void)
 {
-#if defined(__x86_64__)
+#ifdef HAS_SSE2
     if (has_avx512())
         return PATH_AVX512;
+    if (has_avx2())
+        return PATH_AVX2;
 #endif
     return PATH_PORTABLE;
 }
 
-/* Give how many bytes of memory encoding or decoding a frame of `words` words needs. */
+/* Return how many bytes of memory encoding or decoding a frame of `words` words needs. */
 EXPORTED size_t heterorl_room(uint32_t words)
 {
     size_t encode = (size_t)words * ENCODE_ROOM, decode = (size_t)words * DECODE_ROOM + DECODE_ROOM_MORE;
     return encode > decode ? encode : decode;
 }
 
-/* Give how many blocks of a leaf are hashed with it. The frame's last block is left to xxh3_finish. */
+static uint16_t largest_magnitude(const uint16_t *words, uint32_t count)
+{
+    uint16_t largest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint16_t magnitude = words[i] & 0x7FFF;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+/* Return how many blocks of a leaf are hashed with it. The frame's last block is left to xxh3_finish. */
 static size_t hash_blocks_of(uint32_t start, uint32_t leaf_words, uint32_t count)
 {
     size_t left = xxh3_block_count(2 * (size_t)count) - 2 * (size_t)start / XXH3_BLOCK;
@@ -69,7 +84,7 @@ static size_t hash_blocks_of(uint32_t start, uint32_t leaf_words, uint32_t count
     return here < left ? here : left;
 }
 
-/* Give the digest of a frame whose leaves were hashed; 0 if it is too short for this hash. */
+/* Return the digest of a frame whose leaves were hashed; 0 if it is too short for this hash. */
 static uint64_t finish_hash(uint64_t lanes[XXH3_LANES], const uint16_t *words, uint32_t count)
 {
     size_t size = 2 * (size_t)count;
@@ -81,7 +96,7 @@ static inline uint32_t leaf_words_at(uint32_t start, uint32_t count)
     return count - start < LEAF_WORDS ? count - start : LEAF_WORDS;
 }
 
-/* Code `count` >= 1 words. Gives the bytes of the payload; 0 if nothing changed; more than `limit` if it would
+/* Code `count` >= 1 words. Returns the bytes of the payload; 0 if nothing changed; more than `limit` if it would
  * be longer than that, and then it is worthless. */
 EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uint16_t *words, uint32_t count,
                                 void *memory, uint8_t *payload, size_t limit, struct frame_facts *facts)
@@ -98,14 +113,14 @@ EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uin
     }
     /* Only now it matters whether it is the base that is not finite. */
     if (changes.largest >= INFINITY_BITS)
-        changes.largest = largest_magnitude(words, count, 0);
+        changes.largest = largest_magnitude(words, count);
     facts->digest = finish_hash(lanes, words, count);
     facts->changes = changes.count;
     facts->largest = changes.largest;
     return changes.count == 0 ? 0 : write_payload(path, &changes, map.first, &room, payload, limit);
 }
 
-/* Make `count` >= 1 words of their base, which may be themselves, and a payload. Gives a fault; if there is one,
+/* Make `count` >= 1 words of their base, which may be themselves, and a payload. Returns a fault; if there is one,
  * `words` are worthless. */
 EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t size, const uint16_t *base,
                              uint16_t *words, uint32_t count, void *memory, struct frame_facts *facts)

@@ -1,5 +1,11 @@
-/* The loops over words or numbers that take the time. There is a portable set and one in AVX-512; everything
- * else in the kernel is shared, so that the two cannot differ in the format. */
+/* The loops over words or numbers that take the time. Each path is a set of them, for some processors:
+ *
+ *     blocks.h                      the loops over words, for all paths, and what they leave to each
+ *     vector_blocks.h               that, in vectors of any width: portable.h has 16 bytes, avx2.h 32
+ *     avx512.h                      that, in AVX-512
+ *     numbers.h, avx512_numbers.h   the loops over numbers
+ *
+ * Everything else in the kernel is shared, so that paths cannot differ in the format. */
 #ifndef HETERORL_PATH_H
 #define HETERORL_PATH_H
 

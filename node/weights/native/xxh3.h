@@ -51,20 +51,6 @@ static inline void xxh3_stripe(uint64_t lanes[XXH3_LANES], const uint8_t *data, 
     }
 }
 
-/* Take in whole blocks. */
-static void xxh3_blocks(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t blocks)
-{
-    for (; blocks > 0; blocks--, data += XXH3_BLOCK) {
-        for (int stripe = 0; stripe < XXH3_BLOCK_STRIPES; stripe++)
-            xxh3_stripe(lanes, data + XXH3_STRIPE * stripe, XXH3_SECRET + 8 * stripe);
-        for (int lane = 0; lane < XXH3_LANES; lane++) {
-            lanes[lane] ^= lanes[lane] >> 47;
-            lanes[lane] ^= xxh3_load(XXH3_SECRET + 128 + 8 * lane);
-            lanes[lane] *= XXH3_PRIME32;
-        }
-    }
-}
-
 /* How many of `size` bytes' blocks are to be taken in before the end; never all of them. */
 static inline size_t xxh3_block_count(size_t size)
 {
@@ -77,7 +63,7 @@ static inline uint64_t xxh3_fold(uint64_t left, uint64_t right)
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Give the digest, after all whole blocks but the last were taken in. */
+/* Return the digest, after all whole blocks but the last were taken in. */
 static uint64_t xxh3_finish(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t size)
 {
     size_t done = XXH3_BLOCK * xxh3_block_count(size);

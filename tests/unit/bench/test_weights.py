@@ -290,10 +290,8 @@ def test_an_option_that_means_nothing_is_refused(arguments: list[str]) -> None:
 
 
 def test_every_implementation_of_ours_gives_a_delta_of_the_same_size() -> None:
-    lines = list(
-        compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numba", "numpy"])
-    )
-    assert [line["implementation"] for line in lines][1:] == ["C, portable", "numba", "numpy"]
+    lines = list(compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numpy"]))
+    assert [line["implementation"] for line in lines][1:] == ["C, portable", "numpy"]
     assert len({line["bytes"] for line in lines}) == 1
 
 

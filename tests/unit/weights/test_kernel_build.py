@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Give a copy of the sources, so that no kernel in use is replaced."""
+    """Return a copy of the sources, so that no kernel in use is replaced."""
     copy = tmp_path / "project"
     copy.mkdir()
     for name in ("pyproject.toml", "README.md"):

@@ -12,7 +12,7 @@ from node.weights.exponent_conditioned import choice
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a copy of the kernel's sources, whose library is the one to load."""
+    """Return a copy of the kernel's sources, whose library is the one to load."""
     (tmp_path / SOURCE.parent).mkdir(parents=True)
     for source in Path(native.__file__).parent.glob("*.[ch]"):
         shutil.copy(source, tmp_path / SOURCE.parent)
@@ -41,7 +41,7 @@ def test_a_library_of_other_sources_is_left_alone_and_a_warning_says_what_to_do(
 ) -> None:
     compile_with(root, old, new)
     with pytest.warns(RuntimeWarning, match=problem) as told:
-        assert choice.implementation.__wrapped__().name == "numba"
+        assert choice.implementation.__wrapped__().name == "numpy"
     (warning,) = told
     assert str(root / LIBRARY) in str(warning.message)
     assert "Install the node again" in str(warning.message)
@@ -58,5 +58,9 @@ def test_the_library_of_these_sources_is_used(root: Path) -> None:
     assert native.load() is not None
 
 
-def test_where_nothing_could_be_compiled_nothing_is_said(root: Path) -> None:
-    assert native.load() is None
+def test_where_nothing_could_be_compiled_a_warning_says_what_it_costs_and_what_to_do(root: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="there is no .*, so weights are coded in numpy") as told:
+        assert choice.implementation.__wrapped__().name == "numpy"
+    (warning,) = told
+    assert str(root / LIBRARY) in str(warning.message)
+    assert "Install gcc or clang, then the node again" in str(warning.message)
