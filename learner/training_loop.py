@@ -88,7 +88,7 @@ class TrainingLoop:
         self._hub_now = hub_now
         self._metrics = metrics
         self._node_metrics = node_metrics
-        self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
+        self._trained_slots = trainee.trained_slots
         self._skipped_in_a_row = 0
         self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -168,7 +168,7 @@ class TrainingLoop:
     def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
         group = delivered.group
         judged = self._quarantined(delivered.sampler_id) or judge(
-            group, rules, version=self.version, trained_group_ids=self._trained_group_ids
+            group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
         self._observe_lag("delivered", since_s=delivered.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
@@ -220,7 +220,7 @@ class TrainingLoop:
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
-        self._trained_group_ids = frozenset(self._trainee.progress.trained_group_ids)
+        self._trained_slots = self._trainee.trained_slots
         self._drain.record(taken.record)
         self._trainee.gate.hold(self.version)
         self._step_log.append(taken.line)
