@@ -49,8 +49,10 @@ class Progress:
     """The step that made this version."""
     unacknowledged: tuple[StepRecord, ...] = ()
     """Step records the hub may not have, this version's included."""
+    trained_slots: tuple[tuple[int, int], ...] = ()
+    """All slots ever trained on; see ``learner.trained_slots``."""
     trained_group_ids: tuple[str, ...] = ()
-    """Groups consumed lately, oldest first."""
+    """Groups consumed lately: of checkpoints that have no ``trained_slots`` yet."""
 
 
 @dataclass(frozen=True, slots=True)

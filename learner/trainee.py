@@ -7,7 +7,6 @@ keeps the optimizer from it by the gate.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
 
 import numpy as np
 import torch
@@ -18,13 +17,11 @@ from learner.master_gate import MasterGate
 from learner.model import Policy
 from learner.step_log import StepLine, TrainedGroup
 from learner.train_step import StepOutcome, StepSettings, train_step
+from learner.trained_slots import TrainedSlots
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
-
-REMEMBERED_GROUPS: Final = 4096
-"""Trained group ids kept to recognise a replay; the hub's ledger remembers all of them."""
 
 
 class TrainingError(HeteroRLError):
@@ -79,6 +76,11 @@ class Trainee:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
 
+    @property
+    def trained_slots(self) -> TrainedSlots:
+        """What was trained on, up to ``version``."""
+        return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
+
     def take_step(
         self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
     ) -> StepTaken | None:
@@ -114,7 +116,7 @@ class Trainee:
             version=line.report.version,
             step=line,
             unacknowledged=(*unacknowledged, record),
-            trained_group_ids=(*self.progress.trained_group_ids, *record.group_ids)[-REMEMBERED_GROUPS:],
+            trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
         )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))

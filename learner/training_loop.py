@@ -93,7 +93,7 @@ class TrainingLoop:
         self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
-        self._trained_group_ids = frozenset(trainee.progress.trained_group_ids)
+        self._trained_slots = trainee.trained_slots
         self._skipped_in_a_row = 0
         self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -173,7 +173,7 @@ class TrainingLoop:
     def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
         group = delivered.group
         judged = self._quarantined(delivered.sampler_id) or judge(
-            group, rules, version=self.version, trained_group_ids=self._trained_group_ids
+            group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
         self._observe_lag("delivered", since_s=delivered.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
@@ -232,7 +232,7 @@ class TrainingLoop:
         if checkpoint_s is None:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
-        self._trained_group_ids = frozenset(self._trainee.progress.trained_group_ids)
+        self._trained_slots = self._trainee.trained_slots
         self._drain.record(taken.record)
         self._trainee.gate.hold(self.version)
         await self._disk_wait.until_written(

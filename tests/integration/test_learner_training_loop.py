@@ -321,10 +321,11 @@ async def test_a_group_trained_on_before_is_a_duplicate_after_a_restart(
             await hub.wait_until(lambda: len(hub.records) == 1)
         # Acknowledged, so that only the checkpoint's memory of trained groups can tell.
         assert first.drain.unacknowledged == ()
-        async with learner(hub, model_dir, tmp_path):
+        async with learner(hub, model_dir, tmp_path) as second:
             await hub.wait_until(lambda: len(hub.hellos) == 2)
             await hub.give(*groups)
             await hub.wait_until(lambda: hub.verdicts_of("1.1")[-1] is Verdict.DUPLICATE)
+            assert second.registry.get_sample_value("heterorl_learner_doubled_groups_total") == len(groups)
         assert Counter(hub.trained_group_ids) == Counter(["0.1", "1.1"])
 
 

@@ -19,6 +19,7 @@ from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict
+from node.run import StepRecord
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
 
@@ -161,3 +162,21 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)
         assert (delivered.slot, delivered.attempt) == (0, 2)
+
+
+async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: Path) -> None:
+    """Else a learner that was replaced could settle groups that its successor trains on."""
+    async with open_spool(path) as (spool, ledger, _):
+        old = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        ledger.gate = asyncio.Event()
+        await asyncio.wait({asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0)))}, timeout=0.05)
+        opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
+        late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
+        await asyncio.wait({opening}, timeout=0.05)
+        old.end()  # as the newer stream does the moment it is open
+        ledger.gate.set()
+        await opening
+        with pytest.raises(RefusedError) as error:
+            await late
+        assert error.value.reason is Reason.FENCED
+        assert spool.accounts.last_step == 0
