@@ -16,8 +16,9 @@ from prometheus_client import generate_latest
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
 from node.rpc.channel import REASON_KEY
+from node.wire import group_to_wire
 from support.groups import make_completion
-from support.hub import LEASE_TTL_S, RunningHub, running_hub, step_record
+from support.hub import LEASE_TTL_S, RunningHub, answer_to, running_hub, step_record
 from support.identity import MadeRun, make_run
 from support.weights import Learner
 
@@ -114,6 +115,60 @@ async def test_what_was_not_trained_on_is_delivered_again_unless_the_learner_hol
         assert await again.acknowledgement() == 2
         assert await again.group() == "3.1"
         assert await again.hears_nothing()
+
+
+async def test_a_verdict_said_twice_is_counted_and_told_once(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        for lease in (await sampler.lease(2)).leases:
+            await sampler.submit(lease)
+        drain = await learner.drain(credits=2)
+        for group_id, verdict in ((await drain.group(), ACCEPTED), (await drain.group(), STALE)):
+            await drain.judge(group_id, verdict)
+            await drain.judge(group_id, verdict)
+        await drain.step(1, "0.1")
+        await drain.step(1, "0.1")
+        await drain.judge("0.1", ACCEPTED)
+        assert await drain.acknowledgement() == 1
+        await drain.say(step=step_record(2))
+        while await drain.acknowledgement() != 2:
+            pass
+        told = [(v.group_id, v.verdict) for v in (await sampler.beat()).verdicts]
+        assert told == [("0.1", ACCEPTED), ("1.1", STALE), ("0.1", TRAINED)]
+        assert dict((await sampler.status()).verdicts) == {
+            "spooled": 2, "accepted": 1, "stale": 1, "trained": 1
+        }  # fmt: skip
+        for name in ("accepted", "stale", "trained"):
+            assert hub.metric("heterorl_coordinator_groups_total", verdict=name) == 1
+
+
+async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_beat(hub: RunningHub) -> None:
+    async with (
+        hub.peer() as learner,
+        hub.peer(hub.made.sampler) as sampler,
+        hub.peer(hub.made.relay) as relay,
+    ):
+        await learner.join()
+        await sampler.join()
+        first, second, third = (await sampler.lease(3)).leases
+        assert (await sampler.submit(first, layout_digest=b"other layout....")).verdict == FOREIGN
+        assert (await sampler.submit(second)).verdict == SPOOLED
+
+        async def forward(lease: rollout_pb2.PromptLease, **changes: bytes) -> int:
+            group = answer_to(lease, run_id=hub.made.run_id, **changes)
+            request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group), sampler_id="sampler-1")
+            return (await relay.rollout.SubmitRollouts(request, timeout=20)).verdict
+
+        # The sampler has its answer already: SPOOLED, when the relay took the group.
+        assert await forward(second) == DUPLICATE
+        assert await forward(third) == SPOOLED
+        assert (await sampler.beat()).verdicts == []
+        (fourth,) = (await sampler.lease()).leases
+        assert await forward(fourth, layout_digest=b"other layout....") == FOREIGN
+        assert [(v.group_id, v.verdict) for v in (await sampler.beat()).verdicts] == [
+            (fourth.lease_id, FOREIGN)
+        ]
 
 
 async def test_a_new_stream_of_the_learner_ends_the_one_before(hub: RunningHub) -> None:

@@ -86,6 +86,46 @@ def test_steps_of_a_broken_stream_travel_in_the_next_hello_only() -> None:
     assert book.unacknowledged == (StepRecord(1, ("1.1",), (0,)),)
 
 
+def test_a_group_that_was_trained_on_before_its_acceptance_was_said_is_said_to_be_trained_only() -> None:
+    book = make_book(3)
+    book.delivered("1.1")
+    book.judged(Judgement("1.1", Verdict.ACCEPTED))
+    book.stepped(StepRecord(1, ("1.1",), (0,)))
+    owed = book.take_owed()
+    assert (owed.judgements, [step.version for step in owed.steps]) == ((), [1])
+
+
+def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
+    book = make_book(3)
+    book.delivered("1.1")
+    book.delivered("2.1")
+    book.judged(Judgement("1.1", Verdict.STALE))
+    book.stepped(StepRecord(1, ("2.1",), (0,)))
+    assert (len((owed := book.take_owed()).judgements), len(owed.steps)) == (1, 1)
+    assert ((owed := book.take_owed()).judgements, owed.steps) == ((), ())
+    book.connected()
+    assert book.take_owed().judgements == ()
+
+
+def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None:
+    """The group is not in the hello either: the hub delivers it again, and it is judged again."""
+    book = make_book(3)
+    book.delivered("1.1")
+    book.judged(Judgement("1.1", Verdict.STALE))
+    book.connected()
+    assert book.take_owed().judgements == ()
+    assert book.held_group_ids == ()
+    assert book.delivered("1.1")
+
+
+def test_what_was_delivered_twice_uses_up_its_credit_all_the_same() -> None:
+    book = make_book(2)
+    assert book.take_owed().credit_groups == 2
+    book.delivered("1.1")
+    book.delivered("1.1")
+    assert book.take_owed().credit_groups == 1
+
+
 def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
     with pytest.raises(KeyError, match="not held"):
         make_book().judged(Judgement("1.1", Verdict.ACCEPTED))

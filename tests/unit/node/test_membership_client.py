@@ -36,6 +36,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         self.refuse_join: Reason | None = None
         self.refuse_beat: Reason | None = None
         self.answers = True
+        self.repeats = False
+        """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
         self.answer = membership_pb2.HeartbeatResponse()
 
@@ -68,7 +70,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
                     sent_at_s=time.time() + self.clock_ahead_s,
                 )
                 answer.MergeFrom(self.answer)
-                self.answer = membership_pb2.HeartbeatResponse()
+                if not self.repeats:
+                    self.answer = membership_pb2.HeartbeatResponse()
                 yield answer
         self.farewells.set()
 
@@ -180,9 +183,29 @@ async def test_verdicts_lost_leases_repairs_and_the_head_are_passed_on() -> None
         assert await lost.get() == ("5.1",)
         await repair.wait()
         assert peer.client.head == HEAD
-        # The hub says it in every answer, as one that cannot know whether the last arrived.
+
+
+async def test_a_verdict_told_again_is_passed_on_once() -> None:
+    """As by a hub that cannot know whether its last answer arrived."""
+    hub = Hub()
+    hub.repeats = True
+    verdicts: asyncio.Queue[GroupVerdict] = asyncio.Queue()
+    told = [
+        membership_pb2.GroupVerdict(group_id=f"{number}.1", verdict=common_pb2.VERDICT_TRAINED)
+        for number in range(3)
+    ]
+    hub.answer = membership_pb2.HeartbeatResponse(verdicts=told[:2])
+    async with serving(hub) as port, peering(port, verdict=verdicts.put_nowait):
         while (await hub.beats.get()).sequence < 4:
             pass
+        hub.refuse_beat = Reason.NOT_JOINED
+        hub.answer = membership_pb2.HeartbeatResponse(verdicts=told)
+        # A new stream: the two of the last answer are told again, with one that is new.
+        while (await hub.beats.get()).sequence != 1:
+            pass
+        while (await hub.beats.get()).sequence < 4:
+            pass
+        assert [(await verdicts.get()).group_id for _ in range(3)] == ["0.1", "1.1", "2.1"]
         assert verdicts.empty()
 
 

@@ -108,6 +108,12 @@ def test_a_fetch_that_newer_deltas_build_on_is_finished() -> None:
     assert not state.is_useless(ArtifactKey(1, 0))
 
 
+def test_a_fetch_that_leads_nowhere_any_more_is_useless() -> None:
+    state = holding(1).announced(announcement(3, (2, 1, 10), (3, 2, 10)))
+    assert not state.is_useless(ArtifactKey(2, 1))
+    assert state.announced(announcement(3, (2, 1, 10), (3, 1, 100))).is_useless(ArtifactKey(2, 1))
+
+
 def test_a_delta_without_bytes_is_not_useless() -> None:
     assert not holding(0).announced(announcement(1, (1, 0, 0))).is_useless(ArtifactKey(1, 0))
 

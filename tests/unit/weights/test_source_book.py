@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.source_book import PATIENCE_S, Fault, SourceBook, merged
 from support.weights import Learner
@@ -72,6 +73,112 @@ def test_a_source_is_set_aside_for_longer_at_each_fault_and_then_asked_again(fau
     assert ends[2] == 2 * ends[1]
 
 
+@pytest.mark.parametrize("fault", [Fault.DAMAGED, Fault.LIED])
+def test_what_a_doubted_source_announces_is_not_planned_with_until_its_term_is_over(fault: Fault) -> None:
+    book = SourceBook(["good", "bad"])
+    honest, promise = said(1, (1, 0, 10)), said(9, (9, NO_BASE, 1))
+    book.heard("good", honest)
+    book.heard("bad", promise)
+    announced = book.announcement(0.0)
+    assert announced is not None
+    assert announced.head.number == 9
+    book.fault("bad", fault, now=0.0)
+    assert book.announcement(1.0) == honest
+    # Neither what it says nor what it sends meanwhile makes up for it.
+    book.heard("bad", promise)
+    book.delivered("bad", 1 << 20, took_s=1.0)
+    assert book.announcement(1.0) == honest
+    assert "bad" not in book.candidates(ArtifactKey(9), now=1.0)
+    assert "bad" not in book.standing(now=1.0)
+    term_s = 30.0 if fault is Fault.DAMAGED else 60.0
+    assert book.announcement(term_s - 0.1) == honest
+    announced = book.announcement(term_s)
+    assert announced is not None
+    assert announced.head.number == 9
+    book.fault("bad", fault, now=term_s)
+    assert book.announcement(term_s + 2 * term_s - 0.1) == honest
+
+
+def test_a_source_that_was_only_lost_is_planned_with_all_the_same() -> None:
+    book = SourceBook(["good", "lost"])
+    book.heard("good", said(1, (1, 0, 10)))
+    book.fault("lost", Fault.LOST, now=0.0)
+    book.heard("lost", said(9, (9, NO_BASE, 1)))
+    announced = book.announcement(0.5)
+    assert announced is not None
+    assert announced.head.number == 9
+
+
+def test_a_source_that_delivers_after_it_was_lost_begins_again_with_the_shortest_term() -> None:
+    book = SourceBook(["one", "two"])
+    for _ in range(3):
+        book.fault("one", Fault.LOST, now=0.0)
+    assert not book.is_standing("one", now=3.9)
+    book.delivered("one", 1 << 20, took_s=1.0)
+    assert book.is_standing("one", now=0.0)
+    book.fault("one", Fault.LOST, now=10.0)
+    assert book.is_standing("one", now=11.0)
+
+
+def test_a_lesser_fault_does_not_shorten_a_term() -> None:
+    book = SourceBook(["one"])
+    book.fault("one", Fault.LIED, now=0.0)
+    book.delivered("one", 1 << 20, took_s=1.0)
+    book.fault("one", Fault.LOST, now=1.0)
+    assert not book.is_standing("one", now=59.9)
+    assert book.is_standing("one", now=60.0)
+
+
+def test_when_all_first_sources_are_doubted_they_still_count() -> None:
+    book = SourceBook(["bad", "worse"])
+    for name in ("bad", "worse"):
+        book.heard(name, said(1, (1, 0, 10)))
+        book.fault(name, Fault.LIED, now=0.0)
+    assert book.announcement(1.0) == said(1, (1, 0, 10))
+    assert book.candidates(KEY, now=1.0) == ("bad", "worse")
+
+
+@pytest.mark.parametrize(("fault", "longest_s"), [(Fault.LOST, 30.0), (Fault.LIED, 3600.0)])
+def test_a_term_has_an_end_however_many_faults_there_were(fault: Fault, longest_s: float) -> None:
+    book = SourceBook(["one"])
+    for _ in range(40):
+        book.fault("one", fault, now=0.0)
+    assert not book.is_standing("one", now=longest_s - 0.1)
+    assert book.is_standing("one", now=longest_s)
+
+
+def test_what_a_liar_announced_is_forgotten_and_what_it_announces_next_is_checked() -> None:
+    learner = Learner()
+    manifest = learner.encode(1, 0).manifest
+    book = SourceBook(["liar"])
+    book.heard("liar", said(1, (1, 0, manifest.size_bytes), root=b"r" * 16))
+    assert book.signed(manifest) == ("liar",)
+    assert book.announcement(0.0) is None
+    assert not book.heard("liar", said(1, (1, 0, manifest.size_bytes), root=b"r" * 16))
+    assert book.heard("liar", said(1, (1, 0, manifest.size_bytes), root=manifest.root))
+
+
+def test_the_manifests_remembered_are_bounded() -> None:
+    learner = Learner()
+    oldest = learner.encode(1, None).manifest
+    book = SourceBook(["one"])
+    book.signed(oldest)
+    assert not book.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
+    for version in range(2, ARTIFACTS_PER_ANNOUNCEMENT + 2):
+        book.signed(replace(oldest, version=version))
+    assert book.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
+
+
+def test_what_a_source_lacked_is_asked_of_it_again_when_it_announces_it_anew_beside_others() -> None:
+    book = SourceBook(["one", "two"])
+    for name in ("one", "two"):
+        book.heard(name, said(1, (1, 0, 10)))
+    book.lacks("one", KEY)
+    assert book.candidates(KEY, now=0.0) == ("two",)
+    book.heard("one", said(1, (1, 0, 10)))
+    assert book.candidates(KEY, now=0.0) == ("one", "two")
+
+
 def test_when_everyone_is_set_aside_everyone_is_asked() -> None:
     book = SourceBook(["one", "two"])
     for name in ("one", "two"):
@@ -138,6 +245,10 @@ def test_the_last_resort_counts_only_when_the_others_have_been_behind_it_for_lon
     assert book.candidates(key, now=3 * PATIENCE_S) == ("hub",)
     book.heard("relay", hub)
     assert book.candidates(key, now=3 * PATIENCE_S) == ("relay",)
+    # Whoever kept up in between has all of the patience again.
+    book.lost("relay")
+    assert book.announcement(4 * PATIENCE_S) is None
+    assert book.announcement(5 * PATIENCE_S) == hub
 
 
 def test_a_relay_that_promises_a_version_it_cannot_give_does_not_keep_the_last_resort_away() -> None:
