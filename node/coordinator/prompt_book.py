@@ -9,6 +9,7 @@ in every epoch; one that is due is leased like any other, and abandoned again at
 decides and not the epoch: an outage that spoilt every prompt ends by itself.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -56,7 +57,7 @@ class PromptBook:
 
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
         """Return the ``n`` prompts abandoned last, newest first."""
-        return tuple(reversed(self._bad.values()))[:n]
+        return tuple(heapq.nlargest(n, self._bad.values(), key=lambda entry: (entry.at_s, entry.slot)))
 
     def entries(
         self, slots: Iterable[Slot], *, details: Mapping[int, str], now: float
