@@ -6,9 +6,9 @@ generation it is for, and is gone from the disk before the ledger says what was 
 """
 
 import contextlib
-import os
 from pathlib import Path
 
+from node import durable
 from node.identity.files import write_secret
 
 
@@ -31,11 +31,7 @@ def spend(ledger: Path) -> None:
         OSError: the disk fails.
     """
     _file(ledger).unlink(missing_ok=True)
-    directory = os.open(ledger.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    durable.sync(ledger.parent)
 
 
 def _file(ledger: Path) -> Path:

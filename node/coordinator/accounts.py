@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from node.coordinator.admission import Learner, Load
 from node.coordinator.generations import Generation, LostSlots, lost_steps, newest_lost_version
-from node.coordinator.leases import UNTRAINED, Slot, SlotBook, SlotState
+from node.coordinator.leases import SlotBook
 from node.coordinator.prompt_book import PromptBook
+from node.coordinator.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import Announced, VersionLog
 from node.failure import BadPrompt

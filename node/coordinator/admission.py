@@ -6,7 +6,7 @@ leased only if the learner will still want it, however slowly it is sampled.
 
 from dataclasses import dataclass
 
-from node.coordinator.leases import Slot
+from node.coordinator.slots import Slot
 from node.errors import RefusedError
 from node.rollout import RolloutGroup, SamplingParameters, Verdict, check_group
 

@@ -10,7 +10,8 @@ from typing import Final, Generic, TypeVar
 
 from node.coordinator.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.admission import Bounds, Learner, Work, capacity, objection
-from node.coordinator.leases import Slot, SlotState, Standing, group_id, parse_group_id
+from node.coordinator.leases import Standing
+from node.coordinator.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.task_size import agreed_size
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError

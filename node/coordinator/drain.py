@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from node.coordinator.leases import Slot, group_id
+from node.coordinator.slots import Slot, group_id
 from node.errors import Reason, RefusedError
 
 _CREDITS: Final = 1 << 20

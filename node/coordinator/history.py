@@ -20,7 +20,7 @@ from node.coordinator.accounts import Accounts, Transaction
 from node.coordinator.admission import Learner
 from node.coordinator.decisions import Decision, check_model
 from node.coordinator.generations import missing_versions
-from node.coordinator.leases import group_id
+from node.coordinator.slots import group_id
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict
 from node.run import StepRecord

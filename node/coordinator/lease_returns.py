@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from node.coordinator.accounts import Accounts, Transaction
 from node.coordinator.decisions import Decision
-from node.coordinator.leases import parse_group_id
+from node.coordinator.slots import parse_group_id
 from node.failure import FailedLease, Failure
 
 

@@ -25,13 +25,13 @@ full term, because nobody could renew it meanwhile.
 """
 
 import enum
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.generations import LostSlots
 from node.coordinator.prompt_order import prompt_of_slot
+from node.coordinator.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 
 MAX_ATTEMPTS: Final = 5
@@ -60,68 +60,6 @@ SUSPECTS_PER_GRANT: Final = 4
 SKIPS_PER_GRANT: Final = 1024
 """Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
 
-_GROUP_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.([1-9][0-9]{0,8})")
-
-
-class SlotState(enum.StrEnum):
-    """Where a slot is in its life. Closed: also the ``state`` label of metrics."""
-
-    AVAILABLE = "available"
-    LEASED = "leased"
-    SPOOLED = "spooled"
-    ACCEPTED = "accepted"
-    TRAINED = "trained"
-    ABANDONED = "abandoned"
-    LOST = "lost"
-    SKIPPED = "skipped"
-
-
-SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED})
-UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One lease ever granted on a slot and not given back."""
-
-    number: int
-    holder: str
-    is_submitted: bool = False
-    """Whether its group arrived: whatever arrives under this id from now on is a duplicate."""
-    failure: Failure | None = None
-    """Why it came to nothing; an expired one may still win."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One intended use of one prompt."""
-
-    number: int
-    prompt_index: int
-    state: SlotState
-    attempts: tuple[Attempt, ...]
-    granted: int
-    """Leases ever granted on it: the newest attempt's number."""
-    winner: int = 0
-    """Attempt whose group is spooled, accepted or trained on; 0 while there is none."""
-
-    @property
-    def lease(self) -> Attempt | None:
-        """The attempt that is running."""
-        return self.attempts[-1] if self.state is SlotState.LEASED else None
-
-    @property
-    def last_failure(self) -> Failure | None:
-        """Why its newest failed attempt came to nothing."""
-        return next((a.failure for a in reversed(self.attempts) if a.failure is not None), None)
-
-    def had_fault(self, holder: str | None = None) -> bool:
-        """Whether a sampler, or this one, found a fault with its prompt."""
-        return any(a.failure in FAULTS and holder in (None, a.holder) for a in self.attempts)
-
-    def attempt(self, number: int) -> Attempt | None:
-        return next((attempt for attempt in self.attempts if attempt.number == number), None)
-
 
 class Standing(enum.Enum):
     """What a submission under some id is, before anyone looks into the group."""
@@ -147,16 +85,6 @@ class Training:
     """Groups of lost slots."""
     found: tuple[Slot, ...] = ()
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
-
-
-def group_id(slot: int, attempt: int) -> str:
-    return f"{slot}.{attempt}"
-
-
-def parse_group_id(text: str) -> tuple[int, int] | None:
-    """Give (slot, attempt), or None where ``text`` is not the id of a group or lease."""
-    match = _GROUP_ID.fullmatch(text)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 class SlotBook:

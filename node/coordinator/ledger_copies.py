@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from node import durable
 from node.coordinator import accepted_loss
 from node.coordinator.generations import Generation
-from node.coordinator.ledger import begin_generation
+from node.coordinator.ledger import lock_ledger
 from node.coordinator.ledger_check import Findings, examine, next_slot_of, reading
-from node.coordinator.ledger_lock import LedgerLock
+from node.coordinator.ledger_schema import begin_generation
 from node.errors import StartupError
 
 SLOTS_PER_SECOND: Final = 1_000_000
@@ -55,9 +56,8 @@ def back_up(ledger: Path, *, to: Path) -> Findings:
     try:
         _copy(ledger, staged)
         findings = _verified(staged, ledger)
-        _sync(staged)
-        staged.replace(to)
-        _sync(to.parent)
+        durable.sync(staged)
+        durable.rename(staged, to)
     except (OSError, sqlite3.Error) as error:
         raise StartupError(
             f"the ledger {ledger} could not be copied to {to}: {error}",
@@ -79,19 +79,19 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     Raises:
         StartupError: a coordinator runs; the copy is damaged or of another run; the disk is full.
     """
-    lock = LedgerLock.take(ledger)
+    durable.make_directory(ledger.parent)
+    lock = lock_ledger(ledger)
     staged = ledger.with_name(f".{ledger.name}.new")
     try:
         _copy(copy, staged)
         _check_run(staged, ledger)
         first_slot = _begin_generation(staged, ledger, now=now) if accepts_loss else None
         findings = _verified(staged, copy)
-        _sync(staged)
+        durable.sync(staged)
         aside = _set_aside(ledger, now=now) if ledger.exists() else None
         if first_slot is not None:
             accepted_loss.give(ledger, first_slot=first_slot)
-        staged.replace(ledger)
-        _sync(ledger.parent)
+        durable.rename(staged, ledger)
     except (OSError, sqlite3.Error) as error:
         raise StartupError(
             f"{copy} could not be restored to {ledger}: {error}",
@@ -105,7 +105,7 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a ledger at one moment, its -wal file included, into a file of its own."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_directory(target.parent)
     target.unlink(missing_ok=True)
     with reading(source) as connection:
         connection.execute("VACUUM INTO ?", [str(target)])
@@ -156,11 +156,11 @@ def _set_aside(ledger: Path, *, now: float) -> Path:
         os.link(ledger, aside)
     except OSError:  # a file system without links
         shutil.copy2(ledger, aside)
-        _sync(aside)
+        durable.sync(aside)
     # A damaged ledger is kept as it is, in two files. This one must not meet another ledger.
     wal = ledger.with_name(f"{ledger.name}-wal")
     if wal.exists():
-        wal.rename(aside.with_name(f"{aside.name}-wal"))
+        durable.rename(wal, aside.with_name(f"{aside.name}-wal"))
     ledger.with_name(f"{ledger.name}-shm").unlink(missing_ok=True)
     return aside
 
@@ -169,11 +169,3 @@ def _fold_in_wal(ledger: Path) -> None:
     with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode = DELETE")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

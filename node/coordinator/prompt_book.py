@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from node.coordinator.leases import Slot, SlotState
+from node.coordinator.slots import Slot, SlotState
 from node.failure import BadPrompt, Failure, detail_of
 
 BAD_PROMPTS: Final = 16_384

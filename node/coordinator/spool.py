@@ -21,9 +21,9 @@ from node.coordinator.admission import Bounds, Capacity, Learner, Work, capaciti
 from node.coordinator.decisions import NOTHING, Decision, Grant, Submitted
 from node.coordinator.drain import Drain
 from node.coordinator.history import Hello, Outcome
-from node.coordinator.leases import Slot, SlotState
 from node.coordinator.ledger import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.slots import Slot, SlotState
 from node.coordinator.versions import Announced
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError

@@ -14,10 +14,10 @@ import pytest
 
 from node.cli import main
 from node.coordinator.history import Hello
-from node.coordinator.leases import SlotState
 from node.coordinator.ledger import Ledger
 from node.coordinator.ledger_check import examine
 from node.coordinator.ledger_copies import SLOTS_PER_SECOND, back_up, restore
+from node.coordinator.slots import SlotState
 from node.errors import Reason, StartupError
 from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
@@ -111,7 +111,7 @@ def test_a_ledger_in_use_by_another_process_is_backed_up_by_the_command(
         # The live one can be looked at as well, but nothing takes its place.
         assert main(["ledger", "verify", str(ledger)]) == 0
         assert main(["ledger", "restore", str(copy), "--state-dir", state_dir]) == 3
-        assert "is in use by another process" in capsys.readouterr().err
+        assert f"is in use by process {writer.pid} on" in capsys.readouterr().err
     finally:
         kill(writer)
 

@@ -11,16 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from node.coordinator import decisions, history
 from node.coordinator.accounts import Transaction
 from node.coordinator.admission import Bounds
-from node.coordinator.leases import (
-    FINAL_FAULTS,
-    MAX_ATTEMPTS,
-    MAX_FAULTS,
-    SETTLED,
-    SlotState,
-    group_id,
-    parse_group_id,
-)
+from node.coordinator.leases import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
 from node.coordinator.ledger import Ledger
+from node.coordinator.slots import SETTLED, SlotState, group_id, parse_group_id
 from node.drain_book import Judgement
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict

@@ -8,7 +8,7 @@ from node.coordinator.accounts import Accounts, Balance, Transaction
 from node.coordinator.admission import Bounds, Learner, Work
 from node.coordinator.decisions import Decision
 from node.coordinator.lease_returns import Released, release
-from node.coordinator.leases import parse_group_id
+from node.coordinator.slots import parse_group_id
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup

@@ -12,9 +12,9 @@ from typing import Final
 
 from node.coordinator import decisions, history
 from node.coordinator.history import Hello
-from node.coordinator.leases import group_id
 from node.coordinator.ledger import Ledger
 from node.coordinator.ledger_copies import back_up, restore
+from node.coordinator.slots import group_id
 from node.drain_book import DrainBook, Judgement
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict

@@ -6,7 +6,7 @@ import pytest
 
 from node.coordinator import decisions, history
 from node.coordinator.accounts import Balance
-from node.coordinator.leases import SlotState
+from node.coordinator.slots import SlotState
 from node.drain_book import Judgement
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion

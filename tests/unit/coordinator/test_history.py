@@ -9,7 +9,7 @@ from node.coordinator import decisions, history
 from node.coordinator.accounts import Balance
 from node.coordinator.generations import Generation
 from node.coordinator.history import Hello
-from node.coordinator.leases import Attempt, Slot, SlotState
+from node.coordinator.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict

@@ -10,10 +10,9 @@ from node.coordinator.leases import (
     MAX_ATTEMPTS,
     MAX_FAULTS,
     SAME_SAMPLER_S,
-    SlotState,
     Standing,
-    parse_group_id,
 )
+from node.coordinator.slots import SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from support.coordinator import BOUNDS, RETRY_S, TTL_S, Desk, make_accounts

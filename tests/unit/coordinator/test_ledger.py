@@ -1,5 +1,6 @@
 """The ledger on a real file: what it gives back, and how it fails."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from node.coordinator.accounts import StoredGroup, Transaction
-from node.coordinator.leases import Attempt, SlotState
 from node.coordinator.ledger import Ledger
+from node.coordinator.slots import Attempt, SlotState
 from node.coordinator.task_size import TaskSize
 from node.coordinator.versions import Announced
 from node.errors import Reason, RefusedError, StartupError
@@ -119,7 +120,7 @@ def test_a_flipped_bit_in_a_stored_group_is_found(path: Path) -> None:
 
 def test_a_second_coordinator_cannot_open_the_ledger(path: Path, ledger: Ledger) -> None:
     spool_one(ledger)
-    assert "in use by another process" in startup_error(path)
+    assert f"in use by process {os.getpid()} on" in startup_error(path)
 
 
 def test_a_ledger_of_another_run_is_refused(path: Path) -> None:

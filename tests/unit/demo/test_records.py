@@ -6,8 +6,8 @@ import pytest
 from deploy.demo.records import Step, StepTail, Trained, read_ledger
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.accounts import Transaction
-from node.coordinator.leases import Attempt, Slot, SlotState
 from node.coordinator.ledger import Ledger
+from node.coordinator.slots import Attempt, Slot, SlotState
 from node.rollout import Verdict
 from node.run import StepRecord, StepReport
 

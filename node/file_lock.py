@@ -1,0 +1,79 @@
+"""A lock on a file that ends with the process that holds it, and a text in the file that says who that is.
+
+The lock is the kernel's (flock): it ends with its process, however that ends, so there is nothing to clean up
+after a kill or a power cut. The file stays. Its content is for people; what counts is the lock.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from node.errors import StartupError
+
+_CONTENT_BYTES: Final = 400
+"""More than a pid and the longest host name."""
+
+_HELD_ELSEWHERE: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES})
+
+
+class FileLock:
+    """The lock of one file, until released. Closed by exec: a child does not keep its parent's lock."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Own ``descriptor``, which has the lock; use ``take``."""
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path, *, of: str, fix: str) -> Self:
+        """Take the lock without waiting; the file is made where there is none, its directory is not.
+
+        Args:
+            of: what the lock is for, as the subject of a sentence.
+            fix: what to do where another process has it.
+        Raises:
+            StartupError: another process has it, or nothing can be locked there.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(
+                f"{path} cannot be opened: {error.strerror}",
+                fix="Set node.state_dir to a directory this user can write.",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            if error.errno in _HELD_ELSEWHERE:
+                raise StartupError(f"{of} is in use by {holder}", fix=fix) from error
+            raise StartupError(
+                f"{of} cannot be locked: {error.strerror}. Two processes would destroy each other's files",
+                fix="Set node.state_dir to a file system that has flock, such as a local disk.",
+            ) from error
+        with suppress(OSError):  # On a full disk the lock holds all the same; only its name is missing.
+            _sign(descriptor)
+        return cls(descriptor)
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        os.close(self._descriptor)
+
+
+def _sign(descriptor: int) -> None:
+    content = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+
+
+def _holder(descriptor: int) -> str:
+    """Return who holds the lock, as far as the file says."""
+    try:
+        pid, host = os.pread(descriptor, _CONTENT_BYTES, 0).decode().split()
+        return f"process {int(pid)} on {host}"
+    except (OSError, ValueError):
+        return "another process"
