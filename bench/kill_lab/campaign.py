@@ -199,7 +199,7 @@ def _groups_arrived(ledger: Path) -> list[str]:
     return [
         f"{slot}.{number}"
         for slot, attempts, winner in rows
-        for number, _, is_submitted in json.loads(attempts)
+        for number, _, is_submitted, *_ in json.loads(attempts)
         if is_submitted or winner
     ]
 

@@ -7,7 +7,7 @@ as it has arrived and was verified.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,7 +77,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context
-    ) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
+    ) -> AsyncGenerator[policy_pb2.FetchFramesResponse, None]:
         key = artifact_key_from_wire(request.key)
         with self._store.lease(key, lingers=True):
             manifest, _ = await asyncio.to_thread(self._store.manifest, key)

@@ -80,7 +80,9 @@ class FetchLimits:
     """Of a frame, at least; and of what a lane asks for first, while nothing is known of the line."""
     stall_s: float = 20.0
     attempts: int = 8
-    """In a row without a byte: with the backoff about 13 s, at most 25 s. As many for each source."""
+    """In a row without a byte: with the waits between about 10 s, at most 20 s. As many for each source."""
+    longest_wait_s: float = 5.0
+    """Between two attempts: another artifact may be had while this one is not."""
     attempts_per_damaged_frame: int = 3
 
 
@@ -236,7 +238,8 @@ class Fetcher:
         return deque([Range(deque(coming), source=pushed.source, stream=pushed.stream)])
 
     def _attempts(self) -> Attempts:
-        return Attempts(self._limits.attempts * len(self._sources), Backoff(self._random))
+        backoff = Backoff(self._random, cap_s=self._limits.longest_wait_s)
+        return Attempts(self._limits.attempts * len(self._sources), backoff)
 
     def _names(self, key: ArtifactKey) -> tuple[str, ...]:
         names = self._sources.candidates(key)

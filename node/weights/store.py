@@ -77,6 +77,8 @@ class ArtifactStore:
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
         self._arriving: set[ArtifactKey] = set()
+        self._quarantined: set[ArtifactKey] = set()
+        """Whole once, with a frame that is damaged on disk: it is sent again."""
         self._lock = threading.Lock()
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
         self.readers = Readers(monotonic=monotonic)
@@ -218,11 +220,19 @@ class ArtifactStore:
         """Give a payload whose digest was checked just now: what a disk did to it meanwhile is found.
 
         Raises:
-            RefusedError: UNKNOWN_VERSION; DAMAGED, if it fails its digest or is being replaced.
+            RefusedError: UNKNOWN_VERSION, also where the frame is missing and nothing more of its artifact
+                arrives; DAMAGED, if the payload fails its digest.
         """
         with self._lock:
             artifact = self._find(key)
             is_here = artifact.has(frame)
+            if not is_here and key not in self._arriving | self._quarantined:
+                # Whoever waits for it here may wait for ever: a relay goes on with what is newer.
+                raise RefusedError(
+                    Reason.UNKNOWN_VERSION,
+                    f"version {key.version} from {key.base_version} is not whole here and not on its way",
+                    fix="plan again from a new announcement",
+                )
             # Opened under the lock: the directory may be moved or removed while it is read.
             file = artifact.open() if is_here else None
         payload = None if file is None else artifact.read(file, frame)
@@ -288,6 +298,7 @@ class ArtifactStore:
                 current = self._artifacts.get(artifact.manifest.key) is artifact
                 if current and artifact.is_whole and not self._is_complete(artifact):
                     artifact.move(self._complete)
+                    self._quarantined.discard(artifact.manifest.key)
                     self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
@@ -300,6 +311,7 @@ class ArtifactStore:
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
                 artifact.move(self._incoming)
+                self._quarantined.add(key)
                 self._announce()
 
     def _announce(self) -> None:
@@ -355,6 +367,7 @@ class ArtifactStore:
             self._discard(artifact)
 
     def _discard(self, artifact: ArtifactFiles) -> None:
+        self._quarantined.discard(artifact.manifest.key)
         # By way of scratch/: a directory half removed is never mistaken for an artifact.
         artifact.move(self._scratch)
         # What cannot be removed now is removed at the next start.

@@ -19,6 +19,7 @@ from node.weights.codec import Codec
 from node.weights.digests import payload_digest
 from node.weights.layout import Layout
 from node.weights.manifest import sign
+from node.weights.readers import LINGER_S
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing
@@ -307,6 +308,7 @@ async def test_the_cleaner_leaves_what_is_being_read_until_it_was_read(made: Mad
         go_on.set()
         await fetching
         assert [got[frame] for frame in range(5)] == list(hub.learner.encode(2, 1).payloads)
+        hub.clock.advance(LINGER_S)
         await asyncio.to_thread(hub.learner.put, hub.store, (5, 4))
         assert keys(hub.store) == [(3, -1), (4, -1), (5, 4)]
 
@@ -317,6 +319,8 @@ async def test_what_the_cleaner_took_before_it_was_asked_for_is_planned_around(
     async def cut_and_cleaned(number: int, answers: Answers) -> Answers:
         async for answer in answers:
             if hub.servicer.fetches[number - 1].key.version == 1 and answer.frame >= 2:
+                await answers.aclose()  # nobody reads it any more, and nobody came back for it in time
+                hub.clock.advance(LINGER_S)
                 await asyncio.to_thread(hub.learner.put, hub.store, (2, None), (3, None))
                 return
             yield answer

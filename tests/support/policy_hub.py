@@ -1,7 +1,7 @@
 """A real hub of policy versions over mutual TLS, and the peers that talk to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,11 +21,12 @@ from node.weights.fetch import Fetcher, FetchLimits
 from node.weights.layout import Layout
 from node.weights.sources import Source, Sources
 from node.weights.store import ArtifactStore
+from support.clock import ManualClock
 from support.identity import MadeRun
 from support.rpc import Serving, serving
 from support.weights import LAYOUT, Learner
 
-Answers = AsyncIterator[policy_pb2.FetchFramesResponse]
+Answers = AsyncGenerator[policy_pb2.FetchFramesResponse, None]
 Pushes = AsyncIterator[policy_pb2.AwaitArtifactResponse]
 
 
@@ -70,7 +71,9 @@ class WatchedServicer(PolicyServicer):
             self.announced_instead(announcement)
             yield announcement
 
-    async def FetchFrames(self, request: policy_pb2.FetchFramesRequest, context: Any) -> Answers:  # noqa: N802
+    async def FetchFrames(  # noqa: N802
+        self, request: policy_pb2.FetchFramesRequest, context: Any
+    ) -> Answers:
         self.fetches.append(request)
         async for answer in self.spoil(len(self.fetches), super().FetchFrames(request, context)):
             yield answer
@@ -105,6 +108,8 @@ class PolicyHub:
     serving: Serving
     learner: Learner
     registry: Registry
+    clock: ManualClock
+    """By which what was asked for lingers in the store."""
     _channels: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def dial(self, identity: Identity, *, purpose: Purpose = Purpose.BULK) -> grpc.aio.Channel:
@@ -162,12 +167,13 @@ async def policy_hub(
 ) -> AsyncIterator[PolicyHub]:
     """Serve the store in ``directory`` until the body ends."""
     learner = learner or Learner(layout=layout, run_id=made.run_id, key=made.signing_key)
-    store = learner.store(directory)
+    clock = ManualClock()
+    store = learner.store(directory, monotonic=clock.monotonic)
     registry = Registry()
     servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage)
     add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
     async with serving(made, add, listen=listen) as served:
-        hub = PolicyHub(made, store, servicer, served, learner, registry)
+        hub = PolicyHub(made, store, servicer, served, learner, registry, clock)
         try:
             yield hub
         finally:

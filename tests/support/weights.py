@@ -1,6 +1,7 @@
 """Small models' weights, as words, and the artifacts an honest learner makes of them."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,13 +101,20 @@ class Learner:
         for version, base in artifacts:
             put_version(store, *self.signed(version, base))
 
-    def store(self, directory: Path, *, retained_keyframes: int = 2) -> ArtifactStore:
+    def store(
+        self,
+        directory: Path,
+        *,
+        retained_keyframes: int = 2,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> ArtifactStore:
         """Open a store that believes this learner."""
         return ArtifactStore(
             directory,
             public_key=self.key.public_key,
             run_id=self.run_id,
             retained_keyframes=retained_keyframes,
+            monotonic=monotonic,
         )
 
 

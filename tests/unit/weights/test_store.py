@@ -281,6 +281,23 @@ def test_a_damaged_frame_is_never_served_and_is_asked_for_alone(
     assert store.read_payload(key, 3) == payloads[3]
 
 
+def test_nobody_is_told_to_wait_for_what_stopped_arriving(store: ArtifactStore, learner: Learner) -> None:
+    """A relay leaves a copy for what is newer, and may never go on with it."""
+    learner.put(store, (1, 0))
+    signed, payloads = learner.signed(2, 1)
+    key = ArtifactKey(2, 1)
+    store.offer(signed)
+    store.set_arriving(key, True)
+    store.write_frame(key, 0, payloads[0])
+    assert store.is_awaited(key, 1)
+    with refused(Reason.DAMAGED):  # asked for between two looks: it comes
+        store.read_payload(key, 1)
+    store.set_arriving(key, False)
+    assert store.read_payload(key, 0) == payloads[0]
+    with refused(Reason.UNKNOWN_VERSION):
+        store.read_payload(key, 1)
+
+
 def test_payloads_that_vanished_are_asked_for_again(
     store: ArtifactStore, learner: Learner, tmp_path: Path
 ) -> None:
