@@ -5,6 +5,7 @@ as it has arrived and was verified.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -26,6 +27,10 @@ from node.wire import announcement_to_wire, artifact_key_from_wire
 
 ARRIVAL_TIMEOUT_S: Final = 15.0
 """Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
+
+RESUME_TIMEOUT_S: Final = 5.0
+"""Longest wait for an artifact that is not whole to be gone on with, as a relay does that has just started.
+Then its reader does better to plan again: the relay may have left it for something newer."""
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
@@ -137,7 +142,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 manifest,
                 itertools.islice(frames, sent, None),
                 most_bytes=self._batch_bytes,
-                is_here=lambda frame: not self._store.is_awaited(key, frame),
+                is_here=lambda frame: self._store.has(key, frame),
             )
             sent += len(batch)
             data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
@@ -153,11 +158,17 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return b"".join(self._store.read_payload(key, frame) for frame in batch)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
-        if not self._store.is_awaited(key, frame):
+        """Return when a frame is here, or not on its way: what is missing then is the store's to say."""
+        if self._store.has(key, frame):
             return
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         with self._store.hearing_frames(lambda: loop.call_soon_threadsafe(arrived.set)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESUME_TIMEOUT_S):
+                    while not (self._store.has(key, frame) or self._store.is_awaited(key, frame)):
+                        await arrived.wait()
+                        arrived.clear()
             async with within(ARRIVAL_TIMEOUT_S, f"frame {frame} of version {key.version} on its way"):
                 while self._store.is_awaited(key, frame):
                     await arrived.wait()

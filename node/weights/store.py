@@ -126,6 +126,14 @@ class ArtifactStore:
             self._announce()
         self._frame_listeners.tell()
 
+    def has(self, key: ArtifactKey, frame: int) -> bool:
+        """Say whether a frame is here.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION.
+        """
+        return self._find(key).has(frame)
+
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
         """Say whether a frame is on its way here.
 
