@@ -58,6 +58,9 @@ from node.weights.watch import watch_versions
 BULK_CONNECTIONS: Final = 4
 """For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the line, four 97 %."""
 
+DRAIN_BACKOFF_CAP_S: Final = 5.0
+"""One learner is no herd, and a coordinator that came back leases nothing until its learner is there."""
+
 RETAINED_KEYFRAMES: Final = 2
 """In the learner's own store: what a hub that lost its disk is given again."""
 
@@ -123,7 +126,7 @@ async def build(context: RoleContext) -> list[Service]:
         version=trainee.version,
         capacity_groups=config.buffer_groups,
         unacknowledged=trainee.progress.unacknowledged,
-        backoff=Backoff(random.random),
+        backoff=Backoff(random.random, cap_s=DRAIN_BACKOFF_CAP_S),
         count_lost_stream=metrics.lost_drain_streams.inc,
         waiting=context.node_metrics.waiting,
     )
