@@ -4,6 +4,7 @@ import base64
 import json
 
 import pytest
+from cryptography.x509 import load_der_x509_csr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,16 @@ def test_a_damaged_signing_request_is_refused(noise: bytes, position: int, flip:
     damaged[position] ^= flip
     with pytest.raises(RefusedError):
         read_signing_request(bytes(damaged))
+
+
+def test_a_signing_request_can_be_written_in_one_way_only() -> None:
+    """Half of all signatures end in a bit that is 0, and parse as well when it is said to be unused."""
+    request = next(der for der in iter(lambda: signing_request(new_key()), b"") if not der[-1] & 1)
+    signature = load_der_x509_csr(request).signature
+    unused_bits = len(request) - len(signature) - 1
+    assert request[unused_bits] == 0
+    with pytest.raises(RefusedError):
+        read_signing_request(request[:unused_bits] + b"\1" + signature)
 
 
 @settings(deadline=None)
