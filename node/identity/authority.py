@@ -172,7 +172,7 @@ def read_signing_request(der: bytes) -> ec.EllipticCurvePublicKey:
     try:
         request = read_signing_request_der(der)
         key = request.public_key()
-        # Whole octets: with "one bit unused", where that bit is 0, it would be the same request written otherwise.
+        # Whole octets: with a last bit of 0 said to be unused it would be the same request written otherwise.
         is_valid = request.is_signature_valid and der.endswith(b"\0" + request.signature)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise RefusedError(Reason.MALFORMED, "the signing request does not parse") from error
