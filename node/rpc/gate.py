@@ -194,7 +194,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 async with contextlib.aclosing(behaviour(taken(request), context)) as responses:
                     async for response in responses:
                         async with within(self._limits.stall_s, "reading the answer"):
-                            await context.write(response)
+                            await self._write(context, response)
 
         kind = ("stream" if handler.request_streaming else "unary") + (
             "_stream" if handler.response_streaming else "_unary"
@@ -208,6 +208,20 @@ class Gate(grpc.aio.ServerInterceptor):
             response_serializer=serialize if handler.response_streaming else None,
         )
         return guarded
+
+    async def _write(self, context: Context, response: Any) -> None:
+        """Write one message; when cancelled, wait for it to leave, so that a refusal can follow it.
+
+        gRPC takes no status while a message is on its way: it would fail, and leave the caller to wait
+        for its own deadline.
+        """
+        writing = asyncio.ensure_future(context.write(response))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing], timeout=self._limits.farewell_s)
+            writing.cancel()
+            raise
 
     @contextlib.asynccontextmanager
     async def _served(
