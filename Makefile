@@ -10,7 +10,7 @@ help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(BIN)/.installed ## Create .venv with the node (editable) and the development tools
-$(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/native/*.[ch])
+$(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy

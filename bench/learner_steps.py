@@ -2,7 +2,7 @@
 
     bare    what any step does at least, from tensors that lie ready: forward, full logits, log softmax,
             gather, a mean for a loss, backward, gradient clipping, AdamW. No objective, no metrics.
-    ours    learner.train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss;
+    ours    train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss;
             the other one is what the learner does where nothing is configured.
     trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: learner_trl.py.
 
@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.config import LearnerConfig
-from learner.model import Policy
 from learner.objective.registry import load_objective
-from learner.train_step import StepSettings, train_step
+from learner.training.model import Policy
+from learner.training.train_step import StepSettings, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters
 
 LEARNING_RATE: Final = 1e-6

@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from learner.admission import LEAST_LOGPROB
 from learner.config import LearnerConfig
+from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.registry import load_objective
-from learner.step_loss import StepLoss
+from learner.training.step_loss import StepLoss
 
 COMPLETIONS: Final = 64
 GROUP_SIZE: Final = 8

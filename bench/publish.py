@@ -3,7 +3,7 @@
 python -m bench.publish                       two sizes of a model of random weights, one step apart
 python -m bench.publish --parameters 1e9      another size; may be given several times
 
-what       fused: as learner.publisher does, frame by frame; cast_then_encode: the whole version is
+what       fused: as learner.publishing.publisher does, frame by frame; cast_then_encode: the whole version is
            rounded first and coded then; cast: rounding alone; encode: coding alone
 gb_s       bytes of the bf16 version per second, by the clock; best of the repetitions
 peak_extra_bytes    resident memory above masters, base and the version being made; Linux only
@@ -32,22 +32,22 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
-from learner.catch_up import CatchUp, Signer
-from learner.disk_wait import DiskWait
-from learner.master_gate import MasterGate
-from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
-from learner.publisher import Publisher
+from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.disk_wait import DiskWait
+from learner.publishing.master_access import MasterGate
+from learner.publishing.master_words import MasterWords
+from learner.publishing.publisher import Publisher
 from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.digests import Words
-from node.weights.encode import code_frames, encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.store import ArtifactStore
+from node.weights.assembly.encode import code_frames, encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.store.artifact_store import ArtifactStore
 
 _WIDTH: Final = 2048
 _STEP: Final = 3e-7

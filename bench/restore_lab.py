@@ -25,12 +25,12 @@ from bench.kill_lab.plan import COORDINATOR, LEARNER
 from bench.kill_lab.stage import Stage
 from deploy.demo.processes import Fleet
 from deploy.demo.records import StepTail
-from node.coordinator.ledger import FILE_NAME
-from node.coordinator.ledger_check import examine
+from node.commands.status import fetch_status
+from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import ExitCode, RefusedError
 from node.rpc.channel import ConnectionLost
 from node.run import RunStatus
-from node.status import fetch_status
 
 ANSWERS_S: Final = 120.0
 """Longest time in which a run must go on, or say why it does not, once its processes are started."""

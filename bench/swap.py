@@ -36,15 +36,15 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
-from node.weights.encode import EncodedVersion, encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout
-from node.weights.manifest import sign
-from sampler.delta_log import DeltaLog
-from sampler.engines.base import GenerationRequest
+from node.weights.assembly.encode import EncodedVersion, encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import sign
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
-from sampler.model_words import ModelWords
-from sampler.staging import InPlaceVersion, SpareVersion, StagedVersion
+from sampler.versions.delta_log import DeltaLog
+from sampler.versions.model_words import ModelWords
+from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 RUN_ID: Final = "bench"

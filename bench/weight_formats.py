@@ -23,7 +23,7 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from node.weights.digests import Words
+from node.weights.format.digests import Words
 
 Places = NDArray[np.int64]
 Array = NDArray[Any]

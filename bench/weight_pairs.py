@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.weight_formats import Tensor, changed_places
-from node.weights.digests import Words
+from node.weights.format.digests import Words
 
 _VOCABULARY: Final = 8192
 _SEQUENCES, _TOKENS = 8, 64

@@ -41,22 +41,22 @@ from unittest import mock
 
 import numpy as np
 import xxhash
+from node.weights.codec.exponent_conditioned.choice import Implementation
 
 from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weight_pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
-from node.weights import native
-from node.weights.apply import Stage
-from node.weights.digests import Words
-from node.weights.encode import EncodedVersion, encode_version
-from node.weights.exponent_conditioned import choice, reference
-from node.weights.exponent_conditioned.choice import Implementation
-from node.weights.exponent_conditioned.native import NativeCodec
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.encode import EncodedVersion, encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.codec import native
+from node.weights.codec.exponent_conditioned import choice, reference
+from node.weights.codec.exponent_conditioned.kernel import NativeCodec
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import sign
 
 IMPLEMENTATIONS: Final = ("best", "AVX2", native.PORTABLE, "numpy")
 CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")

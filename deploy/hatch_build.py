@@ -1,4 +1,4 @@
-"""Compiles node/weights/native/kernel.c while the package is built, or installed editable.
+"""Compiles node/weights/codec/native/kernel.c while the package is built, or installed editable.
 
 A compiler is not required: without one the node codes weights in numpy, 30 to 100 times slower, and warns.
 CC names another compiler than cc, gcc or clang; HETERORL_NO_KERNEL=1 leaves the kernel out.
@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("node/weights/native/kernel.c")
+SOURCE = Path("node/weights/codec/native/kernel.c")
 LIBRARY = SOURCE.with_name("kernel.so")
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 

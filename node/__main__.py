@@ -2,6 +2,6 @@
 
 import sys
 
-from node.cli import main
+from node.commands.cli import main
 
 sys.exit(main())

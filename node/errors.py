@@ -97,7 +97,7 @@ RETRYABLE: Final[frozenset[Reason]] = frozenset(
 )
 """Reasons after which the same peer may succeed later: by waiting, joining or planning again. A certificate
 that has expired by the hub's clock is among them, because that clock may be wrong: the one client that
-compares the clocks (``node.membership_client``) ends the peer where both agree."""
+compares the clocks (``node.clients.membership_client``) ends the peer where both agree."""
 
 
 class RefusedError(HeteroRLError):

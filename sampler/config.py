@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.config import Target
+from node.config.settings import Target
 
 
 class SamplerConfig(BaseModel):

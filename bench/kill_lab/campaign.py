@@ -19,9 +19,9 @@ from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
 from deploy.demo import checks
 from deploy.demo.records import StepTail, read_ledger
+from node.commands.status import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost
-from node.status import fetch_status
 
 INSTANT_TIMEOUT_S: Final = 8.0
 """A moment that does not come by then was not to come; the kill takes place all the same."""

@@ -23,8 +23,8 @@ from bench.kill_lab.plan import (
 from deploy.demo.observation import is_ready
 from deploy.demo.plan import to_toml
 from deploy.demo.processes import Fleet
-from node.identity.init_run import IDENTITY_DIRECTORY
-from node.identity.store import Identity, load_identity
+from node.enrolment.init_run import IDENTITY_DIRECTORY
+from node.identity.identity_store import Identity, load_identity
 from node.run import Role
 
 READY_TIMEOUT_S: Final = 240.0
@@ -75,7 +75,7 @@ class Stage:
         ):
             await self._fleet.start(
                 name,
-                *("node", "emulate-link", *LINK_FLAGS, "--seed", str(self.plan.seed)),
+                *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self.plan.seed)),
                 *("--listen", f"127.0.0.1:{port}", "--target", f"127.0.0.1:{target}"),
                 environ={},
             )

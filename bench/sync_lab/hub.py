@@ -17,19 +17,19 @@ from prometheus_client import CollectorRegistry
 
 from bench.sync_lab.versions import load_artifact
 from heterorl.v1 import policy_pb2_grpc
-from node.allocator import keep_freed_memory
 from node.clock import SystemClock
+from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import Reason
-from node.identity.init_run import IDENTITY_DIRECTORY
+from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
-from node.identity.store import load_identity
-from node.relay.policy_servicer import PolicyServicer
+from node.process.allocator import keep_freed_memory
 from node.rpc.server import RpcServer
 from node.run import Role
+from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.logging import configure_logging
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.store import ArtifactStore
+from node.weights.store.artifact_store import ArtifactStore
 
 
 async def serve(settings: dict[str, Any]) -> None:
@@ -86,6 +86,6 @@ def _ignore(*, service: str, reason: Reason) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as node/bootstrap.py does
+    keep_freed_memory()  # as node/process/bootstrap.py does
     configure_logging(log_format="json", level="info", roles=["hub"])
     uvloop.run(serve(json.loads(sys.argv[1])))

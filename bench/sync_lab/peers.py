@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.sync_lab.network import Namespace
-from node.identity.authority import LEAF_LIFETIME_S, Authority
-from node.identity.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
+from node.enrolment.authority import LEAF_LIFETIME_S, Authority
+from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
+from node.identity.identity_store import save_identity
 from node.identity.peer import Peer
 from node.identity.signatures import SigningKey
-from node.identity.store import save_identity
 from node.run import Role
 
 RUN_ID: Final = "bench"

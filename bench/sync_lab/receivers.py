@@ -28,28 +28,28 @@ from prometheus_client import CollectorRegistry
 from bench.sync_lab.hub import say
 from bench.sync_lab.versions import load_layout
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node.allocator import keep_freed_memory
 from node.clock import SystemClock
+from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import Reason
-from node.identity.init_run import IDENTITY_DIRECTORY
+from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
-from node.identity.store import load_identity
 from node.policy import ArtifactKey, PolicyVersion
+from node.process.allocator import keep_freed_memory
 from node.rpc.channel import Purpose, dial
 from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.digests import Words
-from node.weights.fetch import Fetcher
-from node.weights.head_file import StoreMark
-from node.weights.sources import Sources, dial_source
+from node.weights.format.digests import Words
+from node.weights.store.head_file import StoreMark
+from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
-from sampler.delta_log import StagedArtifact
-from sampler.generation import Change
 from sampler.metrics import SamplerMetrics
-from sampler.model_words import ArrayWords, ModelWords
-from sampler.policy_disk import PolicyDisk
-from sampler.policy_sync import PolicySync
+from sampler.rollouts.generation import Change
+from sampler.versions.delta_log import StagedArtifact
+from sampler.versions.model_words import ArrayWords, ModelWords
+from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.policy_sync import PolicySync
 
 
 class TimedDisk(PolicyDisk):
@@ -63,7 +63,7 @@ class TimedDisk(PolicyDisk):
 
 
 class LiveArray:
-    """The live words of a sampler that computes nothing. See ``sampler.staging.LiveWords``."""
+    """The live words of a sampler that computes nothing. See ``sampler.versions.staging.LiveWords``."""
 
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)
@@ -222,6 +222,6 @@ def _ignore_reason(reason: Reason) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as node/bootstrap.py does
+    keep_freed_memory()  # as node/process/bootstrap.py does
     configure_logging(log_format="json", level="info", roles=["sampler"])
     uvloop.run(receive(json.loads(sys.argv[1])))

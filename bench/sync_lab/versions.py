@@ -14,11 +14,11 @@ import numpy as np
 
 from node.identity.signatures import SigningKey
 from node.policy import NO_BASE
-from node.weights.digests import Words
-from node.weights.encode import encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
+from node.weights.assembly.encode import encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import sign
 
 HIDDEN, FEED_FORWARD, KEY_VALUES = 576, 1536, 192
 

@@ -27,8 +27,8 @@ from deploy.demo.plot import plot
 from deploy.demo.processes import ChildError, Fleet
 from deploy.demo.records import StepTail, read_ledger
 from deploy.demo.session import Session
-from node.identity.init_run import IDENTITY_DIRECTORY
-from node.identity.store import Identity, load_identity
+from node.enrolment.init_run import IDENTITY_DIRECTORY
+from node.identity.identity_store import Identity, load_identity
 from node.run import Role
 
 VERSIONS: Final = 100

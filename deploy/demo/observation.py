@@ -10,11 +10,11 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.demo.records import Step, StepTail
+from node.commands.status import fetch_status
 from node.errors import RefusedError
-from node.identity.store import Identity
+from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost
 from node.run import RunStatus
-from node.status import fetch_status
 
 SCRAPE_TIMEOUT_S: Final = 2.0
 

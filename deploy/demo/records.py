@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.coordinator.ledger import Ledger
-from node.coordinator.slots import parse_group_id
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.slots import parse_group_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Session:
         await self._make_run()
         await self._fleet.start(
             LINK,
-            *("node", "emulate-link", *LINK_FLAGS, "--seed", str(self._plan.seed)),
+            *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self._plan.seed)),
             *("--listen", f"127.0.0.1:{self.ports.link}", "--target", f"127.0.0.1:{self.ports.members}"),
             environ={},
         )

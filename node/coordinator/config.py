@@ -5,8 +5,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from node import limits
-from node.config import Address
-from node.coordinator.admission import Bounds
+from node.config.settings import Address
+from node.coordinator.work.buffer_room import Bounds
 from node.rollout import SamplingParameters
 
 

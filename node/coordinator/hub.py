@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.clock import Clock
+from node.coordinator.fleet.peers import Roster
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.published import Published
-from node.coordinator.roster import Roster
-from node.coordinator.spool import Spool
+from node.coordinator.work.spool import Spool
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
-from node.weights.store import ArtifactStore
+from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Hub:
         return None if self._enrolment is None else self._enrolment.address
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``; see ``node.service``."""
+        """Serve until ``stopping``; see ``node.process.service``."""
         loop = asyncio.get_running_loop()
         servers = [server for server in (self._members, self._enrolment) if server is not None]
         try:

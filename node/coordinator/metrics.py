@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from node.coordinator.membership import PeerState
-from node.coordinator.slots import SlotState
+from node.coordinator.fleet.membership import PeerState
+from node.coordinator.work.slots import SlotState
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from node.run import PeerStatus, Role

@@ -2,10 +2,10 @@
 
 import contextlib
 
-from node.coordinator.versions import VersionLog
+from node.coordinator.work.versions import VersionLog
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.weights.store import ArtifactStore
+from node.weights.store.artifact_store import ArtifactStore
 
 
 class Published:

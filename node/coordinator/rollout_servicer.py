@@ -5,19 +5,19 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.coordinator.accounts import StoredGroup
-from node.coordinator.drain import Drain
-from node.coordinator.history import Hello
-from node.coordinator.roster import Roster
-from node.coordinator.spool import Spool
-from node.drain_book import Judgement
+from node.clients.drain_book import Judgement
+from node.coordinator.fleet.peers import Roster
+from node.coordinator.work.accounts import StoredGroup
+from node.coordinator.work.drain_stream import Drain
+from node.coordinator.work.history import Hello
+from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
-from node.relay.submitter import submitter
 from node.rollout import RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
+from node.serving.submitter import submitter
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire import (
     failed_lease_from_wire,

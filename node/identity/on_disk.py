@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from node.errors import ConfigError, StartupError
+from node.identity.identity_store import Identity, check_own, load_identity
 from node.identity.run_description import RunDescription
-from node.identity.store import Identity, check_own, load_identity
 from node.run import Role
 
 

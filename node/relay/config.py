@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.config import Address, Target
+from node.config.settings import Address, Target
 
 
 class RelayConfig(BaseModel):

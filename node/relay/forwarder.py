@@ -13,10 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from node.clients.rollout_client import RelayRolloutClient
 from node.errors import Reason, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
-from node.rollout_client import RelayRolloutClient
 from node.rpc.channel import Backoff, ConnectionLost
 from node.until import run_until
 

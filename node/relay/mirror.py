@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable
 from node.errors import Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
-from node.rpc.gate import CountRefusal
+from node.rpc.interceptor import CountRefusal
 from node.until import run_until
-from node.weights.apply import DamagedFrameError
-from node.weights.chain import PUBLIC_VERSION, plan_upload
-from node.weights.fetch import Fetcher
-from node.weights.store import ArtifactStore
+from node.weights.assembly.apply import DamagedFrameError
+from node.weights.planning.chain import PUBLIC_VERSION, plan_upload
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.fetch import Fetcher
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError
-from node.identity import clocks
-from node.identity.clocks import Finding, Window
-from node.identity.store import Identity
+from node.identity import clock_skew as clocks
+from node.identity.clock_skew import Finding, Window
+from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost
 from node.rpc.handshake import Outcome, shake_hands
 

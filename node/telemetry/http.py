@@ -20,8 +20,8 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from node.clock import Clock
-from node.daemon import Phase
 from node.errors import StartupError
+from node.process.daemon import Phase
 from node.rpc.address import split_address
 from node.telemetry.metrics import exposition
 

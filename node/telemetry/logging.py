@@ -2,7 +2,7 @@
 
     _log.info("step finished", extra={"version": 12, "step_s": 0.8})
 
-    10:15:02.120 INFO    step finished  version=12 step_s=0.8  (learner/learner learner.training_loop)
+    10:15:02.120 INFO    step finished  version=12 step_s=0.8  (learner/learner training_loop)
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
 Every record says which peer of the process it is about: what ``bind_peer`` said in the context it

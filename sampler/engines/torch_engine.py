@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from node.errors import Reason, RefusedError, StartupError
 from node.tokenizer import tokenizer_digest
-from node.weights.dtypes import BFLOAT16
-from node.weights.layout import Layout, TensorSpec
-from node.weights.model_files import StoredDtypes
-from sampler.engines.base import FinishedRequest, GenerationRequest, SampledCompletion
+from node.weights.format.dtypes import BFLOAT16
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.model_files import StoredDtypes
 from sampler.engines.distribution import sampling_distribution
+from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -62,7 +62,7 @@ class _Row:
 
 
 class TorchEngine:
-    """See ``sampler.engines.base.Engine``."""
+    """See ``sampler.engines.engine.Engine``."""
 
     def __init__(
         self, model_dir: Path, *, device: str, compute_dtype: torch.dtype, threads: int, seed: int | None

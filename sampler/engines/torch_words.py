@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from node.errors import StartupError
-from node.weights.digests import Words
-from node.weights.dtypes import BFLOAT16, Dtype
-from node.weights.layout import FrameSpan, Layout, TensorSpan
-from sampler.model_words import ModelWords
+from node.weights.format.digests import Words
+from node.weights.format.dtypes import BFLOAT16, Dtype
+from node.weights.format.layout import FrameSpan, Layout, TensorSpan
+from sampler.versions.model_words import ModelWords
 
 _SHIFT: Final = 16
 """bfloat16 is the upper half of float32. Integers throughout: conversions of floats may flush denormals."""

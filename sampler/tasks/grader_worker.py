@@ -13,8 +13,8 @@ import sys
 from typing import Any, BinaryIO
 
 from node.errors import ConfigError
-from sampler.tasks.base import Task, load_task
 from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REQUEST_BYTES, framed
+from sampler.tasks.task import Task, load_task
 
 
 def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:

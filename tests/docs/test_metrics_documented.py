@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 from deploy.check import DEPLOY
 from learner.metrics import LearnerMetrics
 from node.clock import SystemClock
-from node.coordinator.membership import PeerState
+from node.coordinator.fleet.membership import PeerState
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.slots import SlotState
+from node.coordinator.work.slots import SlotState
 from node.errors import Reason
 from node.relay.metrics import RelayMetrics
 from node.rollout import Verdict

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from node.weights.native import PATHS, PORTABLE
+from node.weights.codec.native import PATHS, PORTABLE
 
 SOURCE: Final = Path(__file__).with_name("kernel_asan.c")
 # The emulator does not run the sanitizers' library: what is undefined is an illegal instruction.

@@ -3,7 +3,7 @@
  * payloads were refused, of how many; a digest of every payload and every answer, which is the same on all
  * processors; and the number of the best path.
  */
-#include "../../node/weights/native/kernel.c"
+#include "../../node/weights/codec/native/kernel.c"
 
 #include <stdio.h>
 #include <stdlib.h>

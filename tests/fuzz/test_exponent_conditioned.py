@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.weights.digests import Words
+from node.weights.format.digests import Words
 from support.exponent_conditioned import coded, fault_of, implementations, trained_step, trained_words
 
 IMPLEMENTATIONS = implementations()

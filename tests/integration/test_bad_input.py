@@ -14,12 +14,12 @@ from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.advance import Remedy, fetch_version
-from node.weights.codec import Codec
-from node.weights.digests import payload_digest
-from node.weights.layout import Layout
-from node.weights.manifest import sign
-from node.weights.readers import LINGER_S
+from node.weights.codec.frame_codec import Codec
+from node.weights.format.digests import payload_digest
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import sign
+from node.weights.store.readers import LINGER_S
+from node.weights.transfer.advance import Remedy, fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from heterorl.v1 import membership_pb2_grpc
-from node.bootstrap import obtain_identity
 from node.clock import SystemClock
-from node.config import NodeSection
-from node.identity.enrolment import EnrolmentServicer
-from node.identity.enrolment_ledger import EnrolmentLedger
+from node.config.settings import NodeSection
+from node.enrolment.enrolment import EnrolmentServicer
+from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.tokens import issue_token
+from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
-from node.identity.store import Identity
-from node.identity.tokens import issue_token
+from node.process.bootstrap import obtain_identity
 from node.rpc.server import Audience
 from node.run import Role
 from support.identity import MadeRun, make_run

@@ -16,20 +16,20 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node import status
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clock import Clock, SystemClock
+from node.commands import status
+from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
+from node.enrolment.init_run import issue_identity
 from node.errors import ExitCode, Reason, RefusedError
-from node.identity.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
-from node.identity.clocks import moment
-from node.identity.init_run import issue_identity
+from node.identity.clock_skew import moment
+from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
-from node.identity.store import Identity, save_identity
-from node.membership_client import Member, MembershipClient, Notices, PeerState
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import ClockComparison
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
-from node.weights.watch import watch_versions
+from node.weights.transfer.watch import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun, make_run

@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from learner.checkpoint import CheckpointStore, Progress
-from learner.epoch import raise_epoch
-from learner.master_words import MasterWords
-from learner.model import load_policy
-from learner.public_base import keep_public_base
-from learner.step_log import StepLine, StepLog
-from node.coordinator.accounts import StoredGroup, Transaction
-from node.coordinator.ledger import Ledger
+from learner.publishing.learner_epoch import raise_epoch
+from learner.publishing.master_words import MasterWords
+from learner.publishing.public_base import keep_public_base
+from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.model import load_policy
+from learner.training.step_log import StepLine, StepLog
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
 from node.rollout import Verdict
 from node.run import StepReport
-from node.weights.chain import newest_reachable
-from node.weights.head_file import Head, StoreMark
-from node.weights.held import HeldPolicy
-from node.weights.manifest import sign
-from node.weights.store import ArtifactStore
-from sampler.model_words import PublicBase
-from sampler.policy_disk import PolicyDisk
-from sampler.staging import InPlaceVersion
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import sign
+from node.weights.planning.chain import newest_reachable
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.store.head_file import Head, StoreMark
+from sampler.versions.model_words import PublicBase
+from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.staging import InPlaceVersion
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
 from support.model_words import live_words, words_of

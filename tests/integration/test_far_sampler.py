@@ -5,10 +5,10 @@ import random
 import time
 from pathlib import Path
 
+from deploy.demo.link_emulator import LinkEmulator, LinkProfile
 from node.clock import SystemClock
-from node.link_emulator import LinkEmulator, LinkProfile
 from node.rpc.channel import Purpose, dial
-from node.weights.sources import Source
+from node.weights.transfer.sources import Source
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, policy_hub
 from support.policy_sync import syncing

@@ -6,10 +6,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.authority import AUTHORITY_LIFETIME_S
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.identity.store import Identity
 from node.rpc.auth import RULES, service_of
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
 from node.rpc.server import Audience

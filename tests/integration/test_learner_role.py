@@ -15,30 +15,30 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from learner import role as learner_role
-from learner.checkpoint import CheckpointStore
+from learner import learner_role
 from learner.config import LearnerConfig
-from learner.model import load_policy
+from learner.training.checkpoint import CheckpointStore
+from learner.training.model import load_policy
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
-from node.config import NodeConfig, NodeSection, TelemetrySection
-from node.coordinator import role as coordinator_role
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
+from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.hub import Hub
-from node.daemon import Stage, run_daemon
 from node.errors import ExitCode, StartupError
-from node.membership_client import Member, MembershipClient, Notices, PeerState
 from node.policy import NO_BASE, PolicyVersion
-from node.role import RoleContext
+from node.process.daemon import Stage, run_daemon
+from node.process.role_context import RoleContext
+from node.process.service import Service
 from node.rollout import PromptLease, RolloutGroup, Verdict
-from node.rollout_client import SamplerRolloutClient
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
-from node.service import Service
 from node.telemetry.metrics import NodeMetrics, snapshot
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
-from node.weights.held import HeldPolicy
-from node.weights.store import ArtifactStore
+from node.weights.assembly.held import HeldPolicy
+from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
 from support.tiny_model import make_tiny_model

@@ -20,20 +20,20 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from learner.checkpoint import CheckpointStore
-from learner.disk_wait import DiskWait
-from learner.master_gate import MasterGate
 from learner.metrics import LearnerMetrics
-from learner.model import Policy, load_policy
-from learner.step_log import StepLog
-from learner.trainee import Trainee, TrainingError
-from learner.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.publishing.disk_wait import DiskWait
+from learner.publishing.master_access import MasterGate
+from learner.training.checkpoint import CheckpointStore
+from learner.training.model import Policy, load_policy
+from learner.training.step_log import StepLog
+from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_state import Trainee, TrainingError
 from node import durable
+from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.rollout import DeliveredGroup, Verdict
-from node.rollout_drain import RolloutDrain
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import main
-from node.coordinator.history import Hello
-from node.coordinator.ledger import Ledger
-from node.coordinator.ledger_check import examine
-from node.coordinator.ledger_copies import SLOTS_PER_SECOND, back_up, restore
-from node.coordinator.slots import SlotState
+from node.commands.cli import main
+from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.history import Hello
+from node.coordinator.work.slots import SlotState
 from node.errors import Reason, StartupError
 from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys, time
 from pathlib import Path
-from node.coordinator.history import Hello
+from node.coordinator.work.history import Hello
 from support.ledgers import open_desk
 with open_desk(Path(sys.argv[1])) as desk:
     desk.open_drain(Hello("learner", 1, desk.accounts.last_step))

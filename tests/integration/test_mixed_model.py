@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from learner.model import load_policy
-from node.weights.apply import Stage
-from node.weights.digests import Words
-from node.weights.encode import encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout
+from learner.training.model import load_policy
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.encode import encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
 from sampler.engines.torch_engine import TorchEngine
-from sampler.model_words import ArrayWords, copy_words
+from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2
-from node.rollout_drain import RolloutDrain
+from node.clients.rollout_drain import RolloutDrain
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import StepRecord
 from node.telemetry.metrics import NodeMetrics

@@ -13,7 +13,7 @@ import pytest
 from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
 from node.identity.files import make_private_directory
-from node.identity.store import Identity, load_identity
+from node.identity.identity_store import Identity, load_identity
 from node.rpc.auth import RULES
 from node.rpc.channel import Purpose, classified, dial
 from node.run import Role

@@ -13,14 +13,14 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.relay.policy_servicer import damage_first
 from node.rpc.channel import ConnectionLost
-from node.weights.advance import Remedy, fetch_version
-from node.weights.apply import DamagedFrameError, Stage
-from node.weights.chain import plan_fresh
-from node.weights.fetch import Fetcher
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
+from node.serving.policy_servicer import damage_first
+from node.weights.assembly.apply import DamagedFrameError, Stage
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.planning.chain import plan_fresh
+from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.fetch import Fetcher
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.waiting import until

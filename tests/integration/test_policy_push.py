@@ -14,11 +14,11 @@ from heterorl.v1 import policy_pb2
 from node import limits
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.advance import Remedy, fetch_version
-from node.weights.fetch import Fetcher
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.pieces import pushed_frames
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.payload_order import pushed_frames
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Pushes, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import running_relay

@@ -11,7 +11,7 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
-from node.weights.watch import watch_versions
+from node.weights.transfer.watch import watch_versions
 from node.wire import artifact_key_to_wire
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.master_words import MasterWords
+from learner.publishing.master_words import MasterWords
 from node.identity.signatures import SigningKey
-from node.weights.encode import encode_version, join
-from node.weights.held import HeldPolicy
-from node.weights.manifest import sign
-from node.weights.store import ArtifactStore
+from node.weights.assembly.encode import encode_version, join
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import sign
+from node.weights.store.artifact_store import ArtifactStore
 from support.ranks import LAYOUT, frames_of, names_of, publish_share, read_share, tensors_of
 
 RANKS = 2

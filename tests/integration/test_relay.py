@@ -12,11 +12,11 @@ import pytest
 
 from heterorl.v1 import policy_pb2
 from node.policy import ArtifactKey
-from node.weights.advance import Remedy, fetch_version
-from node.weights.apply import Stage
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.sources import Sources
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.sources import Sources
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import RunningRelay, running_relay

@@ -8,8 +8,8 @@ import pytest
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError
+from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
-from node.identity.store import Identity
 from node.rpc.channel import Purpose, call, dial
 from support.hub import running_hub
 from support.identity import MadeRun, make_run

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from node.coordinator.roster import Beat, BeatAnswer, Roster
+from node.coordinator.fleet.peers import Beat, BeatAnswer, Roster
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from sampler import role
+from sampler import sampler_role as role
 from sampler.engines.torch_engine import TorchEngine
-from sampler.model_words import version_of
-from sampler.scrub import Scrub
+from sampler.versions.model_words import version_of
+from sampler.versions.scrub import Scrub
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.model_words import words_of

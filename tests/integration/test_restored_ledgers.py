@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.coordinator.ledger_check import examine
+from node.coordinator.ledger.ledger_check import examine
 from node.errors import Reason
 from support.restoration import Run
 

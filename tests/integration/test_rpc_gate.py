@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
+from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import STATUS_OF_REASON, Reason, RefusedError
-from node.identity.authority import AUTHORITY_LIFETIME_S
 from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
 from node.run import Role

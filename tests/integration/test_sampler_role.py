@@ -16,7 +16,7 @@ from node.clock import SystemClock
 from node.errors import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
-from node.weights.store import ArtifactStore
+from node.weights.store.artifact_store import ArtifactStore
 from node.wire import group_from_wire, settings_to_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask

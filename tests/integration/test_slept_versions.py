@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.catch_up import CatchUp, Signer
 from learner.config import LearnerConfig
+from learner.publishing.catch_up_deltas import CatchUp, Signer
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
-from node.weights.advance import Remedy, fetch_version
-from node.weights.chain import PUBLIC_VERSION, plan, plan_catch_up
-from node.weights.layout import Layout, TensorSpec
-from node.weights.store import ArtifactStore
-from sampler.held_file import save_held
-from sampler.model_words import ArrayWords
-from sampler.policy_disk import HELD_FILE
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.planning.chain import PUBLIC_VERSION, plan, plan_catch_up
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.advance import Remedy, fetch_version
+from sampler.versions.held_file import save_held
+from sampler.versions.model_words import ArrayWords
+from sampler.versions.policy_disk import HELD_FILE
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import spool as spool_module
-from node.coordinator.accounts import StoredGroup, Transaction
-from node.coordinator.history import Hello
-from node.coordinator.ledger import Ledger
+from node.clients.drain_book import Judgement
+from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.spool import Spool
-from node.drain_book import Judgement
+from node.coordinator.work import spool as spool_module
+from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.history import Hello
+from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict

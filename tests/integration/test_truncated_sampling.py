@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from heterorl.v1 import rollout_pb2
-from learner.admission import AdmissionRules, judge
-from learner.divergence_panel import Observed
-from learner.mismatch import LEAST_FRESH_GROUPS, MismatchBook
-from learner.model import Policy, load_policy
-from learner.train_step import StepOutcome, train_step
+from learner.intake.divergence_panel import Observed
+from learner.intake.group_verdict import AdmissionRules, judge
+from learner.intake.mismatch import LEAST_FRESH_GROUPS, MismatchBook
+from learner.training.model import Policy, load_policy
+from learner.training.train_step import StepOutcome, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
 from node.wire import group_from_wire, group_to_wire
-from sampler.engines.base import GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
 from support.groups import make_group
 from support.step_settings import make_step_settings

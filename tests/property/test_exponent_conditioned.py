@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from node.weights.digests import Words, words_digest
-from node.weights.exponent_conditioned.format import Fault
+from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.format.digests import Words, words_digest
 from support.exponent_conditioned import fault_of, implementations
 
 IMPLEMENTATIONS = implementations()

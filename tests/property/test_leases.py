@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from node.coordinator import decisions, history
-from node.coordinator.accounts import Transaction
-from node.coordinator.admission import Bounds
-from node.coordinator.leases import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
-from node.coordinator.ledger import Ledger
-from node.coordinator.slots import SETTLED, SlotState, group_id, parse_group_id
-from node.drain_book import Judgement
+from node.clients.drain_book import Judgement
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work import decisions, history
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.buffer_room import Bounds
+from node.coordinator.work.leases import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
+from node.coordinator.work.slots import SETTLED, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.admission import LARGEST_REWARD, LEAST_LOGPROB
+from learner.intake.group_verdict import LARGEST_REWARD, LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
-from learner.step_loss import StepLoss
+from learner.training.step_loss import StepLoss
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "clip_low": [{"clip_low": 1.0, "clip_high": math.inf}, {"dual_clip": 3.0}],

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.apply import Stage
-from node.weights.catch_up import next_base
-from node.weights.chain import PUBLIC_VERSION, plan_catch_up
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
-from node.weights.merge import merge_version, stored_version
-from node.weights.store import ArtifactStore
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.merge import merge_version, stored_version
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import sign
+from node.weights.planning.catch_up import next_base
+from node.weights.planning.chain import PUBLIC_VERSION, plan_catch_up
+from node.weights.store.artifact_store import ArtifactStore
 from support.weights import Learner, put_version
 
 SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from node.weights.codec import Codec, decode_frame, encode_frame, payload_limit
-from node.weights.digests import Words
-from node.weights.dtypes import DTYPES
+from node.weights.codec.frame_codec import Codec, decode_frame, encode_frame, payload_limit
+from node.weights.format.digests import Words
+from node.weights.format.dtypes import DTYPES
 
 WORDS = hnp.arrays(np.uint16, st.integers(1, 600))
 

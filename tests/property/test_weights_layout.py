@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.weights.dtypes import DTYPES
-from node.weights.layout import Layout, TensorSpec
+from node.weights.format.dtypes import DTYPES
+from node.weights.format.layout import Layout, TensorSpec
 
 SIZES = st.lists(st.integers(1, 300), min_size=1, max_size=20)
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator import decisions, history
-from node.coordinator.accounts import Accounts, Balance, Transaction
-from node.coordinator.admission import Bounds, Learner, Work
-from node.coordinator.decisions import Decision
-from node.coordinator.lease_returns import Released, release
-from node.coordinator.slots import parse_group_id
+from node.coordinator.work import decisions, history
+from node.coordinator.work.accounts import Accounts, Balance, Transaction
+from node.coordinator.work.buffer_room import Bounds, Learner, Work
+from node.coordinator.work.decisions import Decision
+from node.coordinator.work.lease_returns import Released, release
+from node.coordinator.work.slots import parse_group_id
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.divergence_panel import Observed
+from learner.intake.divergence_panel import Observed
 
 
 def one(sampler: str, kl_nats: float, age: int = 0) -> Observed:

@@ -19,12 +19,12 @@ from heterorl.v1 import (
     rollout_pb2,
     rollout_pb2_grpc,
 )
-from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
+from node.coordinator.coordinator_role import build
 from node.coordinator.hub import Hub
-from node.coordinator.role import build
-from node.identity.store import Identity
-from node.role import RoleContext
+from node.identity.identity_store import Identity
+from node.process.role_context import RoleContext
 from node.rollout import RolloutGroup, SamplingParameters
 from node.rpc.channel import Purpose, dial
 from node.run import Role

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.identity.authority import CLOCK_SKEW_S, LEAF_LIFETIME_S, Authority
-from node.identity.init_run import init_run, issue_identity
+from node.enrolment.authority import CLOCK_SKEW_S, LEAF_LIFETIME_S, Authority
+from node.enrolment.init_run import init_run, issue_identity
+from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
-from node.identity.store import Identity, load_identity
 from node.run import Role
 
 NOW_S = 1_800_000_000.0

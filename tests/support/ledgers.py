@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from node.coordinator import history
-from node.coordinator.accounts import Transaction
-from node.coordinator.history import Hello
-from node.coordinator.ledger import Ledger
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work import history
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from learner.model import Policy
-from learner.train_step import StepOutcome, StepSettings, train_step
+from learner.training.model import Policy
+from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.rollout import Completion, RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group
 

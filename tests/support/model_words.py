@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from node.weights.digests import Words
-from node.weights.layout import Layout
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
 from sampler.engines.torch_words import LiveTensors
-from sampler.model_words import ArrayWords, ModelWords, copy_words
+from sampler.versions.model_words import ArrayWords, ModelWords, copy_words
 from support.weights import LAYOUT
 
 

@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
-from node.identity.store import Identity
-from node.relay.policy_servicer import PolicyServicer
+from node.identity.identity_store import Identity
 from node.rpc.channel import Purpose, dial
+from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.fetch import Fetcher, FetchLimits
-from node.weights.layout import Layout
-from node.weights.sources import Source, Sources
-from node.weights.store import ArtifactStore
+from node.weights.format.layout import Layout
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.fetch import Fetcher, FetchLimits
+from node.weights.transfer.sources import Source, Sources
 from support.clock import ManualClock
 from support.identity import MadeRun
 from support.rpc import Serving, serving

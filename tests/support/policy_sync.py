@@ -14,15 +14,15 @@ from node.clock import SystemClock
 from node.errors import Reason
 from node.policy import PolicyVersion
 from node.telemetry.metrics import NodeMetrics
-from node.weights.digests import Words
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout
-from node.weights.sources import Source
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
+from node.weights.transfer.sources import Source
 from sampler.engines.torch_words import LiveTensors
-from sampler.generation import Change
 from sampler.metrics import SamplerMetrics
-from sampler.policy_disk import PolicyDisk
-from sampler.policy_sync import PolicySync
+from sampler.rollouts.generation import Change
+from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.policy_sync import PolicySync
 from support.model_words import live_words, words_of
 from support.policy_hub import PolicyHub, Registry, make_fetcher, make_sources
 from support.waiting import until

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from learner.master_words import MasterWords
-from node.weights.digests import Words
-from node.weights.encode import CodedFrame, code_frames
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import FrameRecord
+from learner.publishing.master_words import MasterWords
+from node.weights.assembly.encode import CodedFrame, code_frames
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import FrameRecord
 
 LAYOUT: Final = Layout.of(
     [TensorSpec(f"layer.{n}", (700 + 300 * n,), "float32" if n == 2 else "bfloat16") for n in range(6)],

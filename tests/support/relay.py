@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from node.clock import SystemClock
-from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.identity.files import make_private_directory
-from node.identity.store import Identity
+from node.identity.identity_store import Identity
+from node.process.role_context import RoleContext
+from node.process.stop_order import StopsAfter
 from node.relay.config import RelayConfig
-from node.relay.role import build
-from node.role import RoleContext
+from node.relay.relay_role import build
 from node.rpc.channel import Purpose, dial
 from node.rpc.server import RpcServer
 from node.run import Role
-from node.stop_order import StopsAfter
 from node.telemetry.metrics import NodeMetrics
-from node.weights.sources import Source
+from node.weights.transfer.sources import Source
 from support.identity import MadeRun
 from support.policy_hub import Registry
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from node.coordinator import decisions, history
-from node.coordinator.history import Hello
-from node.coordinator.ledger import Ledger
-from node.coordinator.ledger_copies import back_up, restore
-from node.coordinator.slots import group_id
-from node.drain_book import DrainBook, Judgement
+from node.clients.drain_book import DrainBook, Judgement
+from node.coordinator.ledger.ledger_copies import back_up, restore
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work import decisions, history
+from node.coordinator.work.history import Hello
+from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict
 from node.run import StepRecord

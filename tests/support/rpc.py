@@ -15,9 +15,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from heterorl.v1 import membership_pb2, policy_pb2, rollout_pb2
 from node.clock import Clock, SystemClock
 from node.errors import Reason
+from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
-from node.identity.store import Identity
-from node.rpc.gate import GateLimits
+from node.rpc.interceptor import GateLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from support.identity import MadeRun

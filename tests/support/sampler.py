@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2
 from node.clock import SystemClock
-from node.config import NodeConfig, NodeSection, TelemetrySection
-from node.daemon import Stage, run_daemon
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.errors import ExitCode
-from node.role import RoleContext
+from node.process.daemon import Stage, run_daemon
+from node.process.role_context import RoleContext
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
-from node.weights.held import HeldPolicy
-from sampler import role
+from node.weights.assembly.held import HeldPolicy
+from sampler import sampler_role as role
 from sampler.config import SamplerConfig
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from learner.objective.registry import load_objective
-from learner.train_step import StepSettings
+from learner.training.train_step import StepSettings
 
 
 def make_step_settings(**changes: Any) -> StepSettings:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from node.role import RoleContext
-from node.service import Service
+from node.process.role_context import RoleContext
+from node.process.service import Service
 
 _log = logging.getLogger("node.tiny_role")
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from node.rpc.channel import Purpose, dial
-from node.weights.store import ArtifactStore
-from node.weights.upload import Uploader
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.upload import Uploader
 from support.identity import MadeRun
 from support.policy_hub import Registry
 

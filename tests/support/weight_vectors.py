@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from node.identity.signatures import SigningKey
-from node.weights.codec import encode_frame, encode_gap
-from node.weights.digests import Words, payload_digest, words_digest
-from node.weights.encode import encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
-from node.weights.planes import encode_planes, encode_step_planes
+from node.weights.assembly.encode import encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.codec.frame_codec import encode_frame, encode_gap
+from node.weights.codec.planes import encode_planes, encode_step_planes
+from node.weights.format.digests import Words, payload_digest, words_digest
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import sign
 from support.exponent_conditioned import FAULTS, FAULTS_BASE, coded, trained_step, trained_words
 
 FILE: Final = Path(__file__).parents[2] / "proto" / "vectors" / "weights.json"

@@ -9,13 +9,13 @@ import numpy as np
 
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.codec import Codec
-from node.weights.digests import Words
-from node.weights.encode import EncodedVersion, encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import FrameRecord, Manifest, sign
-from node.weights.store import ArtifactStore
+from node.weights.assembly.encode import EncodedVersion, encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.codec.frame_codec import Codec
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import FrameRecord, Manifest, sign
+from node.weights.store.artifact_store import ArtifactStore
 
 RUN_ID = "example"
 SPECS = (

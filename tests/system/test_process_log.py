@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from node.identity.identity_store import Identity
 from node.identity.peer import hub_name
-from node.identity.store import Identity
 from support.identity import MadeRun, make_run
 from support.rpc import invoke
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.identity.tokens import issue_token
+from node.enrolment.tokens import issue_token
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.run import Role
-from node.weights.advance import Remedy, fetch_version
-from node.weights.layout import Layout, TensorSpec
-from node.weights.sources import Source, Sources
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.sources import Source, Sources
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.policy_hub import Registry, make_fetcher, make_sources, policy_hub

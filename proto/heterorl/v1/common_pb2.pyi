@@ -112,7 +112,7 @@ class PolicyVersion(_message.Message):
     number: _builtins.int
     """0 is the public base model; the learner's n-th optimizer step makes version n."""
     root: _builtins.bytes
-    """16 bytes: BLAKE3 over the digests of all frames (WEIGHTS: see node/weights/manifest.py).
+    """16 bytes: BLAKE3 over the digests of all frames (WEIGHTS: see node/weights/format/manifest.py).
     Empty: the sender speaks of the number alone.
     """
     def __init__(

@@ -15,11 +15,11 @@ from bench.kill_lab.plan import COORDINATOR, LEARNER, Plan
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, read_artifact
 from bench.kill_lab.witness import Witness
-from node.weights.digests import Words
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from sampler.held_file import save_held
-from sampler.model_words import ArrayWords
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from sampler.versions.held_file import save_held
+from sampler.versions.model_words import ArrayWords
 from support.weights import Learner as Weights
 from support.weights import flip_bit, random_words
 

@@ -14,9 +14,9 @@ from bench.sync_lab.network import Line
 from bench.sync_lab.tcp_stream import steady_goodput
 from bench.sync_lab.versions import Model, load_artifact, load_layout, model_layout, publish_versions
 from node.identity.signatures import SigningKey
-from node.weights.apply import Stage
-from node.weights.held import HeldPolicy
-from node.weights.manifest import verify_signed
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import verify_signed
 
 TINY = Model(layers=1, vocabulary=64)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.coordinator.admission import Bounds, Load, capacity, objection
+from node.coordinator.work.buffer_room import Bounds, Load, capacity, objection
 from node.rollout import RolloutGroup, Verdict
 from support.coordinator import LEARNER, WORK, Desk, make_answer
 from support.groups import SAMPLING, make_completion

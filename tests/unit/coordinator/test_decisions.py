@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator import decisions, history
-from node.coordinator.accounts import Balance
-from node.coordinator.slots import SlotState
-from node.drain_book import Judgement
+from node.clients.drain_book import Judgement
+from node.coordinator.work import decisions, history
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.slots import SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict

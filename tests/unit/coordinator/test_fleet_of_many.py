@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.coordinator.accounts import Balance
-from node.coordinator.membership import GONE_AFTER_S
+from node.coordinator.fleet.membership import GONE_AFTER_S
+from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.roster import Beat, Roster
+from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator import decisions, history
-from node.coordinator.accounts import Balance
-from node.coordinator.generations import Generation
-from node.coordinator.history import Hello
-from node.coordinator.slots import Attempt, Slot, SlotState
+from node.coordinator.ledger.generations import Generation
+from node.coordinator.work import decisions, history
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.history import Hello
+from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict

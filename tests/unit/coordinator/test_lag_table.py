@@ -2,9 +2,9 @@
 
 import pytest
 
-from node.coordinator import versions
-from node.coordinator.lag_table import Lag, LagTable
-from node.coordinator.versions import Announced, VersionLog
+from node.coordinator.fleet.lag_table import Lag, LagTable
+from node.coordinator.work import versions
+from node.coordinator.work.versions import Announced, VersionLog
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.leases import (
+from node.coordinator.work.leases import (
     FINAL_FAULTS,
     FIRST_RETRY_S,
     MAX_ATTEMPTS,
@@ -12,7 +12,7 @@ from node.coordinator.leases import (
     SAME_SAMPLER_S,
     Standing,
 )
-from node.coordinator.slots import SlotState, parse_group_id
+from node.coordinator.work.slots import SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from support.coordinator import BOUNDS, RETRY_S, TTL_S, Desk, make_accounts

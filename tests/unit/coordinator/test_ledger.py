@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from node.coordinator.accounts import StoredGroup, Transaction
-from node.coordinator.ledger import Ledger
-from node.coordinator.slots import Attempt, SlotState
-from node.coordinator.task_size import TaskSize
-from node.coordinator.versions import Announced
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.slots import Attempt, SlotState
+from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.versions import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import Failure
 from node.rollout import Verdict

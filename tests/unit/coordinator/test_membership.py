@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.coordinator import membership
-from node.coordinator.membership import GONE_AFTER_S, Membership, PeerState
+from node.coordinator.fleet import membership
+from node.coordinator.fleet.membership import GONE_AFTER_S, Membership, PeerState
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.run import Role

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.coordinator.outbox import Outbox
-from node.drain_book import Judgement
+from node.clients.drain_book import Judgement
+from node.coordinator.fleet.pending_verdicts import Outbox
 from node.rollout import Verdict
 
 

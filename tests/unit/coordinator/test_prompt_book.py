@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.prompt_book import BAD_PROMPTS, LONGEST_RETRY_S, PromptBook
+from node.coordinator.work.unanswerable_prompts import BAD_PROMPTS, LONGEST_RETRY_S, PromptBook
 from node.failure import BadPrompt, Failure
 
 

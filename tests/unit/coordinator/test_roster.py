@@ -3,13 +3,13 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import roster as roster_module
-from node.coordinator.accounts import Balance
-from node.coordinator.membership import GONE_AFTER_S
+from node.clients.drain_book import Judgement
+from node.coordinator.fleet import peers as roster_module
+from node.coordinator.fleet.membership import GONE_AFTER_S
+from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.roster import Beat, Roster
-from node.coordinator.versions import Announced
-from node.drain_book import Judgement
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.versions import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.coordinator.task_size import TaskSize, agreed_size
+from node.coordinator.work.task_size import TaskSize, agreed_size
 from node.errors import Reason, RefusedError
 
 KNOWN = TaskSize("t", 100, "s1")

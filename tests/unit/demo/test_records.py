@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from deploy.demo.records import Step, StepTail, Trained, read_ledger
-from learner.step_log import StepLine, StepLog, TrainedGroup
-from node.coordinator.accounts import Transaction
-from node.coordinator.ledger import Ledger
-from node.coordinator.slots import Attempt, Slot, SlotState
+from learner.training.step_log import StepLine, StepLog, TrainedGroup
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.rollout import Verdict
 from node.run import StepRecord, StepReport
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from deploy.check import DEPLOY, ROLES
-from node.config import NodeConfig, load
-from node.config_sources import Reading
+from node.config.settings import NodeConfig, load
+from node.config.sources import Reading
 from node.coordinator.config import CoordinatorConfig
-from node.identity.init_run import IDENTITY_DIRECTORY, init_run
-from node.identity.store import load_identity
+from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
+from node.identity.identity_store import load_identity
 from node.relay.config import RelayConfig
 
 UNIT: Final = (DEPLOY / "systemd/heterorl-node@.service").read_text()

@@ -8,8 +8,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from node.errors import Reason, RefusedError, StartupError
-from node.identity.authority import (
+from node.enrolment.authority import (
     CLOCK_SKEW_S,
     Authority,
     is_signed_by,
@@ -17,6 +16,7 @@ from node.identity.authority import (
     read_signing_request,
     signing_request,
 )
+from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role

@@ -1,8 +1,15 @@
-"""Whose clock is wrong: each cell of the table in ``node.identity.clocks``."""
+"""Whose clock is wrong: each cell of the table in ``node.identity.clock_skew``."""
 
 import pytest
 
-from node.identity.clocks import Wait, Window, hub_not_valid, moment, refused_as_expired, refused_at_handshake
+from node.identity.clock_skew import (
+    Wait,
+    Window,
+    hub_not_valid,
+    moment,
+    refused_as_expired,
+    refused_at_handshake,
+)
 
 DAY_S = 86400.0
 OWN = Window(100 * DAY_S, 465 * DAY_S)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from node.enrolment import enrolment_ledger
+from node.enrolment.authority import Authority
+from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.tokens import Token, issue_token
 from node.errors import Reason, RefusedError
-from node.identity import enrolment_ledger
-from node.identity.authority import Authority
-from node.identity.enrolment_ledger import EnrolmentLedger
-from node.identity.tokens import Token, issue_token
 from node.run import Role
 from support.identity import NOW_S
 

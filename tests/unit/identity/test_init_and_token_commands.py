@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from node.commands import token_command
+from node.enrolment import init_run
+from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
-from node.identity import init_run, token_command
+from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
-from node.identity.store import check_own, load_identity
-from node.identity.tokens import Token
 from node.run import Role
 from support.identity import NOW_S
 

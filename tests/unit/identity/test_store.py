@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from node.enrolment.authority import AUTHORITY_LIFETIME_S, new_key
 from node.errors import StartupError
-from node.identity.authority import AUTHORITY_LIFETIME_S, new_key
 from node.identity.files import write_secret
-from node.identity.store import (
+from node.identity.identity_store import (
     check_dates,
     check_own,
     expiries,

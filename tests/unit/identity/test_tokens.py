@@ -1,8 +1,8 @@
 import pytest
 
+from node.enrolment.authority import Authority
+from node.enrolment.tokens import Token, issue_token, redeem
 from node.errors import Reason, RefusedError
-from node.identity.authority import Authority
-from node.identity.tokens import Token, issue_token, redeem
 from node.limits import TOKEN_BYTES
 from node.run import Role
 from support.identity import NOW_S

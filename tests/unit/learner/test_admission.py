@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.admission import AdmissionRules, Judged, judge, stale
+from learner.intake.group_verdict import AdmissionRules, Judged, judge, stale
 from node.rollout import LogprobMode, RolloutGroup, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 

@@ -1,6 +1,6 @@
 import pytest
 
-from learner.batching import BatchBuffer
+from learner.intake.batching import BatchBuffer
 from node.rollout import DeliveredGroup, Verdict
 from support.groups import make_group
 

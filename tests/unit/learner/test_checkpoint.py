@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from learner import checkpoint
-from learner.checkpoint import CheckpointStore, Progress
-from learner.epoch import raise_epoch
-from learner.model import Policy, load_policy
-from learner.step_log import StepLine, StepLog, TrainedGroup
-from learner.train_step import train_step
+from learner.publishing.learner_epoch import raise_epoch
+from learner.training import checkpoint
+from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.model import Policy, load_policy
+from learner.training.step_log import StepLine, StepLog, TrainedGroup
+from learner.training.train_step import train_step
 from node import durable
 from node.errors import StartupError
 from node.rollout import RolloutGroup
@@ -195,7 +195,7 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
 
     for name in ("mkdir", "replace", "fsync"):
         patched.setattr(os, name, fail(name, getattr(os, name)))
-    patched.setattr("learner.checkpoint.save_file", fail("save_file", save_file))
+    patched.setattr("learner.training.checkpoint.save_file", fail("save_file", save_file))
     patched.setattr(checkpoint, "_blake3", fail("blake3", checkpoint._blake3))
     yield failed
 

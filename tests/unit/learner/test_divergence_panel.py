@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learner.divergence_panel import (
+from learner.intake.divergence_panel import (
     HALF_LIFE_STEPS,
     KNOTS,
     REMEMBERED_SAMPLERS,

@@ -1,6 +1,6 @@
 import pytest
 
-from learner.first_fit import first_fit
+from learner.training.first_fit import first_fit
 
 
 def lengths_of(lengths: list[int], budget: int, at_least: int = 1) -> list[list[int]]:

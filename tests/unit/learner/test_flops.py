@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from learner.flops import ModelSize
 from learner.metrics import LearnerMetrics
-from learner.model import Policy
-from learner.step_log import StepLine
-from learner.train_step import train_step
+from learner.training.flops import ModelSize
+from learner.training.model import Policy
+from learner.training.step_log import StepLine
+from learner.training.train_step import train_step
 from node.run import StepReport
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.admission import LARGEST_REWARD
+from learner.intake.group_verdict import LARGEST_REWARD
 from learner.objective.log_ratio import LARGEST_LOG_RATIO, bounded, bounded_ratio, is_beyond_bound
 from support.objective_batches import batch_of, made_up
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.master_words import MasterWords
-from learner.public_base import keep_public_base
-from node.weights.digests import Words
-from node.weights.layout import Layout, TensorSpec
+from learner.publishing.master_words import MasterWords
+from learner.publishing.public_base import keep_public_base
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
 
 SHAPES = {"a": (7,), "b": (300, 301), "c": (), "d": (3, 2)}
 LAYOUT = Layout.of([TensorSpec(name, shape) for name, shape in SHAPES.items()], frame_words=40_000)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learner.mismatch import LEAST_FRESH_GROUPS, LEAST_GROUPS, MismatchBook
+from learner.intake.mismatch import LEAST_FRESH_GROUPS, LEAST_GROUPS, MismatchBook
 from support.fleets import Fleet, one
 
 HEAVY_DRIFT = [(1.0, 1.0, 0.7), (1.0, 2.0, 0.7), (0.5, 0.5, 1.0)]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from learner.model import Policy, has_plain_head, load_policy
+from learner.training.model import Policy, has_plain_head, load_policy
 from node.errors import StartupError
 from support.tiny_model import make_tiny_model
 

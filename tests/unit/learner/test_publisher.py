@@ -13,27 +13,27 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from learner.catch_up import CatchUp, Signer
-from learner.disk_wait import DiskWait
-from learner.master_gate import MasterGate
-from learner.master_words import MasterWords
 from learner.metrics import LearnerMetrics
-from learner.publisher import Publisher
+from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.disk_wait import DiskWait
+from learner.publishing.master_access import MasterGate
+from learner.publishing.master_words import MasterWords
+from learner.publishing.publisher import Publisher
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.apply import Stage
-from node.weights.artifact_files import Draft
-from node.weights.chain import plan
-from node.weights.digests import Words
-from node.weights.encode import encode_version
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import sign
-from node.weights.store import ArtifactStore
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.encode import encode_version
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import sign
+from node.weights.planning.chain import plan
+from node.weights.store.artifact_files import Draft
+from node.weights.store.artifact_store import ArtifactStore
 from support.groups import SAMPLING
 from support.weights import put_version
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.model import Policy
 from learner.objective.menu import MENU
 from learner.objective.registry import load_objective
-from learner.train_step import StepSettings, train_step
+from learner.training.model import Policy
+from learner.training.train_step import StepSettings, train_step
 from node.rollout import RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import VERSION, float64_policy, gradient_of, made_up_groups, nearby

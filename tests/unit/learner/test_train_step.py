@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.model import Policy
 from learner.objective.advantage import centred_advantage
 from learner.objective.divergence import kl_penalty
 from learner.objective.importance import group_expectation_weight
 from learner.objective.surrogate import clipped_surrogate
-from learner.packing import micro_batches, objective_batch, rows_of
-from learner.train_step import train_step
+from learner.training.micro_batches import micro_batches, objective_batch, rows_of
+from learner.training.model import Policy
+from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from learner import trained_slots
-from learner.trained_slots import TrainedSlots
+from learner.intake import trained_slots
+from learner.intake.trained_slots import TrainedSlots
 
 
 def test_slots_in_order_are_one_run_and_any_attempt_of_them_is_known() -> None:

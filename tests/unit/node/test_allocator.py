@@ -5,7 +5,7 @@ import sys
 
 _FAULTS_OF_MESSAGES = """
 import resource
-from node.allocator import keep_freed_memory
+from node.process.allocator import keep_freed_memory
 if {tuned}:
     assert keep_freed_memory()
 def faults():

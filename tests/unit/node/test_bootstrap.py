@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from node.bootstrap import obtain_identity
-from node.config import NodeSection
+from node.config.settings import NodeSection
+from node.enrolment.first_start import kept_name
+from node.enrolment.init_run import init_run
 from node.errors import ConfigError, StartupError
-from node.identity.first_start import kept_name
-from node.identity.init_run import init_run
 from node.identity.run_description import RunDescription
+from node.process.bootstrap import obtain_identity
 from node.run import Role
 
 NOW = time.time()

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from node.cli import COMMANDS, main
+from node.commands.cli import COMMANDS, main
+from node.enrolment.init_run import init_run
 from node.errors import ExitCode
-from node.identity.init_run import init_run
 from support.model_files import write_model_files
 
 HEAVY = ("torch", "vllm", "grpc", "transformers", "numpy", "pydantic", "cryptography", "prometheus_client")
 
 _CALL = """
 import json, sys
-from node.cli import main
+from node.commands.cli import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as exit:
@@ -31,8 +31,8 @@ print(json.dumps([code, sorted(name for name in sys.modules if "." not in name)]
 
 _RUN_TINY_ROLE = """
 import sys
-from node.cli import main
-from node.role import ROLE_MODULES
+from node.commands.cli import main
+from node.process.role_context import ROLE_MODULES
 ROLE_MODULES["learner"] = "support.tiny_role"
 sys.exit(main())
 """

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import COMMANDS, main
-from node.identity.authority import Authority
-from node.identity.enrolment_ledger import EnrolmentLedger
-from node.identity.init_run import init_run
+from node.commands.cli import COMMANDS, main
+from node.enrolment.authority import Authority
+from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.init_run import init_run
+from node.enrolment.token_file import read_token_file
+from node.enrolment.tokens import Token, issue_token
 from node.identity.revocation import RevocationList
-from node.identity.token_file import read_token_file
-from node.identity.tokens import Token, issue_token
 from node.run import Role
 
 
@@ -94,12 +94,6 @@ def test_a_daemon_dials_no_port_zero(capsys: pytest.CaptureFixture[str], tmp_pat
     assert code == 2
     assert "node.coordinator = 'h:0' (from flag --coordinator): 'h:0' cannot be dialled" in said
     assert "sampler.weight_sources.0 = " in said
-
-
-def test_the_link_emulator_reads_addresses_as_everyone_does(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = answer(capsys, "emulate-link", "--target", "localhost")
-    assert code == 2
-    assert "the port is missing" in said
 
 
 # Files

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.daemon import Phase, Stage, run_daemon
 from node.errors import ConfigError, ExitCode, StartupError
-from node.service import Service
+from node.process.daemon import Phase, Stage, run_daemon
+from node.process.service import Service
 
 
 class Story(list[str]):

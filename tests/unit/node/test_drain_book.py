@@ -1,6 +1,6 @@
 import pytest
 
-from node.drain_book import DrainBook, Judgement
+from node.clients.drain_book import DrainBook, Judgement
 from node.rollout import Verdict
 from node.run import StepRecord
 

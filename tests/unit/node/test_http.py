@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.daemon import Phase
 from node.errors import StartupError
+from node.process.daemon import Phase
 from node.telemetry.http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
 from support.clock import ManualClock
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node import link_emulator
+from deploy.demo import link_emulator
+from deploy.demo.link_emulator import PIECE_BYTES, UNDER_WAY_BYTES, Line, LinkEmulator, LinkProfile
 from node.clock import SystemClock
-from node.link_emulator import PIECE_BYTES, UNDER_WAY_BYTES, Line, LinkEmulator, LinkProfile
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -176,14 +176,10 @@ async def test_one_connection_too_many_is_refused_and_the_rest_go_on(monkeypatch
 
 
 async def test_the_command_says_where_it_listens_cuts_on_schedule_and_ends_with_zero_on_sigterm() -> None:
-    program = (
-        "import argparse, sys; from node import link_emulator as link; parser = argparse.ArgumentParser();"
-        "link.add_arguments(parser); sys.exit(link.run(parser.parse_args()))"
-    )
     async with asyncio.timeout(60), await asyncio.start_server(_echo, "127.0.0.1", 0) as target:
         flags = ("--target", f"127.0.0.1:{target.sockets[0].getsockname()[1]}", "--cut-every-s", "0.3")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, *flags, stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "deploy.demo.link_emulator", *flags, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
         said = (await process.stdout.readline()).decode()
@@ -211,3 +207,11 @@ def test_flags_that_make_no_sense_are_refused(flags: list[str]) -> None:
     link_emulator.add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(flags)
+
+
+def test_an_address_is_read_as_everywhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    link_emulator.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--target", "localhost"])
+    assert "the port is missing" in capsys.readouterr().err

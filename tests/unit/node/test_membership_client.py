@@ -8,11 +8,11 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
-from node import membership_client
+from node.clients import membership_client
+from node.clients.membership_client import GroupVerdict, Member, MembershipClient, Notices, PeerState
 from node.clock import SystemClock
 from node.errors import STATUS_OF_REASON, Reason, RefusedError
 from node.identity.peer import Peer
-from node.membership_client import GroupVerdict, Member, MembershipClient, Notices, PeerState
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from node.config import NodeConfig, NodeSection, TelemetrySection
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
+from node.enrolment.init_run import init_run
+from node.enrolment.tokens import issue_token
 from node.errors import ConfigError
-from node.identity.init_run import init_run
-from node.identity.tokens import issue_token
-from node.preflight import NotReadyError, check_everything
+from node.process.preflight import NotReadyError, check_everything
 from node.run import Role
 from sampler.config import SamplerConfig
 from support.identity import MadeRun, make_run

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from node.errors import StartupError
-from node.state_lock import LOCK_FILE, StateLock
+from node.process.state_lock import LOCK_FILE, StateLock
 
 _HOLD = """
 import sys
 from pathlib import Path
-from node.state_lock import StateLock
+from node.process.state_lock import StateLock
 StateLock.take(Path(sys.argv[1]))
 print("held", flush=True)
 {then}

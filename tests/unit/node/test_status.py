@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node import status
+from node.commands import status
+from node.enrolment.init_run import init_run
 from node.errors import ExitCode, StartupError
 from node.failure import BadPrompt, Failure
-from node.identity.init_run import init_run
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus, StepReport
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.daemon import Phase
-from node.systemd import Systemd
+from node.process.daemon import Phase
+from node.process.systemd import Systemd
 
 
 @pytest.fixture

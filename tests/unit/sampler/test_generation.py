@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
-from sampler.engines.base import FinishedRequest, GenerationRequest
+from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
-from sampler.generation import Generation
 from sampler.metrics import SamplerMetrics
-from sampler.model_words import version_of
+from sampler.rollouts.generation import Generation
+from sampler.versions.model_words import version_of
 from support.tiny_model import make_tiny_model
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)

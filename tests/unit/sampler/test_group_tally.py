@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.rollout import RolloutGroup, Verdict
-from sampler.group_tally import TELL_EVERY_S, GroupTally
+from sampler.rollouts.group_tally import TELL_EVERY_S, GroupTally
 from support.groups import make_group
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from node.policy import PolicyVersion
-from node.weights.layout import Layout, TensorSpec
-from sampler.held_file import load_held, save_held
-from sampler.model_words import ArrayWords, version_of
+from node.weights.format.layout import Layout, TensorSpec
+from sampler.versions.held_file import load_held, save_held
+from sampler.versions.model_words import ArrayWords, version_of
 from support.weights import LAYOUT, random_words
 
 

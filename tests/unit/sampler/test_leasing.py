@@ -6,17 +6,17 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from node.clients.rollout_client import LeaseGrant, SamplerRolloutClient
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import PromptLease
-from node.rollout_client import LeaseGrant, SamplerRolloutClient
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.generation import Generation
-from sampler.leasing import FAILURES_IN_A_ROW, Leasing
-from sampler.workload import Stage, Workload
+from sampler.rollouts.generation import Generation
+from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
+from sampler.rollouts.work_queue import Stage, Workload
 from support.groups import SAMPLING
 from support.waiting import until
 

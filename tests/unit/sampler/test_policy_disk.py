@@ -12,14 +12,14 @@ import pytest
 
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
-from node.weights.digests import Words
-from node.weights.encode import EncodedVersion
-from node.weights.head_file import Head, StoreMark
-from node.weights.held import HeldPolicy
-from node.weights.manifest import Manifest, sign
-from sampler.delta_log import StagedArtifact
-from sampler.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
-from sampler.staging import InPlaceVersion
+from node.weights.assembly.encode import EncodedVersion
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.manifest import Manifest, sign
+from node.weights.store.head_file import Head, StoreMark
+from sampler.versions.delta_log import StagedArtifact
+from sampler.versions.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
+from sampler.versions.staging import InPlaceVersion
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit

@@ -8,13 +8,13 @@ import pytest
 
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.chain import plan_catch_up
-from node.weights.high_water import HighWater
-from node.weights.line import Line, Progress
-from node.weights.retention import surplus
-from sampler.policy_sync import LOOK_AGAIN_S
-from sampler.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
-from sampler.sync_state import SyncState
+from node.weights.planning.chain import plan_catch_up
+from node.weights.planning.link_time import Line, Progress
+from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
+from node.weights.planning.retention import surplus
+from node.weights.store.high_water import HighWater
+from sampler.versions.policy_sync import LOOK_AGAIN_S
+from sampler.versions.sync_state import SyncState
 
 MB = 1_000_000
 KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 20), MB)
@@ -146,7 +146,7 @@ class World:
 
     @property
     def bound_versions(self) -> float:
-        """How far a version may be behind the head: see ``sampler.pursuit``."""
+        """How far a version may be behind the head: see ``node.weights.planning.pursuit``."""
         delta_s = self.round_trip_s + self.delta_bytes / self.bytes_per_s
         in_steps = self.fetch_s / delta_s if delta_s else 0
         lost_s = 2 * self.fetch_s + 4 if math.isfinite(self.cut_every_s) else 0.0

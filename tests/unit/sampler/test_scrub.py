@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampler.model_words import ArrayWords
-from sampler.scrub import Scrub
+from sampler.versions.model_words import ArrayWords
+from sampler.versions.scrub import Scrub
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, random_words
 

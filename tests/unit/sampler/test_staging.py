@@ -9,14 +9,14 @@ import torch
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.apply import DamagedFrameError, WrongBaseError, rebuild_frame
-from node.weights.encode import EncodedVersion
-from node.weights.held import HeldPolicy
-from node.weights.manifest import sign
-from sampler.delta_log import DeltaLog, StagedArtifact
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.assembly.encode import EncodedVersion
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import sign
 from sampler.engines.torch_words import LiveTensors
-from sampler.model_words import ArrayWords, ModelWords
-from sampler.staging import InPlaceVersion, SpareVersion, StagedVersion
+from sampler.versions.delta_log import DeltaLog, StagedArtifact
+from sampler.versions.model_words import ArrayWords, ModelWords
+from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
 

@@ -1,7 +1,7 @@
 """Who takes nothing for long says so, at first soon and then ever more rarely."""
 
-from node.weights.line import Line
-from sampler.starvation import FIRST_TOLD_S, DroppedFetch, Starvation
+from node.weights.planning.link_time import Line
+from sampler.versions.starvation import FIRST_TOLD_S, DroppedFetch, Starvation
 
 
 def told_at(starvation: Starvation, line: Line, *, until_s: int) -> list[int]:

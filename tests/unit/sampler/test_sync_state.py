@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.high_water import HighWater
-from sampler.sync_state import SyncState
+from node.weights.store.high_water import HighWater
+from sampler.versions.sync_state import SyncState
 
 
 def root(number: int) -> bytes:

@@ -2,7 +2,7 @@ import pytest
 
 from node.errors import ConfigError
 from sampler.tasks.addition import AdditionTask
-from sampler.tasks.base import BUILT_IN, import_path, load_task
+from sampler.tasks.task import BUILT_IN, import_path, load_task
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from node.errors import StartupError
-from node.weights.layout import FrameSpan, Layout, TensorSpec
+from node.weights.format.layout import FrameSpan, Layout, TensorSpec
 from sampler.engines.torch_words import LiveTensors, TorchWords, aliases
-from sampler.model_words import ArrayWords, copy_words
+from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.rollout import RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from sampler.uploader import UPLOADS_IN_FLIGHT, Uploader
+from sampler.rollouts.group_submission import UPLOADS_IN_FLIGHT, Uploader
 from support.groups import make_group
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from node.rollout import PromptLease
+from sampler.rollouts.work_queue import UNBEGUN, UNFINISHED, Prompt, Stage, Workload
 from sampler.tasks.grader_pool import TaskPrompt
-from sampler.workload import UNBEGUN, UNFINISHED, Prompt, Stage, Workload
 from support.groups import SAMPLING
 
 PROMPT = Prompt(TaskPrompt("7=", 0, 1), np.array([1, 2], np.int32))

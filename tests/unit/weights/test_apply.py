@@ -7,10 +7,10 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.apply import DamagedFrameError, Stage, WrongBaseError, rebuild_frame
-from node.weights.encode import EncodedVersion
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout
+from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError, rebuild_frame
+from node.weights.assembly.encode import EncodedVersion
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout
 from support.weights import LAYOUT, SPECS, Learner
 
 LEARNER = Learner()

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from node.weights.codec.exponent_conditioned.choice import Implementation
 
-from node.weights import native
-from node.weights.digests import words_digest
-from node.weights.exponent_conditioned import choice, format, reference
-from node.weights.exponent_conditioned.choice import Implementation
-from node.weights.exponent_conditioned.format import Fault
+from node.weights.codec import native
+from node.weights.codec.exponent_conditioned import choice, reference
+from node.weights.codec.exponent_conditioned import payload_format as format
+from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.format.digests import words_digest
 from support.exponent_conditioned import (
     FAULTS,
     FAULTS_BASE,

@@ -4,7 +4,7 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.high_water import HighWater
+from node.weights.store.high_water import HighWater
 
 SEEN = HighWater().admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16))
 

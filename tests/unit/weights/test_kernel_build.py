@@ -34,7 +34,7 @@ def kernels_in(wheel: Path) -> list[str]:
 
 def test_a_wheel_carries_the_kernel_and_is_of_its_platform(project: Path) -> None:
     wheel = built_wheel(project)
-    assert kernels_in(wheel) == ["node/weights/native/kernel.so"]
+    assert kernels_in(wheel) == ["node/weights/codec/native/kernel.so"]
     assert wheel.name.startswith("heterorl_node-")
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
@@ -45,7 +45,7 @@ def test_without_a_compiler_the_wheel_has_no_kernel_and_the_reason_is_told(
     project: Path, obstacle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A kernel left over from an earlier build must not get in: it may be of another platform.
-    (project / "node/weights/native/kernel.so").write_bytes(b"stale")
+    (project / "node/weights/codec/native/kernel.so").write_bytes(b"stale")
     told = {
         "no compiler": "there is no C compiler",
         "broken compiler": "false failed",

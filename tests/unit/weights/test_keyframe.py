@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from node.weights import keyframe, native
-from node.weights.digests import Words, words_digest
+from node.weights.codec import keyframe, native
+from node.weights.format.digests import Words, words_digest
 
 SIZES = (1, 31, 32, 120, 121, 4095, 4096, 4097, 70_001)
 """Around what the kernel hashes and makes at a time."""

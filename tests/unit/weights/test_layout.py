@@ -4,7 +4,7 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.weights.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout, TensorSpec
 
 
 def spans(layout: Layout) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.weights.model_files import StoredDtypes
+from node.weights.format.model_files import StoredDtypes
 
 
 def save(path: Path, **tensors: tuple[str, list[int]]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.hatch_build import LIBRARY, SOURCE, compile_kernel
-from node.weights import native
-from node.weights.exponent_conditioned import choice
+from node.weights.codec import native
+from node.weights.codec.exponent_conditioned import choice
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey, PolicyVersion
-from node.weights.high_water import HighWater
-from node.weights.manifest import Manifest
-from node.weights.offers import admit_offer
+from node.weights.format.manifest import Manifest
+from node.weights.store.high_water import HighWater
+from node.weights.store.offers import admit_offer
 from support.weights import Learner
 
 LEARNER = Learner()

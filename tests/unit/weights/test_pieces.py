@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from node import limits
 from node.policy import NO_BASE
-from node.weights.pieces import fetch_order, first_batch, largest_first, pushed_frames
-from node.weights.transfer import LyingSourceError, Range, Transfer, Unasked
+from node.weights.transfer.payload_order import fetch_order, first_batch, largest_first, pushed_frames
+from node.weights.transfer.ranges import LyingSourceError, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)

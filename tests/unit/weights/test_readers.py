@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from node.policy import ArtifactKey
-from node.weights.readers import LINGER_S, LINGERING_ARTIFACTS, Readers
+from node.weights.store.readers import LINGER_S, LINGERING_ARTIFACTS, Readers
 
 
 class Clock:

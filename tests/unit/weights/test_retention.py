@@ -1,7 +1,7 @@
 """What is kept, by hand."""
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.retention import surplus
+from node.weights.planning.retention import surplus
 
 
 def artifact(version: int, base: int = NO_BASE) -> Artifact:

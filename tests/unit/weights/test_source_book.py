@@ -6,7 +6,7 @@ import pytest
 
 from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.source_book import PATIENCE_S, Fault, SourceBook, merged
+from node.weights.transfer.source_scores import PATIENCE_S, Fault, SourceBook, merged
 from support.weights import Learner
 
 KEY = ArtifactKey(1, 0)

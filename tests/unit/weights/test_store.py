@@ -13,8 +13,8 @@ import pytest
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.held import HeldPolicy
-from node.weights.store import INCOMING_ARTIFACTS, ArtifactStore
+from node.weights.assembly.held import HeldPolicy
+from node.weights.store.artifact_store import INCOMING_ARTIFACTS, ArtifactStore
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version
 
 

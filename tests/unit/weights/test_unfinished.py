@@ -5,8 +5,8 @@ from collections import deque
 from prometheus_client import CollectorRegistry
 
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer import Range, Transfer, Unasked
-from node.weights.unfinished import Unfinished
+from node.weights.transfer.paused_transfers import Unfinished
+from node.weights.transfer.ranges import Range, Transfer, Unasked
 from support.weights import manifest_of_sizes
 
 SIZES = (4, 9, 6)

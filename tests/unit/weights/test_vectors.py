@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from node.weights.codec.exponent_conditioned.choice import Implementation
 
-from node.weights.apply import Stage
-from node.weights.codec import Codec, decode_frame
-from node.weights.digests import Words, payload_digest, version_root, words_check, words_digest
-from node.weights.dtypes import DTYPES
-from node.weights.exponent_conditioned.choice import Implementation
-from node.weights.exponent_conditioned.format import Fault
-from node.weights.held import HeldPolicy
-from node.weights.layout import Layout, TensorSpec
-from node.weights.manifest import verify_signed
+from node.weights.assembly.apply import Stage
+from node.weights.assembly.held import HeldPolicy
+from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.codec.frame_codec import Codec, decode_frame
+from node.weights.format.digests import Words, payload_digest, version_root, words_check, words_digest
+from node.weights.format.dtypes import DTYPES
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import verify_signed
 from support.exponent_conditioned import fault_of, implementations
 from support.weight_vectors import FILE, vectors
 

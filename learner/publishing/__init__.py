@@ -1,0 +1,1 @@
+"""Policy versions out: float32 masters to signed artifacts in the store."""

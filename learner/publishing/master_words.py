@@ -1,0 +1,53 @@
+"""The words of a version, made of the masters a frame at a time, wherever the model is.
+
+Several threads may make different frames at once; none of them makes more threads, and memory is
+taken by nobody but for transfers from a device.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
+
+_SERIAL_ELEMENTS: Final = 32_000
+"""torch copies fewer than 32 768 elements in the calling thread; for more, each of the publisher's
+threads would start threads of its own. Costs a sixth of the copy's speed."""
+
+
+class MasterWords:
+    """Rounds masters to the words of a layout."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        """Read from ``tensors``, contiguous, by the names of the layout.
+
+        Raises:
+            ValueError: a tensor is not contiguous.
+        """
+        for name, tensor in tensors.items():
+            if not tensor.is_contiguous():
+                raise ValueError(f"tensor {name!r} is not contiguous")
+        self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
+        self._layout = layout
+
+    def read(self, frame: int, words: Words) -> None:
+        """Write the words of one frame, as many as it has; floats rounded to nearest even."""
+        for piece in self._layout.pieces(frame):
+            tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
+            width = tensor.dtype.element_bytes
+            first = 2 * piece.tensor_word // width
+            source = self._flat[tensor.name][first : first + 2 * piece.words // width]
+            if source.numel() * width < 2 * piece.words:
+                part[-1] = 0  # Its upper half belongs to no element.
+            to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
+            _copy(to[: source.numel()], source)
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    if source.device.type == "cpu":
+        torch._foreach_copy_(torch.split(to, _SERIAL_ELEMENTS), torch.split(source, _SERIAL_ELEMENTS))
+    else:
+        to.copy_(source)

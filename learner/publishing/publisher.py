@@ -1,0 +1,275 @@
+"""Masters -> signed artifacts in the learner's store, from where they are uploaded.
+
+    gate --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
+                                     |
+              a delta from the version published last, and a keyframe every so many versions;
+              while no version waits, deltas over many versions (learner/publishing/catch_up_deltas.py)
+
+The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
+meanwhile, up to the point where it would write the masters. There are two arrays of words, those of
+the version published last and those being made; they change places when the artifact is stored, so
+that a pass that fails has touched nothing. Besides them, memory is bounded by the frames under way.
+
+What a full disk refused is tried again until there is room or a newer version: samplers that hold nothing
+newer may have nothing to give that training could go on with.
+
+After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
+newest in the store: what was published last is then known to the word.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from learner.metrics import LearnerMetrics
+from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.disk_wait import DiskWait
+from learner.publishing.master_access import MasterGate
+from learner.publishing.master_words import MasterWords
+from node.clock import Clock
+from node.errors import RETRYABLE, Reason, RefusedError, StartupError
+from node.policy import PolicyVersion
+from node.run import RunSettings
+from node.until import run_until
+from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import sign
+from node.weights.store.artifact_files import Draft
+from node.weights.store.artifact_store import ArtifactStore
+
+_log = logging.getLogger(__name__)
+
+_UNDER_WAY_PER_THREAD: Final = 2
+"""Frames: while one is coded, another may wait for its place in the file."""
+
+
+class Publisher:
+    """A service that publishes the newest version there is, for as long as there are any."""
+
+    name = "publisher"
+
+    def __init__(
+        self,
+        gate: MasterGate,
+        masters: MasterWords,
+        store: ArtifactStore,
+        *,
+        start: HeldPolicy,
+        layout: Layout,
+        signer: Signer,
+        threads: int,
+        keyframe_every_versions: int,
+        catch_up: CatchUp,
+        run_settings: Callable[[], Awaitable[RunSettings]],
+        disk_wait: DiskWait,
+        clock: Clock,
+        metrics: LearnerMetrics,
+    ) -> None:
+        """Publish what comes after ``start``, the version that training begins or goes on with.
+
+        Args:
+            masters: read only between ``gate.take`` and ``gate.release``.
+            start: its words belong to the publisher from now on.
+            threads: that share a pass, at least 1.
+            run_settings: waits until the learner has joined.
+        """
+        self._gate = gate
+        self._masters = masters
+        self._store = store
+        self._start = start
+        self._layout = layout
+        self._signer = signer
+        self._threads = threads
+        self._keyframe_every_versions = keyframe_every_versions
+        self._catch_up = catch_up
+        self._run_settings = run_settings
+        self._disk_wait = disk_wait
+        self._clock = clock
+        self._metrics = metrics
+        self._base: HeldPolicy | None = None
+        self._spare: Words = np.empty(layout.words, np.uint16)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Publish until ``stopping``, then what is still waiting.
+
+        Raises:
+            StartupError: the run is further than this learner's checkpoint, or on another branch.
+            RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
+        """
+        try:
+            await self._begin((await self._run_settings()).head, stopping)
+            ready()
+            while True:
+                number = self._gate.take()
+                if number is not None:
+                    await self._publish_masters(number, stopping)
+                elif stopping.is_set():
+                    return
+                elif not await self._catch_others_up(stopping):
+                    await run_until(stopping, self._gate.wait_for_version())
+        finally:
+            self._gate.give_up()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False)
+
+    async def _begin(self, hub_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
+        announcement = self._store.announcement()
+        own_head = None if announcement is None else announcement.head
+        for head in (own_head, hub_head):
+            if head is not None:
+                _check_continues(self._start.version, head)
+        if self._start.version.number == 0 or self._start.version == own_head:
+            self._base = self._start
+            self._metrics.published_version.set(self._start.version.number)
+        else:
+            number = self._start.version.number
+            await self._disk_wait.until_written(
+                f"version {number} as a keyframe",
+                lambda: self._publish(number, lambda: self._store_keyframe(self._start)),
+                stopping=stopping,
+            )
+
+    async def _publish_masters(self, number: int, stopping: asyncio.Event) -> None:
+        """Publish what the masters hold, or on a full disk what they hold by then."""
+        taken: int | None = number
+
+        async def publish() -> bool:
+            nonlocal taken
+            taken = self._gate.take() if taken is None else taken
+            if taken is not None:
+                version, taken = taken, None
+                try:
+                    await self._publish(version, partial(self._make_version, version))
+                except RefusedError as refused:
+                    if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
+                        told = {"version": version, "error": str(refused)}
+                        _log.error("publishing failed", extra=told)
+                        return False
+                    if not stopping.is_set():
+                        self._gate.put_back()
+                    raise
+            return True
+
+        await self._disk_wait.until_written(f"version {number}", publish, stopping=stopping)
+
+    async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
+        started_s = self._clock.monotonic()
+        self._metrics.superseded_versions.inc(self._gate.take_superseded())
+        # If it fails, the next try or version starts from the same base.
+        version = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        if version.words is self._spare:
+            self._spare = self._start.words if self._base is None else self._base.words
+        self._base = version
+        took_s = self._clock.monotonic() - started_s
+        self._metrics.published_version.set(number)
+        self._metrics.publish_seconds.observe(took_s)
+        told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
+        _log.info("published", extra=told)
+        if number - self._newest_keyframe() >= self._keyframe_every_versions:
+            await self._add_keyframe(version)
+
+    async def _add_keyframe(self, version: HeldPolicy) -> None:
+        """Store a published version once more, as a keyframe; if the disk is full, a later one will do."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._store_keyframe(version)
+            )
+        except RefusedError as refused:
+            if refused.reason not in RETRYABLE:
+                raise
+            told = {"version": version.version.number, "error": str(refused)}
+            _log.error("keyframe not stored", extra=told)
+
+    async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
+        """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
+        key = None if self._base is None else self._catch_up.next_key(self._base.version.number)
+        if self._base is None or key is None:
+            return False
+        loop = asyncio.get_running_loop()
+
+        def is_superseded() -> bool:
+            return self._gate.has_unread or stopping.is_set()
+
+        make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
+        await loop.run_in_executor(self._thread, make)
+        return True
+
+    def _make_version(self, number: int) -> HeldPolicy:
+        """Read the masters and store what has become of them; in the thread."""
+        made, base = self._spare, self._base
+
+        def read(frame: int) -> Words:
+            words = made[self._layout.frames[frame].slice]
+            self._masters.read(frame, words)
+            return words
+
+        with ExitStack() as stack:
+            try:
+                draft = stack.enter_context(self._store.draft())
+                coded = self._code(read, base=base, draft=draft)
+            finally:
+                self._gate.release()
+            version = self._store_artifact(number, coded, base=base, draft=draft)
+        return HeldPolicy(version, made)
+
+    def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
+        """Store a version that is in memory; in the thread."""
+        with self._store.draft() as draft:
+            coded = self._code(policy.frame_words(self._layout), base=None, draft=draft)
+            self._store_artifact(policy.version.number, coded, base=None, draft=draft)
+        return policy
+
+    def _code(self, new: FrameWords, *, base: HeldPolicy | None, draft: Draft) -> tuple[CodedFrame, ...]:
+        return code_frames(
+            range(len(self._layout.frames)),
+            new=new,
+            base=None if base is None else base.frame_words(self._layout),
+            layout=self._layout,
+            put=draft.append,
+            executor=self._pool,
+            under_way=_UNDER_WAY_PER_THREAD * self._threads,
+        )
+
+    def _store_artifact(
+        self, number: int, coded: Sequence[CodedFrame], *, base: HeldPolicy | None, draft: Draft
+    ) -> PolicyVersion:
+        manifest = join(
+            coded,
+            version=number,
+            base=None if base is None else base.version,
+            layout=self._layout,
+            run_id=self._signer.run_id,
+            learner_epoch=self._signer.learner_epoch,
+            published_at_s=self._clock.now(),
+        )
+        self._store.put_version(sign(manifest, self._signer.key), draft)
+        return manifest.policy_version
+
+    def _newest_keyframe(self) -> int:
+        """Give the newest version that needs nothing but itself; the public base model is version 0."""
+        announcement = self._store.announcement()
+        artifacts = () if announcement is None else announcement.artifacts
+        return max((a.key.version for a in artifacts if a.key.is_keyframe), default=0)
+
+
+def _check_continues(start: PolicyVersion, head: PolicyVersion) -> None:
+    if head.number > start.number:
+        raise StartupError(
+            f"The run is at version {head.number}, this learner's newest checkpoint at {start.number}",
+            fix="Restore the newest checkpoint, or begin a new run: a version number is never made twice.",
+        )
+    if head.number == start.number and head.root != start.root:
+        raise StartupError(
+            f"Version {head.number} of the run has root {head.root.hex()}, this learner's {start.root.hex()}",
+            fix="Restore this run's own checkpoint, or begin a new run.",
+        )

@@ -1,0 +1,1 @@
+"""Gradient steps: model, loss, optimizer, checkpoint, and the loop around them."""

@@ -1,0 +1,203 @@
+"""Everything a learner needs to take the next step exactly as if it had never stopped.
+
+    <directory>/000000000042/model.safetensors        float32 masters
+                             optimizer.safetensors    AdamW's moments and step counts
+                             progress.json            the rest, and the digests of the two
+
+A checkpoint is written beside its place, synced and renamed: it is there whole or not at all.
+The one before it stays as a spare for a person. It is never loaded by itself: the version after
+it may be published, and making that number again with other weights would fork the run.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import blake3
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from learner.training.model import Policy
+from learner.training.step_log import StepLine
+from node import durable
+from node.errors import StartupError
+from node.run import StepRecord
+
+_MODEL: Final = "model.safetensors"
+_OPTIMIZER: Final = "optimizer.safetensors"
+_PROGRESS: Final = "progress.json"
+_KEPT: Final = 2
+_STAGED: Final = "staged-"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands, apart from the tensors."""
+
+    version: int
+    step: StepLine | None = None
+    """The step that made this version."""
+    unacknowledged: tuple[StepRecord, ...] = ()
+    """Step records the hub may not have, this version's included."""
+    trained_slots: tuple[tuple[int, int], ...] = ()
+    """All slots ever trained on; see ``learner.intake.trained_slots``."""
+    trained_group_ids: tuple[str, ...] = ()
+    """Groups consumed lately: of checkpoints that have no ``trained_slots`` yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What progress.json holds."""
+
+    layout_digest: str
+    file_digests: dict[str, str]
+    progress: Progress
+
+
+_SAVED: Final = TypeAdapter(_Saved)
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        durable.make_directory(directory)
+        for left_over in directory.glob(f"{_STAGED}*"):
+            shutil.rmtree(left_over)
+
+    def save(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        """Make ``progress.version`` the newest checkpoint; durable on return.
+
+        Raises:
+            OSError: the disk is full or failing; the checkpoints there before are untouched, and nothing is
+                left of this one.
+        """
+        name = f"{progress.version:012d}"
+        staged = self._directory / f"{_STAGED}{name}"
+        shutil.rmtree(staged, ignore_errors=True)
+        is_staged = False
+        try:
+            self._stage(staged, policy, optimizer, progress)
+            is_staged = True
+            durable.rename(staged, self._directory / name)
+        except BaseException:
+            if is_staged and not staged.exists():
+                # What can fail after the rename is its sync: removed under a name that is no checkpoint's.
+                (self._directory / name).rename(staged)
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        for old in self._names()[:-_KEPT]:
+            shutil.rmtree(self._directory / old, ignore_errors=True)
+
+    def _stage(
+        self, staged: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress
+    ) -> None:
+        staged.mkdir()
+        tensors = {
+            _MODEL: {name: tensor.detach().contiguous() for name, tensor in policy.tensors.items()},
+            _OPTIMIZER: _moments(policy, optimizer),
+        }
+        for file_name, content in tensors.items():
+            with _errors_of_the_disk():
+                save_file(content, staged / file_name)
+        digests = {file_name: _blake3(staged / file_name) for file_name in tensors}
+        saved = _Saved(policy.layout.digest.hex(), digests, progress)
+        (staged / _PROGRESS).write_text(json.dumps(dataclasses.asdict(saved)))
+        for path in (*staged.iterdir(), staged):
+            durable.sync(path)
+
+    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
+        """Bring policy and optimizer to the newest checkpoint; version 0 changes neither.
+
+        Raises:
+            StartupError: the newest checkpoint is damaged or of another model.
+        """
+        names = self._names()
+        if not names:
+            return Progress(version=0)
+        path = self._directory / names[-1]
+        saved = _read_progress(path)
+        if saved.progress.version != int(path.name):
+            raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")
+        if saved.layout_digest != policy.layout.digest.hex():
+            raise StartupError(
+                f"checkpoint {path} is of another model than learner.model_dir",
+                fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
+            )
+        for file_name in (_MODEL, _OPTIMIZER):
+            if _digest(path / file_name) != saved.file_digests.get(file_name):
+                raise _damaged(path, f"{file_name} does not have its digest")
+        masters = load_file(path / _MODEL)
+        with torch.no_grad():
+            for name, tensor in policy.tensors.items():
+                tensor.copy_(masters[name])
+        _restore_moments(policy, optimizer, load_file(path / _OPTIMIZER))
+        return saved.progress
+
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self._directory.iterdir() if path.name.isdecimal())
+
+
+def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{key}/{name}": value.detach().contiguous()
+        for name, parameter in policy.parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    optimizer.state.clear()
+    for key_and_name, value in moments.items():
+        key, _, name = key_and_name.partition("/")
+        # AdamW keeps its step count on the CPU or beside the parameter; it takes both.
+        optimizer.state[policy.tensors[name]][key] = value.to(policy.device)
+
+
+def _read_progress(path: Path) -> _Saved:
+    try:
+        return _SAVED.validate_json((path / _PROGRESS).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+@contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
+    """Turn what safetensors says of a write into the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _blake3(path: Path) -> str:
+    return blake3.blake3().update_mmap(path).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    try:
+        return _blake3(path)
+    except OSError as error:
+        raise _damaged(path.parent, str(error)) from error
+
+
+def _damaged(path: Path, what: str) -> StartupError:
+    return StartupError(
+        f"checkpoint {path} is damaged: {what}",
+        fix="Restore the directory from a copy. Going back to an older one would make its next version "
+        "number twice; begin a new run with it instead",
+    )

@@ -1,0 +1,224 @@
+"""The policy being trained: float32 masters, token logprobs, and the words that are published.
+
+Which tensors a version has: those of the state dict, each storage once under its bytewise smallest
+name. Floats are published in the dtype that the model's own files have them in, the rest as it is.
+Samplers follow the same rules, so that both sides arrive at the same layout from the same model
+directory.
+
+Learner logprobs come from the masters, samplers sample from what these are rounded to. The
+difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.logging import disable_progress_bar
+
+from learner.publishing.master_words import MasterWords
+from learner.training.flops import ModelSize
+from learner.training.token_logprob import token_logprob
+from node.errors import StartupError
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.model_files import StoredDtypes
+
+_ALL_BFLOAT16: Final = StoredDtypes()
+
+_UNBOUNDED: Final = 1 << 30
+"""Context of a model that does not bound it (convolutions, recurrences)."""
+
+
+class Policy:
+    """A causal language model with its canonical tensors.
+
+    ``model`` is put into evaluation mode for good: dropout would make learner logprobs another
+    policy's.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stored: StoredDtypes = _ALL_BFLOAT16,
+        compute_dtype: torch.dtype | None = None,
+        checkpoints_activations: bool = False,
+    ) -> None:
+        """Take over ``model``.
+
+        Args:
+            stored: what floats are published in.
+            compute_dtype: of matrix products (autocast); None: that of the masters.
+            checkpoints_activations: keep only the input of each layer, and run layers twice.
+        """
+        model.train(False)
+        # The publisher reads them as they lie.
+        for tensor in model.state_dict(keep_vars=True).values():
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
+        self._model = model
+        self._compute_dtype = compute_dtype
+        self.tensors = canonical_tensors(model)
+        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.layout = Layout.of(_specs(model, self.tensors, stored))
+        self.master_words = MasterWords(self.tensors, self.layout)
+        text = model.config.get_text_config()
+        self.vocabulary_size: int = text.vocab_size
+        self.size = model_size(model)
+        """What of it multiplies."""
+        self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
+        self.device = next(model.parameters()).device
+        self._has_plain_head = has_plain_head(model)
+        if checkpoints_activations:
+            _checkpoint_layers(model)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable ones of ``tensors``."""
+        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
+    def token_logprobs(
+        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """Give log p(target | everything before it) under softmax(logits / temperature).
+
+        Args:
+            input_ids: [rows, length], padded on the right: causal attention never looks there.
+            positions: [targets], int64, of the flattened ``input_ids``: whose next token is asked for.
+            target_ids: [targets], those tokens.
+            temperature: [targets], > 0, as the completions were sampled with.
+
+        Returns:
+            [targets], nats; carries the gradient.
+        """
+        is_narrow = self._compute_dtype is not None
+        with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
+            if not self._has_plain_head:
+                logits = self._model(input_ids=input_ids, use_cache=False).logits
+                logits = logits.flatten(0, 1).index_select(0, positions)
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
+                chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
+                return chosen - torch.logsumexp(logits, dim=-1)
+            hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return token_logprob(
+            hidden.flatten(0, 1).index_select(0, positions),
+            head.weight,
+            head.bias,
+            target_ids=target_ids,
+            temperature=temperature,
+            compute_dtype=self._compute_dtype,
+        )
+
+    def snapshot(self, words: Words) -> None:
+        """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
+        for number, frame in enumerate(self.layout.frames):
+            self.master_words.read(number, words[frame.slice])
+
+    def is_finite(self) -> bool:
+        """Whether every parameter and buffer is a number."""
+        with torch.no_grad():
+            # One answer for all: each one asked for would wait for the device.
+            return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
+
+
+def load_policy(
+    model_dir: Path,
+    *,
+    device: str,
+    compute_dtype: torch.dtype | None = None,
+    checkpoints_activations: bool = False,
+) -> Policy:
+    """Load a model directory as float32 masters; the rest as ``Policy`` takes it.
+
+    Raises:
+        StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+        torch.nn.Module.to(model, torch.device(device))
+        return Policy(
+            model,
+            stored=StoredDtypes.of(model_dir),
+            compute_dtype=compute_dtype,
+            checkpoints_activations=checkpoints_activations,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StartupError(
+            f"model_dir {model_dir} could not be loaded on {device}: {error}",
+            fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
+        ) from error
+
+
+def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Give every tensor of the state dict, each storage once under its smallest name."""
+    by_storage: dict[int, tuple[str, Tensor]] = {}
+    named = model.state_dict(keep_vars=True).items()
+    for name, tensor in sorted(named, key=lambda item: item[0].encode()):
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor))
+    return dict(by_storage.values())
+
+
+def _specs(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], stored: StoredDtypes
+) -> Iterator[TensorSpec]:
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    for name, tensor in tensors.items():
+        held = str(tensor.dtype).removeprefix("torch.")
+        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
+
+
+def model_size(model: PreTrainedModel) -> ModelSize:
+    """Count what multiplies: parameters without the tables that are only looked up in."""
+    text = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tables = [
+        table.weight
+        for table in (model.get_input_embeddings(), head)
+        if isinstance(table, torch.nn.Embedding | torch.nn.Linear)
+    ]
+    looked_up = {id(weight): weight.numel() for weight in tables}  # tied ones once
+    heads = getattr(text, "num_attention_heads", 0)
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    return ModelSize(
+        body_parameters=sum(parameter.numel() for parameter in model.parameters()) - sum(looked_up.values()),
+        head_parameters=head.weight.numel() if isinstance(head, torch.nn.Linear) else 0,
+        layers=getattr(text, "num_hidden_layers", 0),
+        attention_width=heads * width,
+    )
+
+
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Tell whether logits are the output embeddings times the last hidden state, and nothing else.
+
+    Found out on four tokens: some families scale or cap their logits after the head. Those get
+    their logits from the model, all at once.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, torch.nn.Linear):
+        return False
+    probe = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    with torch.no_grad():
+        logits = model(input_ids=probe, use_cache=False).logits
+        hidden = getattr(model.base_model(input_ids=probe, use_cache=False), "last_hidden_state", None)
+        return hidden is not None and torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    # The model's own way needs training mode, which would bring dropout with it.
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = functools.partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )

@@ -1,0 +1,115 @@
+"""The loss of a step, and its gradient brought to the parameters micro-batch by micro-batch.
+
+    logprobs [n, t] of all completions --objective--> loss --backward--> gradient [n, t]
+                  ^                                                          |
+          forward, micro-batch by micro-batch               backward, micro-batch by micro-batch
+
+The gradient at the logprobs is that of the whole batch, also for objectives that rank, whiten or
+mask over it; how the model's work is cut up cannot change it. Where every row's gradient depends on
+its own logprobs alone, one pass of the model does: the other rows may hold anything meanwhile.
+Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.divergence import kl_behaviour_learner, kl_penalty
+from learner.objective.reduction import mean_over_groups
+from learner.objective.registry import Objective
+from learner.objective.staleness import sample_size_discount
+from learner.training.micro_batches import MicroBatch
+from learner.training.model import Policy
+
+
+class LossOutcome(NamedTuple):
+    """The loss of a batch and what it was made of."""
+
+    loss: Tensor
+    """Scalar, the penalty included; carries the gradient of the learner's logprobs."""
+    objective: ObjectiveOutcome
+    kl_nats: Tensor
+    """[n, t], estimate of KL(behaviour || learner), 0 outside the mask; without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """An objective, a penalty and, if so chosen, a discount by effective sample size."""
+
+    objective: Objective
+    kl_coefficient: float
+    discounts_by_sample_size: bool
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether a row's gradient depends on no other row's learner logprobs."""
+        return self.objective.is_separable and not self.discounts_by_sample_size
+
+    def __call__(self, batch: ObjectiveBatch) -> LossOutcome:
+        """Evaluate on a whole batch."""
+        if self.discounts_by_sample_size:
+            batch = replace(
+                batch, discount=sample_size_discount(batch.token_mean(batch.log_ratio), batch.groups)
+            )
+        outcome = self.objective(batch)
+        behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)
+        loss = outcome.loss
+        if self.kl_coefficient > 0:
+            penalty = batch.token_mean(
+                kl_penalty(batch.within(batch.learner_logprob), batch.within(behaviour))
+            )
+            loss = loss + self.kl_coefficient * mean_over_groups(penalty, batch)
+        kl = batch.within(kl_behaviour_learner(batch.learner_logprob.detach(), behaviour))
+        return LossOutcome(loss, outcome, kl)
+
+
+def add_gradient(
+    policy: Policy, parts: Sequence[MicroBatch], batch: ObjectiveBatch, loss: StepLoss
+) -> LossOutcome:
+    """Add the gradient of the loss to the parameters'.
+
+    Args:
+        policy: Its gradients are added to.
+        parts: All rows of ``batch``, each once.
+        batch: Its ``learner_logprob``, a leaf that asks for a gradient, is overwritten with the
+            learner's.
+        loss: See StepLoss.
+
+    Returns:
+        The loss and what it was made of, without gradient.
+    """
+    if loss.is_separable or len(parts) == 1:
+        for part in parts:
+            logprob = _forward(policy, part, batch)
+            gradient, outcome = _differentiate(batch, loss)
+            _backward(logprob, part, gradient)
+        return outcome  # the last part's: by then all logprobs are in the batch
+    with torch.no_grad():
+        for part in parts:
+            _forward(policy, part, batch)
+    gradient, outcome = _differentiate(batch, loss)
+    for part in parts:
+        _backward(_forward(policy, part, batch), part, gradient)
+    return outcome
+
+
+def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
+    """Give the logprobs of ``part``, and write them into the batch's."""
+    logprob = policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+    held = batch.learner_logprob.detach().view(-1)
+    held[part.places] = logprob.detach().to(held.dtype)
+    return logprob
+
+
+def _differentiate(batch: ObjectiveBatch, loss: StepLoss) -> tuple[Tensor, LossOutcome]:
+    outcome = loss(batch)
+    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
+    return gradient, outcome._replace(loss=outcome.loss.detach())
+
+
+def _backward(logprob: Tensor, part: MicroBatch, gradient: Tensor) -> None:
+    logprob.backward(gradient.view(-1)[part.places].to(logprob.dtype))  # type: ignore[no-untyped-call]

@@ -1,0 +1,226 @@
+"""One step: groups in, new parameters and the numbers that describe the step out."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from learner.objective.batch import ObjectiveBatch
+from learner.objective.divergence import effective_sample_size_ratio
+from learner.objective.log_ratio import is_beyond_bound
+from learner.objective.options import StalenessDiscount
+from learner.objective.registry import Objective
+from learner.objective.slow_fast import slow_fast_step
+from learner.objective.staleness import (
+    polynomial_discount,
+    sequence_learning_rate_factor,
+    version_discount,
+)
+from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
+from learner.training.model import Policy
+from learner.training.step_loss import LossOutcome, StepLoss, add_gradient
+from node.rollout import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What shapes a step; fields as in LearnerConfig."""
+
+    objective: Objective
+    kl_coefficient: float
+    gradient_clip_norm: float
+    staleness_discount: StalenessDiscount
+    staleness_half_life_versions: float
+    staleness_power: float
+    scales_rate_by_sample_size: bool
+    fast_steps: int
+    reposition_share: float
+    micro_batch_tokens: int
+
+    @property
+    def loss(self) -> StepLoss:
+        """What is differentiated."""
+        return StepLoss(self.objective, self.kl_coefficient, self.staleness_discount == "sample_size")
+
+    @property
+    def discount(self) -> Callable[[int], float]:
+        """What a group of some staleness, in versions, counts; 1 where the loss itself discounts."""
+        if self.staleness_discount == "exponential":
+            return partial(version_discount, half_life_versions=self.staleness_half_life_versions)
+        if self.staleness_discount == "polynomial":
+            return partial(polynomial_discount, power=self.staleness_power)
+        return lambda staleness_versions: 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step was like, measured before the parameters moved."""
+
+    is_applied: bool
+    """False: loss or gradient was not finite, and nothing is changed."""
+    loss: float
+    gradient_norm: float
+    """Before clipping."""
+    kl_nats: float
+    """KL(behaviour || learner), mean over tokens."""
+    kl_nats_of_groups: tuple[float, ...]
+    """Likewise for each group, in order."""
+    ess_ratio: float
+    """NaN where the weights are all 0 or not all finite."""
+    clip_fraction: float
+    clamped_tokens: int
+    """Tokens whose log ratio, or whose completion's where the objective weighs completions, was held before
+    it was exponentiated, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
+    surprisal_nats: float
+    """Minus the learner logprob, mean over tokens."""
+    tokens: int
+    """Completion tokens."""
+    flops: float
+    """Floating point operations of the model, forward and backward; see ``ModelSize.training_flops``."""
+
+
+class _NotFiniteError(Exception):
+    """Loss or gradient of a step among several is not finite."""
+
+
+def train_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[RolloutGroup],
+    *,
+    version: int,
+    settings: StepSettings,
+) -> StepOutcome:
+    """Move the parameters one step down the loss of ``groups``.
+
+    Args:
+        policy: Without gradients, which it is left without as well. Changed in place, unless the outcome
+            says it was not applied.
+        optimizer: Over ``policy.parameters``; likewise.
+        groups: Admitted, whole, at least one.
+        version: Learner version before the step.
+        settings: See StepSettings.
+    """
+    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+    batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
+    rows = rows_of(groups)
+    parts = [
+        collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
+        for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
+    ]
+    if settings.fast_steps == 0:
+        outcome = _take_step(policy, optimizer, parts, batch, settings)
+    else:
+        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+    flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
+    return replace(outcome, flops=(1 + settings.fast_steps) * flops)
+
+
+def _take_slow_fast_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[MicroBatch],
+    batch: ObjectiveBatch,
+    settings: StepSettings,
+) -> StepOutcome:
+    parameters = list(policy.parameters.values())
+    parameters_before = [parameter.detach().clone() for parameter in parameters]
+    optimizer_before = copy.deepcopy(optimizer.state_dict())
+    outcomes: list[StepOutcome] = []
+
+    def step() -> None:
+        nonlocal batch
+        outcomes.append(_take_step(policy, optimizer, parts, batch, settings))
+        if not outcomes[-1].is_applied:
+            raise _NotFiniteError
+        if batch.proximal_logprob is None:
+            batch = replace(batch, proximal_logprob=batch.learner_logprob.detach().clone())
+
+    try:
+        slow_fast_step(
+            parameters, step, fast_steps=settings.fast_steps, reposition_share=settings.reposition_share
+        )
+    except _NotFiniteError:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, parameters_before, strict=True):
+                parameter.copy_(before)
+        optimizer.load_state_dict(optimizer_before)
+    return replace(outcomes[0], is_applied=outcomes[-1].is_applied)
+
+
+def _take_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[MicroBatch],
+    batch: ObjectiveBatch,
+    settings: StepSettings,
+) -> StepOutcome:
+    """Take one step; leave the logprobs it saw in the batch."""
+    measured = add_gradient(policy, parts, batch, settings.loss)
+    parameters = list(policy.parameters.values())
+    gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    tokens = sum(len(part.target_ids) for part in parts)
+    outcome = _outcome(batch, measured, gradient_norm=gradient_norm, tokens=tokens)
+    if outcome.is_applied:
+        if outcome.gradient_norm > settings.gradient_clip_norm:
+            clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
+        is_scaled = settings.scales_rate_by_sample_size
+        factor = sequence_learning_rate_factor(batch.log_ratio.sum(dim=1)) if is_scaled else 1.0
+        with _scaled_rate(optimizer, factor=factor):
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return outcome
+
+
+@contextmanager
+def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[None]:
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def _outcome(
+    batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, tokens: int
+) -> StepOutcome:
+    groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
+    surprisal = -batch.within(batch.learner_logprob).sum()
+    is_clamped = is_beyond_bound(batch.log_ratio)
+    if objective.is_clamped is not None:
+        is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
+    counts = [objective.is_clipped.sum(), is_clamped.sum()]
+    sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
+    kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
+    weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
+    # One copy for all numbers: each asked for alone would wait for the device once more.
+    numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
+    loss, norm, kl_nats, surprisal_nats, clipped, clamped, *of_groups = numbers[: -len(weight)].tolist()
+    weight = numbers[-len(weight) :]
+    return StepOutcome(
+        is_applied=math.isfinite(loss) and math.isfinite(norm),
+        loss=loss,
+        gradient_norm=norm,
+        kl_nats=kl_nats / tokens,
+        kl_nats_of_groups=tuple(of_groups),
+        ess_ratio=_sample_size_ratio(weight),
+        clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
+        clamped_tokens=int(clamped),
+        surprisal_nats=surprisal_nats / tokens,
+        tokens=tokens,
+        flops=math.nan,  # of the whole step, which the caller knows
+    )
+
+
+def _sample_size_ratio(weight: Tensor) -> float:
+    return effective_sample_size_ratio(weight) if 0 < float(weight.sum()) < math.inf else math.nan

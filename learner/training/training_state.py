@@ -1,0 +1,178 @@
+"""The model with everything that must move together: parameters, optimizer, progress, checkpoint.
+
+Blocking: its methods belong in one thread. Nobody else writes the parameters, and who reads them
+keeps the optimizer from it by the gate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from learner.intake.divergence_panel import Observed
+from learner.intake.trained_slots import TrainedSlots
+from learner.publishing.master_access import MasterGate
+from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.model import Policy
+from learner.training.step_log import StepLine, TrainedGroup
+from learner.training.train_step import StepOutcome, StepSettings, train_step
+from node.clock import Clock
+from node.errors import HeteroRLError
+from node.rollout import DeliveredGroup, RolloutGroup
+from node.run import StepRecord, StepReport
+
+
+class TrainingError(HeteroRLError):
+    """Training cannot go on. The last good version stays checkpointed and published."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step that the parameters have taken. Nobody is told of it before its checkpoint is durable."""
+
+    record: StepRecord
+    line: StepLine
+    progress: Progress
+    """What goes into the checkpoint beside the tensors."""
+    observed: tuple[Observed, ...]
+    """How far each group's behaviour policy was from the version before the step."""
+    gate_wait_s: float
+    """Of the step's time, what it waited for the version before to be read."""
+
+
+class Trainee:
+    """A policy in training, restored to its newest checkpoint."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        checkpoints: CheckpointStore,
+        settings: StepSettings,
+        clock: Clock,
+    ) -> None:
+        """Restore.
+
+        Raises:
+            StartupError: the newest checkpoint cannot be used.
+        """
+        self.policy = policy
+        self._optimizer = optimizer
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._clock = clock
+        self.progress = checkpoints.restore(policy, optimizer)
+        """Where the newest checkpoint stands."""
+        self.gate = MasterGate(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until someone says what version the masters hold."""
+        self._gate_wait_s = 0.0
+        optimizer.register_step_pre_hook(self._before_writing)
+
+    @property
+    def version(self) -> int:
+        """Version of the newest checkpoint; the parameters are one step further while it is being written."""
+        return self.progress.version
+
+    @property
+    def trained_slots(self) -> TrainedSlots:
+        """What was trained on, up to ``version``."""
+        return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
+
+    def take_step(
+        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
+    ) -> StepTaken | None:
+        """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
+
+        Args:
+            batch: admitted groups, each at most as new as ``version``.
+            unacknowledged: step records the hub may not have; they go into the checkpoint.
+        Returns:
+            None if loss or gradient was not finite: nothing has changed.
+        Raises:
+            TrainingError: the step made parameters that are not finite; they are in no checkpoint.
+        """
+        started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
+        groups = [delivered.group for delivered in batch]
+        outcome = train_step(
+            self.policy, self._optimizer, groups, version=self.version, settings=self._settings
+        )
+        if not outcome.is_applied:
+            return None
+        if not self.policy.is_finite():
+            raise TrainingError(
+                f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
+                "Lower learner.learning_rate, then start again"
+            )
+        line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
+        record = StepRecord(
+            version=line.report.version,
+            group_ids=tuple(group.group_id for group in line.groups),
+            staleness_versions=tuple(group.staleness_versions for group in line.groups),
+        )
+        progress = Progress(
+            version=line.report.version,
+            step=line,
+            unacknowledged=(*unacknowledged, record),
+            trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
+        )
+        observed = tuple(
+            Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
+            for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
+        )
+        return StepTaken(record, line, progress=progress, observed=observed, gate_wait_s=self._gate_wait_s)
+
+    def save(self, taken: StepTaken) -> float:
+        """Make a step durable; return the seconds that took.
+
+        Raises:
+            OSError: the disk is full or failing; the step is taken all the same, save it again.
+        """
+        started_s = self._clock.monotonic()
+        self._checkpoints.save(self.policy, self._optimizer, taken.progress)
+        self.progress = taken.progress
+        return self._clock.monotonic() - started_s
+
+    def _before_writing(self, *_: object) -> None:
+        self._gate_wait_s += self.gate.begin_writing()
+
+    def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
+        groups = tuple(
+            TrainedGroup(one.group.group_id, one.sampler_id, self.version - one.group.oldest_version)
+            for one in batch
+        )
+        report = StepReport(
+            version=self.version + 1,
+            reward_mean=fmean(c.reward for one in batch for c in one.group.completions),
+            staleness_mean_versions=fmean(group.staleness_versions for group in groups),
+            staleness_max_versions=max(group.staleness_versions for group in groups),
+            kl_nats=outcome.kl_nats,
+            ess_ratio=outcome.ess_ratio,
+            clip_fraction=outcome.clip_fraction,
+            gradient_norm=outcome.gradient_norm,
+            step_s=step_s,
+            surprisal_nats=outcome.surprisal_nats,
+        )
+        return StepLine(
+            at_s=self._clock.now(),
+            report=report,
+            tokens=outcome.tokens,
+            flops=outcome.flops,
+            groups=groups,
+            clamped_tokens=outcome.clamped_tokens,
+        )
+
+
+def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
+    """Return each staleness that tokens of a group have at ``version``, and their share.
+
+    A completion that was sampled while versions were swapped has tokens of several.
+    """
+    drawn_from = np.concatenate([completion.policy_version for completion in group.completions])
+    numbers, tokens = np.unique(drawn_from, return_counts=True)
+    return tuple(
+        (version - number, count / drawn_from.size)
+        for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
+    )

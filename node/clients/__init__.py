@@ -1,0 +1,1 @@
+"""The client halves of the rpcs: membership, rollouts, the drained stream."""

@@ -1,0 +1,169 @@
+"""``heterorl-node``: arguments -> configuration -> roles.
+
+Nothing heavy is imported before the arguments and the configuration are known to be right:
+--help and a wrong value answer in a fraction of a second on a machine that has torch.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
+from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
+from node.process.role_context import ROLE_MODULES
+
+COMMANDS: Final = {
+    "init": ("node.enrolment.init_run", "make a new run: its keys and certificates"),
+    "token": ("node.commands.token_command", "make a token that lets one new peer in"),
+    "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
+    "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
+    "status": ("node.commands.status", "show who is in the run and how far behind"),
+    "config": (
+        "node.commands.config_command",
+        "show every configuration value and who set it; start nothing",
+    ),
+}
+"""Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and what it is for."""
+
+_EXIT_CODES: Final = """\
+exit codes:
+  0  drained after SIGTERM, SIGINT, SIGHUP or the end of the work
+  1  failed while running, or was late to drain
+  2  the configuration is wrong
+  3  could not start
+"""
+
+
+_EXAMPLE: Final = """\
+example:
+  heterorl-node --role sampler --config sampler.toml --dry-run
+  heterorl-node --role sampler --config sampler.toml
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and give the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return _answering_errors(lambda: _run_command(argv[0], argv[1:]))
+    if argv and not argv[0].startswith("-"):
+        return _answering_errors(lambda: _refuse_command(argv[0]))
+    return _answering_errors(lambda: _run_daemon(argv))
+
+
+def _run_command(name: str, argv: Sequence[str]) -> int:
+    module_name, description = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(
+        prog=f"heterorl-node {name}",
+        description=f"{description}.",
+        epilog=f"example:\n{module.EXAMPLE}" if hasattr(module, "EXAMPLE") else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    exit_code: int = module.run(parser.parse_args(argv))
+    return exit_code
+
+
+def _refuse_command(name: str) -> int:
+    if name in ROLE_MODULES:
+        fix = f"A role is started by a flag: heterorl-node --role {name}"
+    elif close := difflib.get_close_matches(name, COMMANDS, n=1):
+        fix = f"Did you mean {close[0]}? heterorl-node {close[0]} --help"
+    else:
+        fix = f"Commands are {', '.join(COMMANDS)}; a role is started by --role. See heterorl-node --help"
+    rule = "there is no such command"
+    raise ConfigError(key="command", value=name, source="the command line", rule=rule, fix=fix)
+
+
+def _run_daemon(argv: Sequence[str]) -> int:
+    parser = _daemon_parser()
+    arguments = parser.parse_args(argv)
+    if not arguments.roles:
+        parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
+    resolved = resolve(arguments)
+    preflight = importlib.import_module("node.process.preflight")
+    roles = preflight.in_order(arguments.roles)
+    if arguments.dry_run:
+        print_resolved(resolved, as_json=False)
+        preflight.check_everything(
+            resolved.config, roles, now=time.time(), warn=lambda text: _answer(f"warning: {text}")
+        )
+        return ExitCode.DRAINED
+    preflight.check_models(resolved.config, roles)
+    # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
+    # to exec, which needs none of them. Read when grpc is imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # Before anything heavy is imported: see node.telemetry.foreign_output.
+    telemetry = resolved.config.telemetry
+    logs = importlib.import_module("node.telemetry.logging")
+    logs.configure_process_logging(
+        log_format=telemetry.log_format, level=telemetry.log_level, roles=arguments.roles
+    )
+    bootstrap = importlib.import_module("node.process.bootstrap")
+    exit_code: int = bootstrap.run(resolved, roles=arguments.roles)
+    return exit_code
+
+
+def _daemon_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    commands = "".join(f"  {name:{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="heterorl-node",
+        description="One daemon, four roles: reinforcement learning of language models across the Internet.",
+        usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
+        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}\n{_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_configuration_arguments(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the configuration, check it and all files it names, and start nothing",
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # 20 ms that --help need not pay
+
+        print(f"heterorl-node {version('heterorl-node')}")
+        parser.exit()
+
+
+def _answering_errors(command: Callable[[], int]) -> int:
+    """Turn what is raised on purpose into an answer on standard error and an exit code."""
+    try:
+        return command()
+    except (StartupError, ConfigError) as error:
+        return _answer_faults([error])
+    except HeteroRLError as error:
+        # Those that collect faults: InvalidConfigError, and NotReadyError, whose module takes long to import.
+        faults = getattr(error, "faults", ())
+        if faults:
+            return _answer_faults(faults)
+        _answer(str(error))
+        return ExitCode.FAILED
+
+
+def _answer_faults(faults: Iterable[StartupError | ConfigError]) -> int:
+    code = ExitCode.COULD_NOT_START
+    for fault in faults:
+        if isinstance(fault, StartupError):
+            _answer(f"could not start: {fault.what}", fix=fault.fix)
+            continue
+        code = ExitCode.CONFIGURATION
+        value = "" if fault.value is None else f" = {fault.value!r}"
+        _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+    return code
+
+
+def _answer(what: str, *, fix: str = "") -> None:
+    print(f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]), sep="\n", file=sys.stderr)

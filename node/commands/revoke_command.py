@@ -1,0 +1,139 @@
+"""``heterorl-node revoke NODE``: shut a node out of the run, let it in again, list who is out.
+
+Edits ``DIR/coordinator/revoked``, which a running coordinator reads again by itself: nothing is restarted,
+and nobody needs to be reached. Lines and remarks that people wrote into the file stay as they are.
+"""
+
+import argparse
+import difflib
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
+from node.enrolment.enrolment_ledger import known_members
+from node.errors import ConfigError, ExitCode, StartupError
+from node.identity.access import cannot_make, cannot_read
+from node.identity.clock_skew import moment
+from node.identity.files import write_public
+from node.identity.peer import is_name
+from node.identity.revocation import FILE_NAME, entries, with_revoked, without_revoked
+from node.run import Role
+
+EXAMPLE: Final = """\
+  heterorl-node revoke sampler-3 --state-dir runs/first --because "its disk was sold"
+  heterorl-node revoke --list --state-dir runs/first
+  heterorl-node revoke --undo sampler-3 --state-dir runs/first
+A running coordinator ends the node's streams within 5 s, and its relays follow; nothing is restarted.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``heterorl-node revoke``."""
+    parser.add_argument(
+        "nodes", nargs="*", metavar="NODE", help="node ids, as `heterorl-node status` shows them"
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the coordinator's state directory, made by `heterorl-node init`; the command runs where it is",
+    )
+    parser.add_argument("--because", metavar="TEXT", default="", help="a remark, kept beside the name")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--undo", action="store_true", help="let the nodes in again")
+    what.add_argument("--list", action="store_true", dest="is_list", help="show who is shut out, and why")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Change or show the list; a running coordinator takes a change in by itself."""
+    state_dir = arguments.state_dir / Role.COORDINATOR
+    path = state_dir / FILE_NAME
+    if not state_dir.is_dir():
+        raise StartupError(
+            f"There is no coordinator's state in {arguments.state_dir}",
+            fix="Run this where the coordinator runs, and give its node.state_dir as --state-dir.",
+        )
+    text = _read(path)
+    if arguments.is_list:
+        _show(text)
+        return ExitCode.DRAINED
+    if not arguments.nodes:
+        raise ConfigError(
+            key="NODE",
+            value=None,
+            source="the command line",
+            rule="no node is named",
+            fix="Name one or more, or give --list.",
+        )
+    if arguments.undo:
+        _undo(path, text, arguments.nodes)
+        return ExitCode.DRAINED
+    for node in arguments.nodes:
+        _check(node, known_members(state_dir / ENROLMENT_FILE), path)
+    remark = " ".join(f"{moment(time.time())} {arguments.because}".split())
+    _write(path, with_revoked(text, arguments.nodes, remark=remark))
+    is_one = len(arguments.nodes) == 1
+    print(
+        f"{', '.join(arguments.nodes)} {'is' if is_one else 'are'} shut out: a running coordinator "
+        "ends their streams within 5 s, relays follow at their next heartbeat, and no token lets the name in "
+        "again.\n"
+        f"To undo: heterorl-node revoke --undo {' '.join(arguments.nodes)} --state-dir {arguments.state_dir}"
+    )
+    return ExitCode.DRAINED
+
+
+def _undo(path: Path, text: str, nodes: Collection[str]) -> None:
+    listed = {entry.node_id for entry in entries(text)}
+    for node in nodes:
+        if node not in listed:
+            raise _bad(node, "it is not shut out", close_to=listed)
+    _write(path, without_revoked(text, nodes))
+    print(f"{', '.join(nodes)} may come in again, with the certificate from before or a new token.")
+
+
+def _show(text: str) -> None:
+    listed = entries(text)
+    if not listed:
+        print("nobody is shut out")
+    width = max((len(entry.node_id) for entry in listed), default=0)
+    for entry in listed:
+        print(f"{entry.node_id:{width}}  {entry.remark}".rstrip())
+
+
+def _check(node: str, members: frozenset[str] | None, path: Path) -> None:
+    if not is_name(node):
+        raise _bad(node, "a node id is 1-63 of a-z, 0-9 and -", close_to=members or ())
+    if node == Role.COORDINATOR:
+        raise _bad(node, "the coordinator keeps this list and cannot be shut out by it", close_to=())
+    if members is not None and node not in members:
+        raise _bad(
+            node,
+            "no node of this name has ever been let in",
+            close_to=members,
+            otherwise=f"To shut out a name in advance, write it into {path}.",
+        )
+
+
+def _bad(node: str, rule: str, *, close_to: Collection[str], otherwise: str = "Correct it.") -> ConfigError:
+    close = difflib.get_close_matches(node, sorted(close_to), n=1)
+    fix = f"Did you mean {close[0]}?" if close else otherwise
+    return ConfigError(key="NODE", value=node, source="the command line", rule=rule, fix=fix)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise cannot_read(path, error, fix="Check path and owner.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_public(path, text.encode())
+    except OSError as error:
+        raise cannot_make(path, error, fix="Check path and owner.") from error

@@ -1,0 +1,94 @@
+"""``heterorl-node token DIR``: print a token that lets one peer in."""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from node.enrolment.authority import Authority
+from node.enrolment.init_run import AUTHORITY_DIRECTORY
+from node.enrolment.token_file import write_token_file
+from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
+from node.errors import ConfigError, ExitCode
+from node.identity.peer import is_name
+from node.rpc.address import ENROLMENT_PORT, check_target
+from node.run import Role
+
+EXAMPLE: Final = """\
+  heterorl-node token runs/first --role sampler --node-id sampler-1 --address hub.example.org:7701 \\
+    --out sampler-1.token
+"""
+
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``heterorl-node token``."""
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="the directory made by `heterorl-node init`"
+    )
+    parser.add_argument(
+        "--role",
+        required=True,
+        choices=[role.value for role in ENROLLING_ROLES],
+        help="what the peer will be",
+    )
+    parser.add_argument("--node-id", metavar="ID", help="the only node id it admits; default: any not taken")
+    parser.add_argument("--ttl", default="1h", metavar="TIME", help="30m, 1h, 2d (at most 7d); default: 1h")
+    parser.add_argument(
+        "--address",
+        required=True,
+        metavar="HOST:PORT",
+        help="where the new peer reaches the coordinator's enrolment port (coordinator.enrolment_listen, "
+        f"{ENROLMENT_PORT} by default); the port is never guessed",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the token to FILE, readable by you only; default: standard output",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the token on standard output and, on standard error, what to do with it."""
+    authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
+    if arguments.node_id is not None and not is_name(arguments.node_id):
+        raise _bad("--node-id", arguments.node_id, "a node id is 1-63 of a-z, 0-9 and -")
+    check_target(arguments.address, flag="--address", example_port=ENROLMENT_PORT)
+    lifetime_s = parse_duration(arguments.ttl)
+    if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
+        raise _bad("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
+    token = issue_token(
+        authority,
+        role=Role(arguments.role),
+        node_id=arguments.node_id,
+        address=arguments.address,
+        now=time.time(),
+        lifetime_s=lifetime_s,
+    )
+    if arguments.out is None:
+        print(token)
+    else:
+        write_token_file(arguments.out, token)
+    kept = f"{arguments.out} has mode 600" if arguments.out else "Keep it in a file of mode 600 (--out FILE)"
+    is_operator = arguments.role == Role.OPERATOR
+    use = "name it with `status --token-file`" if is_operator else "set node.token_file to it"
+    print(
+        f"Good for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret. "
+        f"{kept}; move it to the peer's machine and {use}.",
+        file=sys.stderr,
+    )
+    return ExitCode.DRAINED
+
+
+def parse_duration(text: str) -> float | None:
+    """Give the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; None for anything else."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    return None if match is None else float(match[1]) * _UNIT_S[match[2]]
+
+
+def _bad(key: str, value: str, rule: str) -> ConfigError:
+    return ConfigError(key=key, value=value, source="the command line", rule=rule, fix="Correct it.")

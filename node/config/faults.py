@@ -1,0 +1,134 @@
+"""What is wrong with a setting, in words that say what to write instead."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from node.config.sources import Setting, environment_name
+from node.errors import ConfigError
+
+_SECONDS: Final = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_BYTES: Final = {
+    "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30,
+}  # fmt: skip
+_UNITS: Final = {
+    "s": ("seconds", _SECONDS),
+    "bytes": ("bytes", {**_BYTES, "bytes": 1.0}),
+    "tokens": ("tokens", {"tokens": 1.0}),
+    "versions": ("versions", {"versions": 1.0}),
+    "groups": ("groups", {"groups": 1.0}),
+}
+"""Suffix of a key -> what it counts in, and other ways to write an amount of it."""
+
+_NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", "int_type", "int_from_float"})
+
+
+def faults_of(
+    error: ValidationError, *, section: str, model: type[BaseModel], settings: Mapping[str, Setting]
+) -> Iterator[ConfigError]:
+    """Say every violation pydantic found in one section; ``settings`` are those that were given."""
+    for details in error.errors(include_url=False):
+        # A default that is made of another key's value: that other key has a fault of its own.
+        if details["type"] != "default_factory_not_called":
+            yield _fault_of(details, section=section, model=model, settings=settings)
+
+
+def _fault_of(
+    details: ErrorDetails, *, section: str, model: type[BaseModel], settings: Mapping[str, Setting]
+) -> ConfigError:
+    if not details["loc"]:  # a rule about several keys
+        source = ", ".join(dict.fromkeys(setting.source for setting in settings.values())) or "defaults"
+        given = {key: setting.value for key, setting in settings.items()}
+        return ConfigError(
+            key=section, value=given, source=source, rule=_rule(details), fix="Change one of these keys."
+        )
+    key = str(details["loc"][0])
+    name = ".".join((section, *map(str, details["loc"])))
+    if details["type"] == "missing" and key not in settings:
+        how = f"--set {section}.{key}=... or {environment_name(section, key)}"
+        return ConfigError(
+            key=name,
+            value=None,
+            source="nowhere",
+            rule="is required",
+            fix=f"Write it under [{section}] in a configuration file, or use {how}.",
+        )
+    setting = settings[key]
+    if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
+        rule = f"[{section}] has no such key"
+        fix = _fix_of_unknown(key, setting.value, known=tuple(model.model_fields))
+    else:
+        rule, fix = _rule_and_fix(details, key=key, model=model)
+    return ConfigError(key=name, value=setting.value, source=setting.source, rule=rule, fix=fix)
+
+
+def unknown_section(setting: Setting, *, known: tuple[str, ...]) -> ConfigError:
+    """Say that a setting stands in a section that does not exist."""
+    close = difflib.get_close_matches(setting.section, known, n=1)
+    meant = f"Did you mean [{close[0]}]? " if close else ""
+    return ConfigError(
+        key=setting.name,
+        value=setting.value,
+        source=setting.source,
+        rule=f"there is no section [{setting.section}]",
+        fix=f"{meant}Sections are {', '.join(known)}.",
+    )
+
+
+def _rule_and_fix(details: ErrorDetails, *, key: str, model: type[BaseModel]) -> tuple[str, str]:
+    unit = _unit_of(key)
+    if details["type"] in _NOT_A_NUMBER and unit is not None:
+        amount = _in_unit_of(key, details["input"])
+        example = "" if amount is None else f" Write {amount:g}."
+        return f"must be a plain number of {unit}", f"Leave the unit out: the key's name has it.{example}"
+    field = model.model_fields.get(key)
+    if field is None or field.is_required() or field.default_factory is not None:
+        return _rule(details), "Change it where it is set."
+    default = field.get_default()
+    return _rule(details), f"Change it, or leave it out: the default is {default!r}."
+
+
+def _rule(details: ErrorDetails) -> str:
+    message = details["msg"].removeprefix("Value error, ")
+    return re.sub(r"^(Input|String|Value) should ", "must ", message)
+
+
+def _fix_of_unknown(key: str, value: object, *, known: tuple[str, ...]) -> str:
+    stem, _, suffix = key.rpartition("_")
+    same_in_other_unit = f"{stem}_s"
+    if suffix in _SECONDS and suffix != "s" and same_in_other_unit in known:
+        seconds = _in_unit_of(same_in_other_unit, f"{value}{suffix}")
+        example = "" if seconds is None else f" Write {same_in_other_unit} = {seconds:g}."
+        return f"Did you mean {same_in_other_unit}, which is in seconds?{example}"
+    close = difflib.get_close_matches(key, known, n=1)
+    if not close:
+        return f"Known keys are {', '.join(known)}."
+    unit = _unit_of(close[0])
+    return f"Did you mean {close[0]}{f', which is in {unit}' if unit else ''}?"
+
+
+def _unit_of(key: str) -> str | None:
+    suffix = key.rpartition("_")[2]
+    return _UNITS[suffix][0] if suffix in _UNITS else None
+
+
+def _in_unit_of(key: str, value: object) -> float | None:
+    """Give ``5s``, ``500 ms`` or ``4MiB`` as a number in the key's unit; None where it makes no sense."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", str(value))
+    _, factors = _UNITS[key.rpartition("_")[2]]
+    if match is None or match[2].lower() not in factors:
+        return None
+    return float(match[1]) * factors[match[2].lower()]

@@ -1,0 +1,257 @@
+"""The configuration of a process: flags over environment over files over defaults.
+
+    [node]          who this process is, where its run is            NodeSection
+    [telemetry]     logs and metrics                                 TelemetrySection
+    [coordinator]   [relay]   [learner]   [sampler]                  beside each role
+
+The models of the roles live beside the roles and are imported by name when their section is
+there or their role is started; none of them imports torch or grpc, so a wrong value is
+answered before anything heavy is loaded.
+"""
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from node.config.faults import faults_of, unknown_section
+from node.config.sources import (
+    ENVIRONMENT_PREFIX,
+    InvalidConfigError,
+    Reading,
+    Setting,
+    environment_name,
+    read_environment,
+    read_files,
+    value_of_text,
+)
+from node.errors import ConfigError
+from node.limits import NAME_PATTERN
+from node.rpc.address import split_address, split_target
+
+RUN_FILE: Final = "run.json"
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+def _check_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""``host:port`` to listen on; port 0 takes any free one."""
+
+
+def _check_target(address: str) -> str:
+    split_target(address)
+    return address
+
+
+Target = Annotated[str, AfterValidator(_check_target)]
+"""``host:port`` to dial."""
+
+
+def _beside_state(data: dict[str, Any]) -> Path:
+    state_dir: Path = data["state_dir"]
+    return state_dir / RUN_FILE
+
+
+class NodeSection(BaseModel):
+    """Settings of every process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state_dir: Path
+    """What must survive a restart; each role has its own folder in it. A peer that loses it is a new peer."""
+
+    run_file: Path = Field(default_factory=_beside_state)
+    """The run's public description, made by ``heterorl-node init``: whom to believe.
+    Default: in ``state_dir``."""
+
+    node_id: str | None = Field(default=None, pattern=NAME_PATTERN)
+    """This peer's name in the run. Unset: what its certificate or token says, else a random one, kept.
+    The coordinator has its name from ``init``."""
+
+    coordinator: Target | None = None
+    """Where everyone else reaches the coordinator's members port, ``host:port``."""
+
+    token_file: Path | None = None
+    """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""
+
+    tls: bool = True
+    """Off is for one machine: peers are then believed whatever they say they are."""
+
+    drain_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long a stopping daemon finishes its work. Shorter gives up groups under way, which are
+    sampled again; a supervisor must wait longer than this before it kills."""
+
+
+class TelemetrySection(BaseModel):
+    """Settings of logs and metrics."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    http_listen: Address | None = "127.0.0.1:0"
+    """Where /metrics, /healthz and /readyz are served; port 0 takes a free one and logs it. Unset: nowhere.
+    Anyone who reaches it can read it. A peer's metrics ride its heartbeats either way."""
+
+    log_format: Literal["auto", "json", "human"] = "auto"
+    """``auto``: for people on a terminal, one JSON object a line elsewhere."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """``info`` tells the story of a run; ``debug`` adds every group, every rpc that fails and every retry."""
+
+
+_SECTIONS: Final = {
+    "node": ("node.config.settings", "NodeSection"),
+    "telemetry": ("node.config.settings", "TelemetrySection"),
+    "coordinator": ("node.coordinator.config", "CoordinatorConfig"),
+    "relay": ("node.relay.config", "RelayConfig"),
+    "learner": ("learner.config", "LearnerConfig"),
+    "sampler": ("sampler.config", "SamplerConfig"),
+}
+_ALWAYS: Final = ("node", "telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Every section that was given or is needed; the models of the roles are not known here."""
+
+    node: NodeSection
+    telemetry: TelemetrySection
+    coordinator: BaseModel | None = None
+    relay: BaseModel | None = None
+    learner: BaseModel | None = None
+    sampler: BaseModel | None = None
+
+    def section(self, model: type[Section]) -> Section:
+        """Give a role's section by its model; it is there in a process that runs the role."""
+        for section in (self.coordinator, self.relay, self.learner, self.sampler):
+            if isinstance(section, model):
+                return section
+        raise LookupError(f"no section is a {model.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedValue:
+    """One key with its value and who set it."""
+
+    name: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A valid configuration, and every value of it with its source."""
+
+    config: NodeConfig
+    values: tuple[ResolvedValue, ...]
+
+
+def load(
+    *, roles: Iterable[str], files: Sequence[Path], environ: Mapping[str, str], flags: Reading
+) -> Resolved:
+    """Resolve the configuration of a process that will run ``roles``.
+
+    Raises:
+        InvalidConfigError: with every fault there is, of every source and section.
+    """
+    readings = (read_files(files), read_environment(environ), flags)
+    faults = [fault for reading in readings for fault in reading.faults]
+    given: dict[str, dict[str, Setting]] = {}
+    for setting in (setting for reading in readings for setting in reading.settings):
+        if setting.section in _SECTIONS:
+            given.setdefault(setting.section, {})[setting.key] = setting
+        else:
+            faults.append(unknown_section(setting, known=tuple(_SECTIONS)))
+    sections: dict[str, BaseModel] = {}
+    wanted = {*_ALWAYS, *given, *roles}
+    for section in (name for name in _SECTIONS if name in wanted):
+        model = _model_of(section)
+        settings = given.get(section, {})
+        faults += _misspelt(environ, section=section, model=model)
+        try:
+            sections[section] = model.model_validate(_input_of(settings, model=model))
+        except ValidationError as error:
+            faults += faults_of(error, section=section, model=model, settings=settings)
+    node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
+    if isinstance(node, NodeSection):
+        faults += _faults_of_roles(node, frozenset(roles), given.get("node", {}))
+    if faults or not isinstance(node, NodeSection) or not isinstance(telemetry, TelemetrySection):
+        raise InvalidConfigError(tuple(faults))
+    values = tuple(
+        ResolvedValue(f"{section}.{key}", value, source=_source(given, section, key))
+        for section, model_value in {"node": node, "telemetry": telemetry, **sections}.items()
+        for key, value in model_value.model_dump(mode="json").items()
+    )
+    return Resolved(NodeConfig(node, telemetry, **sections), values)
+
+
+def _source(given: Mapping[str, Mapping[str, Setting]], section: str, key: str) -> str:
+    settings = given.get(section, {})
+    return settings[key].source if key in settings else "default"
+
+
+def _model_of(section: str) -> type[BaseModel]:
+    module, name = _SECTIONS[section]
+    model: type[BaseModel] = getattr(importlib.import_module(module), name)
+    return model
+
+
+def _input_of(settings: Mapping[str, Setting], *, model: type[BaseModel]) -> dict[str, object]:
+    values = {}
+    for key, setting in settings.items():
+        field = model.model_fields.get(key)
+        is_optional = field is not None and NoneType in get_args(field.annotation)
+        is_text = setting.is_text and isinstance(setting.value, str)
+        values[key] = value_of_text(str(setting.value), is_optional=is_optional) if is_text else setting.value
+    return values
+
+
+def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel]) -> list[ConfigError]:
+    """Find variables that would set a key if they had one underscore more."""
+    names = {f"{ENVIRONMENT_PREFIX}{section}_{key}".upper(): key for key in model.model_fields}
+    return [
+        ConfigError(
+            key=f"{section}.{names[name]}",
+            value=environ[name],
+            source=f"environment {name}",
+            rule="two underscores part section and key",
+            fix=f"Write {environment_name(section, names[name])}.",
+        )
+        for name in sorted(names.keys() & environ.keys())
+    ]
+
+
+def _faults_of_roles(
+    node: NodeSection, roles: frozenset[str], settings: Mapping[str, Setting]
+) -> list[ConfigError]:
+    joining = sorted(roles - {"coordinator"})
+    faults = []
+    if joining and node.coordinator is None:
+        faults.append(
+            ConfigError(
+                key="node.coordinator",
+                value=None,
+                source=settings["coordinator"].source if "coordinator" in settings else "nowhere",
+                rule=f"is required for the role {' and '.join(joining)}",
+                fix="Give the coordinator's address: --coordinator HOST:PORT.",
+            )
+        )
+    if len(joining) > 1 and node.node_id is not None:
+        faults.append(
+            ConfigError(
+                key="node.node_id",
+                value=node.node_id,
+                source=settings["node_id"].source,
+                rule=f"names one peer, and this process is {len(joining)}: {' and '.join(joining)}",
+                fix="Leave it out: each role then has a name of its own; or start a process for each.",
+            )
+        )
+    return faults

@@ -1,0 +1,231 @@
+"""Who is here, what each peer holds and waits for, and what it has to be told.
+
+Brings together membership, lag and the fleet's metrics; nothing here outlives the process, because
+peers say it all again when they join. What is forgotten when:
+
+    silent      its metrics and its place among them
+    left        the same at once; silence for GONE_AFTER_S counts as leaving
+    forgotten   row, lag and verdicts not told: past PEERS_REMEMBERED, those that left first
+
+A heartbeat costs the same however many peers there are; ``expire`` and ``rows`` look at all of them,
+once a second.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from node.clients.drain_book import Judgement
+from node.coordinator.fleet.lag_table import LagTable
+from node.coordinator.fleet.membership import Member, Membership, PeerState
+from node.coordinator.fleet.pending_verdicts import Outbox
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.work.accounts import Accounts
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer
+from node.limits import VERDICTS_PER_BEAT
+from node.policy import PolicyVersion
+from node.run import PeerStatus, Role, StepReport
+from node.telemetry.fleet import FleetCollector
+from node.telemetry.metrics import MetricFamily
+
+OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_BEAT
+"""Verdicts kept for a sampler that does not beat; then the oldest go. The ledger counts them all."""
+
+_WAITS_FOR_CHARACTERS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a peer says of itself."""
+
+    held: PolicyVersion | None
+    clock_offset_s: float
+    waits_for: str
+    metrics: tuple[MetricFamily, ...] = ()
+    """Empty: as before."""
+    step: StepReport | None = None
+    has_heard: bool = False
+    """Whether the answer before arrived: a peer writes the next beat of a stream only then."""
+    instance: str = ""
+    """Which process of the peer's name this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAnswer:
+    """What it is told."""
+
+    head: PolicyVersion | None
+    verdicts: tuple[Judgement, ...]
+    must_repair: bool
+    longest_lag_versions: int = 0
+    """Of any sampler; told to learners only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    clock_offset_s: float = 0.0
+    waits_for: str = ""
+
+
+class Roster:
+    """Every peer known to this process."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        *,
+        silent_after_s: float,
+        head: Callable[[], PolicyVersion | None],
+        fleet: FleetCollector,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        """Begin empty; ``head`` gives the newest announced version at any time."""
+        self._accounts = accounts
+        self._membership = Membership(silent_after_s=silent_after_s)
+        self._lag_table = LagTable(accounts.versions)
+        self._head = head
+        self._fleet = fleet
+        self._metrics = metrics
+        self._said: dict[Peer, _Said] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self.step: StepReport | None = None
+        """The newest gradient step."""
+
+    @property
+    def head(self) -> PolicyVersion | None:
+        """The newest announced version; None before the first."""
+        return self._head()
+
+    def join(
+        self,
+        peer: Peer,
+        held: PolicyVersion | None,
+        *,
+        now: float,
+        instance: str = "",
+        completes: bool = False,
+    ) -> Member:
+        """Let a peer in, or in again; ``completes`` as in ``Membership.join``.
+
+        Raises:
+            RefusedError: NAME_IN_USE.
+        """
+        with self._twins_counted():
+            member = self._membership.join(peer, now, instance=instance, completes=completes)
+        self._lag_table.holds(peer, held)
+        self._said[peer] = _Said()
+        self._fleet.admit(peer)
+        return member
+
+    def check_present(self, peer: Peer) -> None:
+        """Check that a peer has joined.
+
+        Raises:
+            RefusedError: NOT_JOINED.
+        """
+        self._membership.present(peer)
+
+    def shows_metrics_of(self, peer: Peer) -> bool:
+        """Return whether the metrics of a peer are shown, so that a heartbeat's are worth reading."""
+        return self._fleet.shows(peer)
+
+    def beat(self, peer: Peer, beat: Beat, *, now: float) -> BeatAnswer:
+        """Take a beat.
+
+        Raises:
+            RefusedError: NOT_JOINED; NAME_IN_USE.
+        """
+        with self._twins_counted():
+            self._membership.beat(peer, now, instance=beat.instance)
+        self._lag_table.holds(peer, beat.held)
+        self._said[peer] = _Said(beat.clock_offset_s, beat.waits_for[:_WAITS_FOR_CHARACTERS])
+        self._fleet.admit(peer)  # again: one that fell silent gave its place up
+        if beat.metrics:
+            self._fleet.update(peer, beat.metrics)
+        if beat.step is not None and (self.step is None or beat.step.version >= self.step.version):
+            self.step = beat.step
+        return BeatAnswer(
+            self.head,
+            self._verdicts_for(peer, has_heard=beat.has_heard),
+            self._must_repair(beat.held),
+            self._lag_table.longest(head=self.head) if peer.role is Role.LEARNER else 0,
+        )
+
+    def leave(self, peer: Peer) -> None:
+        """Note that a peer has gone in good order."""
+        self._membership.leave(peer)
+        self._lag_table.leave(peer)
+        self._fleet.drop(peer)
+
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a peer's stream ended, in whatever order."""
+        self._membership.disconnected(peer)
+
+    def tell(self, sampler_id: str, judgement: Judgement) -> None:
+        """Keep a verdict until the sampler has heard it in the answer to a beat."""
+        outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
+        self._metrics.dropped_verdicts.inc(outbox.put(judgement))
+
+    def expire(self, now: float) -> tuple[Member, ...]:
+        """Note who has gone silent, forget what was kept for those that left; return who changed."""
+        changed = self._membership.expire(now)
+        for member in changed:
+            self._fleet.drop(member.peer)
+            if member.state is PeerState.LEFT:
+                self._lag_table.leave(member.peer)
+        known = {member.peer for member in self._membership.members}
+        for peer in self._said.keys() - known:
+            del self._said[peer]
+            self._lag_table.forget(peer)
+        samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
+        for sampler_id in self._outboxes.keys() - samplers:
+            self._metrics.dropped_verdicts.inc(len(self._outboxes.pop(sampler_id)))
+        return changed
+
+    def rows(self, now: float) -> tuple[PeerStatus, ...]:
+        """Give the lag table, in the order of first joining."""
+        head = self.head
+        return tuple(self._row(member, head, now) for member in self._membership.members)
+
+    def _row(self, member: Member, head: PolicyVersion | None, now: float) -> PeerStatus:
+        peer = member.peer
+        lag = self._lag_table.lag(peer, head=head, now=now)
+        said = self._said[peer]
+        is_sampler = peer.role is Role.SAMPLER
+        verdicts = self._accounts.verdicts_of(peer.node_id) if is_sampler else {}
+        return PeerStatus(
+            node_id=peer.node_id,
+            role=peer.role,
+            state=member.state.value,
+            held=self._lag_table.held(peer),
+            version_lag_versions=lag.versions,
+            lag_s=lag.seconds,
+            last_seen_s=max(0.0, now - member.last_seen_s),
+            clock_offset_s=said.clock_offset_s,
+            waits_for=said.waits_for,
+            verdicts={verdict.value: n for verdict, n in verdicts.items()},
+            staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
+            joins=member.joins,
+            refused_twins=member.refused_twins,
+            refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
+        )
+
+    @contextmanager
+    def _twins_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError as refused:
+            self._metrics.refused_twins.inc(refused.reason is Reason.NAME_IN_USE)
+            raise
+
+    def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
+        outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
+        return () if outbox is None else outbox.take(VERDICTS_PER_BEAT, has_heard=has_heard)
+
+    def _must_repair(self, held: PolicyVersion | None) -> bool:
+        if held is None or not held.root:
+            return False
+        signed_root = self._accounts.versions.root_of(held.number)
+        return signed_root is not None and signed_root != held.root

@@ -1,0 +1,1 @@
+"""The ledger on disk: tables, checks, copies, generations."""

@@ -1,0 +1,112 @@
+"""The tables of a ledger, and how a ledger of older software gets those that came later."""
+
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from node.coordinator.ledger.generations import Generation
+from node.coordinator.work.slots import SETTLED, SlotState
+from node.coordinator.work.unanswerable_prompts import BAD_PROMPTS
+from node.errors import StartupError
+
+SCHEMA_VERSION: Final = 2
+
+_SINCE_SCHEMA_1: Final = """
+CREATE TABLE generations (
+    number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
+    begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
+) STRICT;
+CREATE TABLE task (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    name TEXT NOT NULL, prompts INTEGER NOT NULL, said_by TEXT NOT NULL
+) STRICT;
+CREATE TABLE bad_prompts (
+    prompt_index INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL,
+    times INTEGER NOT NULL, slot INTEGER NOT NULL, at_s REAL NOT NULL
+) STRICT;
+"""
+
+_SCHEMA: Final = f"""
+CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
+CREATE TABLE learner (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    node_id TEXT NOT NULL, epoch INTEGER NOT NULL, layout_digest BLOB NOT NULL,
+    tokenizer_digest BLOB NOT NULL, vocabulary_size INTEGER NOT NULL, version INTEGER NOT NULL
+) STRICT;
+CREATE TABLE slots (
+    number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
+    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
+) STRICT;
+CREATE INDEX slots_by_state ON slots (state);
+CREATE TABLE groups (
+    slot INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, sampler_id TEXT NOT NULL,
+    spooled_at_s REAL NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL
+) STRICT;
+CREATE TABLE verdicts (
+    sampler_id TEXT NOT NULL, verdict TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (sampler_id, verdict)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE staleness (sampler_id TEXT PRIMARY KEY, versions INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
+) STRICT;
+CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
+{_SINCE_SCHEMA_1}"""
+
+
+def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
+    """Make the tables of a new ledger, update those of an older one, check that it is whole and the run's.
+
+    Raises:
+        StartupError: it is of another run or from a newer software.
+        sqlite3.Error: it is damaged, or locked by another program.
+    """
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= SCHEMA_VERSION:
+        raise StartupError(
+            f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
+            fix="Start the version of heterorl-node that wrote it.",
+        )
+    if version == 0:
+        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        connection.execute("INSERT INTO run VALUES (?)", (run_id,))
+        connection.execute("COMMIT")
+    migrate(connection)
+    connection.execute(
+        "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
+        "(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT ?)",
+        [BAD_PROMPTS],
+    )
+    problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
+    if problems != ["ok"]:
+        raise sqlite3.DatabaseError(problems[0])
+    owners = [row[0] for row in connection.execute("SELECT run_id FROM run")]
+    if owners != [run_id]:
+        raise StartupError(
+            f"the ledger {path} belongs to run {', '.join(owners)!r}, configured is {run_id!r}",
+            fix="Give each run a state directory of its own.",
+        )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger of an older schema up to this software's, in place."""
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+        connection.executescript(f"BEGIN; {_SINCE_SCHEMA_1} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+
+def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
+    """Give up every open slot of a restored ledger, and number those to come from a new beginning."""
+    migrate(connection)
+    open_states = sorted(set(SlotState) - SETTLED)
+    marks = ", ".join("?" * len(open_states))
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(
+        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
+    )
+    connection.execute("DELETE FROM groups")
+    connection.execute(
+        "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",
+        [generation.first_slot, generation.lost_from_slot, generation.begun_at_s],
+    )
+    connection.execute("COMMIT")

@@ -1,0 +1,218 @@
+"""Everything the coordinator counts, and how one transaction changes it; pure.
+
+The ledger stores transactions, the accounts are their sum: what ``apply`` leaves in memory and
+what a restart reads back are the same, so no counter has a second source.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from node.coordinator.ledger.generations import Generation, LostSlots, lost_steps, newest_lost_version
+from node.coordinator.work.buffer_room import Learner, Load
+from node.coordinator.work.leases import SlotBook
+from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
+from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.unanswerable_prompts import PromptBook
+from node.coordinator.work.versions import Announced, VersionLog
+from node.failure import BadPrompt
+from node.rollout import Verdict
+from node.run import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A submitted group as it lies in the spool."""
+
+    slot: int
+    attempt: int
+    sampler_id: str
+    spooled_at_s: float
+    data: bytes
+    """The message as it was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Changes that become true together or not at all."""
+
+    slots: tuple[Slot, ...] = ()
+    stored: StoredGroup | None = None
+    verdicts: tuple[tuple[str, Verdict], ...] = ()
+    """(sampler, verdict) of each verdict given."""
+    staleness: tuple[tuple[str, int], ...] = ()
+    """(sampler, versions) of each group trained on."""
+    steps: tuple[StepRecord, ...] = ()
+    """Contiguous, oldest first."""
+    learner: Learner | None = None
+    announced: tuple[Announced, ...] = ()
+    generation: Generation | None = None
+    """One that is known already, with what was lost before it."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    """Prompts whose slots among ``slots`` are abandoned."""
+    lifted_prompts: tuple[int, ...] = ()
+    """Prompts that were bad and have been answered."""
+    task: TaskSize | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What the ledger holds at a start."""
+
+    slots: tuple[Slot, ...] = ()
+    """Open ones only."""
+    settled: Mapping[SlotState, int] = field(default_factory=dict)
+    spooled_at_s: Mapping[int, float] = field(default_factory=dict)
+    """By slot, of the groups in the spool."""
+    verdicts: Iterable[tuple[str, Verdict, int]] = ()
+    staleness: Iterable[tuple[str, int]] = ()
+    last_step: StepRecord | None = None
+    """The newest record; None before the first."""
+    learner: Learner | None = None
+    announced: tuple[Announced, ...] = ()
+    """The newest ones."""
+    next_slot: int = 0
+    generations: tuple[Generation, ...] = ()
+    """Oldest first."""
+    lost_slots: tuple[int, ...] = ()
+    """In state LOST."""
+    found_slots: tuple[int, ...] = ()
+    """Between two generations, and named by a record since."""
+    accepts_loss: bool = False
+    """Whether an operator has accepted what was lost before the newest generation, and nobody has said yet
+    how much that was."""
+    bad_prompts: tuple[BadPrompt, ...] = ()
+    task: TaskSize | None = None
+
+
+class Accounts:
+    """The sum of all transactions of a run."""
+
+    def __init__(
+        self,
+        balance: Balance,
+        *,
+        task: str,
+        prompts: int | None,
+        seed: int,
+        lease_ttl_s: float,
+        prompt_retry_s: float,
+        now: float,
+    ) -> None:
+        """Begin with what the ledger holds.
+
+        Args:
+            task: The run's.
+            prompts: Of the task, as configured; None: as the ledger has it, or as the first sampler says.
+            prompt_retry_s: See ``PromptBook``.
+        """
+        is_same_task = balance.task is not None and balance.task.name == task
+        self.task = balance.task if is_same_task else None
+        """The size of the task as a sampler has confirmed it; None before."""
+        known = prompts if prompts is not None or self.task is None else self.task.prompts
+        self.prompts = PromptBook(balance.bad_prompts, retry_s=prompt_retry_s)
+        self.book = SlotBook(
+            prompts=known,
+            seed=seed,
+            lease_ttl_s=lease_ttl_s,
+            slots=balance.slots,
+            settled=balance.settled,
+            next_slot=balance.next_slot,
+            lost=LostSlots(
+                open_ones=balance.lost_slots, generations=balance.generations, found=balance.found_slots
+            ),
+            now=now,
+        )
+        self._accepts_loss = balance.accepts_loss
+        self._generations = {generation.number: generation for generation in balance.generations}
+        self.versions = VersionLog(balance.announced)
+        self.learner = balance.learner
+        self.newest_record = balance.last_step
+        """The newest step record; None before the first."""
+        self.is_confirmed = self.book.next_slot == 0 and balance.last_step is None
+        """Whether the learner has said, since this process began, that the ledger lacks nothing. One
+        that never leased anything has nothing to lack. Until then no slot is leased."""
+        self.gap = ""
+        """What the learner has done and the ledger does not know, for people; empty: nothing known of."""
+        self.spooled_at_s = dict(balance.spooled_at_s)
+        self._verdicts: dict[str, Counter[Verdict]] = {}
+        for sampler_id, verdict, n in balance.verdicts:
+            self._of(sampler_id)[verdict] = n
+        self._staleness = Counter(dict(balance.staleness))
+
+    @property
+    def last_step(self) -> int:
+        """Version of the newest step that is recorded, or lost as accepted; 0 before the first."""
+        recorded = 0 if self.newest_record is None else self.newest_record.version
+        return max(recorded, newest_lost_version(self._generations.values()))
+
+    @property
+    def open_loss(self) -> Generation | None:
+        """The newest generation, where what was lost before it is accepted and not known yet."""
+        newest = max(self._generations.values(), key=lambda one: one.number, default=None)
+        is_open = newest is not None and newest.lost_versions is None and self._accepts_loss
+        return newest if is_open else None
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps whose records were lost with older ledgers."""
+        return lost_steps(self._generations.values())
+
+    def confirm(self) -> None:
+        """Note that the learner finds nothing missing."""
+        self.is_confirmed, self.gap = True, ""
+
+    def doubt(self, gap: str) -> None:
+        """Note that the learner knows what the ledger does not."""
+        self.is_confirmed, self.gap = False, gap
+
+    def apply(self, transaction: Transaction, *, now: float) -> None:
+        """Add a transaction that is on disk."""
+        self.book.apply(transaction.slots, now=now)
+        for slot in transaction.slots:
+            if slot.state not in UNTRAINED:
+                self.spooled_at_s.pop(slot.number, None)
+        if transaction.stored is not None:
+            self.spooled_at_s[transaction.stored.slot] = transaction.stored.spooled_at_s
+        for sampler_id, verdict in transaction.verdicts:
+            self._of(sampler_id)[verdict] += 1
+        for sampler_id, versions in transaction.staleness:
+            self._staleness[sampler_id] += versions
+        if transaction.steps:
+            self.newest_record = transaction.steps[-1]
+        if transaction.learner is not None:
+            self.learner = transaction.learner
+        if transaction.generation is not None:
+            self._generations[transaction.generation.number] = transaction.generation
+        self.prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        if transaction.task is not None:
+            self.task = transaction.task
+            self.book.prompts = transaction.task.prompts
+        self.versions.add(transaction.announced)
+
+    def load(self) -> Load:
+        """Count what is in flight."""
+        counts = self.book.counts()
+        return Load(
+            running_groups=counts[SlotState.LEASED],
+            untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
+            trained_groups=counts[SlotState.TRAINED],
+            version=0 if self.learner is None else self.learner.version,
+            lost_steps=self.lost_steps,
+        )
+
+    def verdicts(self) -> Counter[Verdict]:
+        """Count verdicts over all samplers."""
+        return sum(self._verdicts.values(), Counter())
+
+    def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
+        """Count verdicts on one sampler's groups."""
+        return self._verdicts.get(sampler_id, {})
+
+    def staleness_mean(self, sampler_id: str) -> float:
+        """Give the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
+        trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
+        return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def _of(self, sampler_id: str) -> Counter[Verdict]:
+        return self._verdicts.setdefault(sampler_id, Counter())

@@ -1,0 +1,269 @@
+"""What the coordinator decides about work: each decision is a transaction to be and an answer; pure.
+
+The spool takes a decision, puts its transaction on disk, adds it to the accounts, and only then
+gives the answer. A decision that raises has changed nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from node.clients.drain_book import Judgement
+from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.buffer_room import Bounds, Learner, Work, capacity, objection
+from node.coordinator.work.leases import Standing
+from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
+from node.coordinator.work.task_size import agreed_size
+from node.errors import Reason, RefusedError
+from node.limits import LEASES_PER_PEER
+from node.policy import PolicyVersion
+from node.rollout import PromptLease, RolloutGroup, Verdict
+
+Answer = TypeVar("Answer")
+
+NOTHING: Final = Transaction()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Answer]):
+    """An answer, and what must be on disk before it is given."""
+
+    answer: Answer
+    transaction: Transaction = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An answer to a request for work."""
+
+    leases: tuple[PromptLease, ...]
+    retry_after_s: float
+    """When to ask again; 0 where all that was asked for was granted."""
+    waits_for: str
+    """The bound that was reached; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An answer to a submission."""
+
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whom a judgement concerns."""
+
+    sampler_id: str
+    delivered_since_s: float | None
+    """Unix seconds when the group was spooled; None where it was judged before."""
+
+
+def lease(
+    accounts: Accounts,
+    work: Work,
+    bounds: Bounds,
+    *,
+    sampler_id: str,
+    wanted: int,
+    held: PolicyVersion | None,
+    ttl_s: float,
+    now: float,
+) -> Decision[Grant]:
+    """Grant as many of ``wanted`` leases as every bound allows.
+
+    None before the learner has confirmed that the ledger lacks nothing: an older one would lease slots
+    again that were trained on. A sampler whose policy is older than the staleness bound gets nothing:
+    what it began now would be stale when done.
+    """
+    learner = accounts.learner
+    if learner is None or (waits_for := unconfirmed(accounts)):
+        return Decision(Grant((), 2.0, "learner" if learner is None else waits_for))
+    if held is None or held.number < learner.version - bounds.max_staleness_versions:
+        return Decision(Grant((), 1.0, "policy version"))
+    if accounts.book.prompts is None:
+        return Decision(Grant((), 1.0, "task"))
+    if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
+        return Decision(Grant((), 1.0, "prompts"))
+    room = capacity(bounds, accounts.load())
+    running = sum(
+        slot.lease is not None and slot.lease.holder == sampler_id
+        for slot in accounts.book.open_slots.values()
+    )
+    granted = min(wanted, room.groups, LEASES_PER_PEER - running)
+    slots = accounts.book.grant(
+        sampler_id,
+        granted,
+        now=now,
+        is_aside=lambda prompt_index: accounts.prompts.is_aside(prompt_index, now=now),
+    )
+    leases = tuple(
+        PromptLease(
+            lease_id=group_id(slot.number, slot.granted),
+            task=work.task,
+            prompt_index=slot.prompt_index,
+            group_size=work.group_size,
+            sampling=work.sampling,
+            ttl_s=ttl_s,
+        )
+        for slot in slots
+        if slot.state is SlotState.LEASED
+    )
+    if len(leases) == wanted:
+        return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
+    bound = room.bound if len(leases) == granted else "prompts"
+    return Decision(Grant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
+
+
+def unconfirmed(accounts: Accounts) -> str:
+    """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
+    if accounts.gap:
+        return "ledger"
+    return "" if accounts.is_confirmed and accounts.learner is not None else "learner"
+
+
+def submission(
+    accounts: Accounts,
+    work: Work,
+    *,
+    sampler_id: str,
+    name: str,
+    group: RolloutGroup | RefusedError,
+    data: bytes,
+    is_published: Callable[[int], bool],
+    buffer_groups: int,
+    now: float,
+) -> Decision[Submitted]:
+    """Say what becomes of a group that a sampler hands in under the id ``name``.
+
+    Args:
+        group: As decoded, or why it could not be.
+        data: The message as it came, to be stored.
+        is_published: Whether a policy version was ever announced.
+
+    Raises:
+        RefusedError: BUSY; the spool is full.
+    """
+
+    def say(
+        verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
+    ) -> Decision[Submitted]:
+        slots = () if slot is None else (slot,)
+        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.prompts
+        transaction = Transaction(
+            slots=slots,
+            stored=stored,
+            verdicts=((sampler_id, verdict),),
+            lifted_prompts=(slot.prompt_index,) if slot is not None and is_answered else (),
+        )
+        return Decision(Submitted(verdict, detail), transaction)
+
+    parsed = parse_group_id(name)
+    if parsed is None:
+        return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
+    if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
+        return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
+    match accounts.book.standing(*parsed, sampler_id):
+        case Standing.NEVER_GRANTED:
+            return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+        case Standing.DUPLICATE:
+            return say(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+        case Standing.LOST:
+            return say(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
+    learner = accounts.learner
+    if learner is None:
+        raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
+    if accounts.gap:
+        raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
+    if isinstance(group, RefusedError):
+        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
+    else:
+        problem = objection(group, accounts.book.open_slots[parsed[0]], work, learner)
+        problem = problem or _unpublished(group, is_published)
+    if problem is not None:
+        return say(*problem, slot=accounts.book.spent(*parsed))
+    if accounts.load().untrained_groups >= buffer_groups:
+        raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
+    stored = StoredGroup(*parsed, sampler_id, now, data)
+    return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+
+
+def sampler_joins(
+    accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
+) -> Decision[None]:
+    """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    Raises:
+        RefusedError: TASK_MISMATCH.
+    """
+    if not prompts:
+        return Decision(None)
+    size = agreed_size(
+        accounts.task, task=task, configured=configured, prompts=prompts, sampler_id=sampler_id
+    )
+    if size is None:
+        return Decision(None)
+    # Where the task is another one, so are its prompts.
+    lifted = tuple(bad.prompt_index for bad in accounts.prompts.newest(len(accounts.prompts)))
+    return Decision(None, Transaction(task=size, lifted_prompts=lifted))
+
+
+def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
+    """Take the learner's verdict; the answer is None where nothing changes.
+
+    DUPLICATE says that the learner has trained on the group before, and the ledger does not know of
+    it: the slot is lost, and neither delivered nor leased again.
+
+    Raises:
+        RefusedError: MALFORMED; the verdict is not the learner's to give.
+    """
+    parsed = parse_group_id(judged.group_id)
+    if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
+        raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
+    before = accounts.book.open_slots.get(parsed[0])
+    match judged.verdict:
+        case Verdict.ACCEPTED:
+            slot = accounts.book.accepted(*parsed)
+        case Verdict.DUPLICATE:
+            slot = accounts.book.lost(*parsed)
+        case _:
+            slot = accounts.book.refused(*parsed)
+    attempt = slot.attempt(parsed[1]) if slot is not None else None
+    if before is None or slot is None or attempt is None:
+        return Decision(None)
+    is_first = before.state is SlotState.SPOOLED
+    answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
+    return Decision(answer, Transaction(slots=(slot,), verdicts=((attempt.holder, judged.verdict),)))
+
+
+def expiry(accounts: Accounts, now: float) -> Decision[int]:
+    """End the leases whose time is up; the answer is how many."""
+    slots = accounts.book.expire(now)
+    bad = accounts.prompts.entries(slots, details={}, now=now)
+    return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
+
+
+def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:
+    """Check that a peer has the run's model.
+
+    Raises:
+        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
+    """
+    for what, reason, theirs, ours in (
+        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
+        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
+    ):
+        if theirs != ours:
+            raise RefusedError(
+                reason,
+                f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
+                fix="give every peer the same model directory",
+            )
+
+
+def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:
+    for version in sorted({group.oldest_version, group.newest_version}):
+        if not is_published(version):
+            return Verdict.FOREIGN, f"version {version} was never published"
+    return None

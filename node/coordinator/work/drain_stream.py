@@ -1,0 +1,82 @@
+"""The hub's side of one open DrainRollouts stream: what was sent on it, and what may be sent next."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from node.coordinator.work.slots import Slot, group_id
+from node.errors import Reason, RefusedError
+
+_CREDITS: Final = 1 << 20
+"""Room no learner has; a larger sum is a mistake or an attack."""
+
+
+class Drain:
+    """A learner's stream; the spool delivers on it until it ends."""
+
+    def __init__(self, held_group_ids: Iterable[str], *, learner_epoch: int) -> None:
+        """Begin a stream to a learner that still holds some groups from an earlier one."""
+        self.learner_epoch = learner_epoch
+        self._sent = set(held_group_ids)
+        self._credits = 0
+        self._acknowledgement: int | None = None
+        self._refusal: RefusedError | None = None
+        self._wake = asyncio.Event()
+        self.is_ended = False
+
+    def add_credits(self, groups: int) -> None:
+        """Note room for more groups.
+
+        Raises:
+            RefusedError: MALFORMED; the number is not one of groups.
+        """
+        if not 0 < groups <= _CREDITS - self._credits:
+            raise RefusedError(Reason.MALFORMED, f"a credit of {groups} groups on top of {self._credits}")
+        self._credits += groups
+        self.wake()
+
+    def acknowledge(self, version: int) -> None:
+        """Let the learner know that its records up to ``version`` are on disk."""
+        self._acknowledgement = version
+        self.wake()
+
+    def end(self, refusal: RefusedError | None = None) -> None:
+        """End the stream; the learner is told why where there is a ``refusal``."""
+        if not self.is_ended:
+            self.is_ended, self._refusal = True, refusal
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the stream look again for something to send."""
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Wait until there may be something to send."""
+        await self._wake.wait()
+        self._wake.clear()
+
+    def take_refusal(self) -> RefusedError | None:
+        """Give the reason for the end; once."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
+
+    def take_acknowledgement(self) -> int | None:
+        """Give the version to acknowledge, if any; newest wins."""
+        version, self._acknowledgement = self._acknowledgement, None
+        return version
+
+    def next_slot(self, untrained: Sequence[Slot]) -> Slot | None:
+        """Give the oldest slot whose group can be sent now, and count it as sent."""
+        waiting = {group_id(slot.number, slot.winner): slot for slot in untrained}
+        # Only what may still be delivered is worth remembering; the rest would grow for ever.
+        self._sent &= waiting.keys()
+        fresh = next((name for name in waiting if name not in self._sent), None)
+        if fresh is None or not self._credits:
+            return None
+        self._sent.add(fresh)
+        self._credits -= 1
+        return waiting[fresh]
+
+    def put_back_credit(self) -> None:
+        """Return the credit of a group that could not be sent after all."""
+        self._credits += 1

@@ -1,0 +1,255 @@
+"""What the learner says it has done, against what the ledger knows; pure.
+
+    ledger    1 ........ last_step
+    hello                     [ gap ]  oldest record ...... version
+
+A learner repeats the records that the ledger may not have, and one that restarts always repeats its
+newest. So its newest record proves nothing about those before it: only where ledger and records together
+cover every version up to the learner's is the ledger whole. A gap, or a group that the ledger never
+took in, means that an older ledger lies under the coordinator. It would lease slots again whose groups
+were trained on: it is refused, nothing is taken, and nobody is fenced for it. The same way round, a learner
+that is behind the ledger is an older copy of the run's learner, and is refused before it replaces anyone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from node.coordinator.ledger.generations import missing_versions
+from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.buffer_room import Learner
+from node.coordinator.work.decisions import Decision, check_model
+from node.coordinator.work.slots import group_id
+from node.errors import Reason, RefusedError
+from node.rollout import Verdict
+from node.run import StepRecord
+
+WAYS_OUT: Final = (
+    "restore the coordinator's newest ledger.sqlite with its -wal file, or accept the loss: "
+    "`heterorl-node ledger restore FILE --accept-loss`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How a learner opens its stream."""
+
+    node_id: str
+    epoch: int
+    version: int
+    """Of the newest step whose record it has made."""
+    records: tuple[StepRecord, ...] = ()
+    """Those the ledger may not have: contiguous, the last one of ``version``."""
+    held_group_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A group that a step consumed."""
+
+    sampler_id: str
+    group_id: str
+    staleness_versions: int
+    spooled_at_s: float | None
+    """Unix seconds; None where its slot had another group in the spool, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What step records did. Where there is a refusal, nothing of them was taken."""
+
+    recorded: tuple[StepRecord, ...] = ()
+    """Those that were not on disk before."""
+    trained: tuple[Trained, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Groups of lost slots: passed over."""
+    doubled: tuple[str, ...] = ()
+    """Groups whose slot was settled before."""
+    unknown: tuple[str, ...] = ()
+    """Groups never submitted here."""
+    gap: str = ""
+    """What the ledger lacks, for people; empty: nothing."""
+    accepted_loss: range = range(0)
+    """Versions whose records are gone, as an operator accepted."""
+
+    @property
+    def refusal(self) -> RefusedError | None:
+        """Why the learner cannot go on."""
+        if self.doubled:
+            return RefusedError(
+                Reason.DUPLICATE,
+                f"the learner has trained on {len(self.doubled)} groups that were settled before, "
+                f"{self.doubled[0]} among them",
+                fix="stop the learner: it trains on groups twice",
+            )
+        return RefusedError(Reason.LEDGER_BEHIND, self.gap, fix=WAYS_OUT) if self.gap else None
+
+
+def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
+    """Let a learner be the run's; the first one's model becomes the run's.
+
+    Raises:
+        RefusedError: FENCED by a newer learner; ROLLBACK, where it is behind the ledger; LEDGER_BEHIND,
+            where the ledger knows of no learner and this one has trained; LAYOUT_MISMATCH,
+            TOKENIZER_MISMATCH, MALFORMED.
+    """
+    if joining.epoch < 1 or joining.vocabulary_size < 1:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a learner of epoch {joining.epoch} with a vocabulary of {joining.vocabulary_size}",
+            fix="both start at 1",
+        )
+    current = accounts.learner
+    if current is None:
+        if joining.version > 0 and accounts.open_loss is None:
+            gap = _lacks(range(1, joining.version + 1), joining.version)
+            raise RefusedError(Reason.LEDGER_BEHIND, gap, fix=WAYS_OUT)
+        return Decision(None, Transaction(learner=joining))
+    is_current = (joining.epoch, joining.node_id) == (current.epoch, current.node_id)
+    if not is_current and joining.epoch <= current.epoch:
+        raise RefusedError(
+            Reason.FENCED,
+            f"learner {joining.node_id} has epoch {joining.epoch}, "
+            f"learner {current.node_id} has joined with epoch {current.epoch}",
+            fix="stop one of them; a run has one learner",
+        )
+    check_model(joining.layout_digest, joining.tokenizer_digest, current)
+    _check_not_behind(accounts, joining.version)
+    if is_current:
+        return Decision(None)
+    return Decision(None, Transaction(learner=replace(joining, version=current.version)))
+
+
+def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
+    """Let a learner drain, and take the records it repeats, if ledger and learner tell one history.
+
+    Raises:
+        RefusedError: FENCED; NOT_JOINED; MALFORMED; ROLLBACK, where the learner is behind the ledger or has
+            another history. Where the ledger is behind, the outcome has a refusal.
+    """
+    learner = accounts.learner
+    if learner is None or hello.epoch > learner.epoch:
+        raise RefusedError(
+            Reason.NOT_JOINED, f"no learner of epoch {hello.epoch} has joined", fix="join first"
+        )
+    if (hello.epoch, hello.node_id) != (learner.epoch, learner.node_id):
+        raise RefusedError(
+            Reason.FENCED,
+            f"learner {hello.node_id} has epoch {hello.epoch}, "
+            f"learner {learner.node_id} drains with {learner.epoch}",
+            fix="stop one of them; a run has one learner",
+        )
+    _check_not_behind(accounts, hello.version)
+    _check_contiguous(hello)
+    _check_same_history(accounts, hello.records)
+    missing = missing_versions(accounts.last_step, hello.version, hello.records)
+    loss = accounts.open_loss
+    fresh = tuple(record for record in hello.records if record.version > accounts.last_step)
+    outcome, transaction = _settled(accounts, fresh)
+    unheard = tuple(name for name in hello.held_group_ids if not accounts.book.has_submitted(name))
+    unknown = (*outcome.unknown, *unheard)
+    is_gap_accepted = loss is not None or not missing
+    if outcome.doubled or unknown or not is_gap_accepted:
+        gap = _lacks(missing, hello.version) if not is_gap_accepted else _never_took_in(unknown)
+        return Decision(Outcome(doubled=outcome.doubled, unknown=unknown, gap=gap))
+    transaction = replace(transaction, learner=replace(learner, version=hello.version))
+    if loss is not None:
+        transaction = replace(transaction, generation=replace(loss, lost_versions=missing))
+    elif transaction.learner == learner:
+        transaction = replace(transaction, learner=None)
+    return Decision(replace(outcome, accepted_loss=missing), transaction)
+
+
+def step(accounts: Accounts, record: StepRecord) -> Decision[Outcome]:
+    """Settle the groups a step consumed; a record that is on disk already changes nothing."""
+    if record.version <= accounts.last_step or accounts.learner is None:
+        return Decision(Outcome())
+    missing = range(accounts.last_step + 1, record.version)
+    if missing:
+        return Decision(Outcome(gap=_lacks(missing, record.version)))
+    outcome, transaction = _settled(accounts, (record,))
+    if outcome.doubled or outcome.unknown:
+        gap = _never_took_in(outcome.unknown)
+        return Decision(Outcome(doubled=outcome.doubled, unknown=outcome.unknown, gap=gap))
+    learner = replace(accounts.learner, version=max(record.version, accounts.learner.version))
+    return Decision(outcome, replace(transaction, learner=learner))
+
+
+def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome, Transaction]:
+    """Settle the groups of records that the ledger does not have, all or none."""
+    training = accounts.book.trained([name for record in records for name in record.group_ids])
+    staleness = {
+        name: versions
+        for record in records
+        for name, versions in zip(record.group_ids, record.staleness_versions, strict=True)
+    }
+    trained = []
+    for slot, winner in zip(training.slots, training.winners, strict=True):
+        name = group_id(slot.number, winner.number)
+        in_spool = accounts.book.open_slots[slot.number].winner == winner.number
+        spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+        trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
+    outcome = Outcome(
+        recorded=tuple(records),
+        trained=tuple(trained),
+        lost=training.lost,
+        doubled=training.doubled,
+        unknown=training.unknown,
+    )
+    transaction = Transaction(
+        slots=(*training.slots, *training.found),
+        verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
+        staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
+        steps=tuple(records),
+    )
+    return outcome, transaction
+
+
+def _check_not_behind(accounts: Accounts, version: int) -> None:
+    if version < accounts.last_step:
+        raise RefusedError(
+            Reason.ROLLBACK,
+            f"the checkpoint is of version {version}, steps up to {accounts.last_step} are recorded",
+            fix="this is an older copy of the run's learner: stop it, or restore the newest checkpoint",
+        )
+
+
+def _check_contiguous(hello: Hello) -> None:
+    versions = [record.version for record in hello.records]
+    is_contiguous = all(after == before + 1 for before, after in pairwise(versions))
+    if not is_contiguous or (versions and versions[-1] != hello.version):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a learner at version {hello.version} repeats the records of {len(versions)} steps, "
+            f"{versions[0]} to {versions[-1]}: not each version up to its own",
+        )
+
+
+def _check_same_history(accounts: Accounts, records: Sequence[StepRecord]) -> None:
+    ours = accounts.newest_record
+    theirs = next((record for record in records if ours is not None and record.version == ours.version), None)
+    if ours is not None and theirs is not None and theirs.group_ids != ours.group_ids:
+        raise RefusedError(
+            Reason.ROLLBACK,
+            f"step {ours.version} consumed {', '.join(ours.group_ids[:3])}... by the ledger and "
+            f"{', '.join(theirs.group_ids[:3])}... by the learner: this learner has another history",
+            fix="stop it and start the run's own, from its newest checkpoint",
+        )
+
+
+def _lacks(versions: range, newest: int) -> str:
+    """Slots would be leased again whose groups were trained on."""
+    return (
+        f"the learner is at version {newest} and the ledger lacks the steps of versions "
+        f"{versions[0]} to {versions[-1]}"
+    )
+
+
+def _never_took_in(group_ids: Sequence[str]) -> str:
+    if not group_ids:
+        return ""
+    return (
+        f"the learner has {len(group_ids)} groups that the ledger never took in, "
+        f"{group_ids[0][:100]} among them"
+    )

@@ -1,0 +1,1 @@
+"""The life of a process: bootstrap, services, stop order, systemd."""

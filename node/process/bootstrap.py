@@ -1,0 +1,150 @@
+"""From a valid configuration to a running daemon: registry, telemetry, identities, roles."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from node.clock import Clock, SystemClock
+from node.config.settings import NodeConfig, NodeSection, Resolved
+from node.enrolment.first_start import enrol_with_token, kept_name
+from node.enrolment.init_run import IDENTITY_DIRECTORY
+from node.enrolment.token_file import how_to_get_a_token
+from node.errors import ExitCode, StartupError
+from node.identity.files import make_private_directory
+from node.identity.identity_store import Identity, expiries
+from node.identity.on_disk import identity_on_disk
+from node.identity.run_description import RunDescription
+from node.process.allocator import keep_freed_memory
+from node.process.daemon import Phase, Stage, run_daemon
+from node.process.role_context import ROLE_MODULES, RoleContext, load_build
+from node.process.service import Service
+from node.process.state_lock import StateLock
+from node.process.systemd import Systemd
+from node.run import Role
+from node.telemetry.disk import DiskWatch
+from node.telemetry.http import TelemetryServer
+from node.telemetry.logging import bind_peer
+from node.telemetry.metrics import NodeMetrics, create_registry
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.codec.exponent_conditioned.choice import implementation
+
+_log = logging.getLogger(__name__)
+
+
+def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
+    """Run a process with ``roles`` until it is stopped; logging is configured."""
+    config = resolved.config
+    names = [role for role in ROLE_MODULES if role in set(roles)]
+    _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
+    keep_freed_memory()
+    _log.info("weight codec", extra={"implementation": implementation().name})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
+
+
+async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> ExitCode:
+    registry = create_registry()
+    node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
+    transfer_metrics = TransferMetrics(registry)
+    systemd = Systemd.from_environment(os.environ)
+    observers: list[Systemd | TelemetryServer] = [systemd]
+    if config.telemetry.http_listen is not None:
+        listen = config.telemetry.http_listen
+        observers.append(TelemetryServer(listen=listen, registry=registry, clock=clock))
+
+    async def hold_state() -> Sequence[Service]:
+        for role in roles:
+            _hold_state(config.node.state_dir / role)
+        return ()
+
+    async def build_telemetry() -> Sequence[Service]:
+        return [*observers, DiskWatch(config.node.state_dir, metrics=node_metrics)]
+
+    def announce(phase: Phase) -> None:
+        for observer in observers:
+            observer.announce(phase)
+
+    # The lock comes first: a second process in a directory is told of that, not of a port that is taken.
+    stages = [Stage("state directory", hold_state), Stage("telemetry", build_telemetry)]
+    stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
+    return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
+
+
+def _role_stage(
+    role: Role,
+    config: NodeConfig,
+    registry: CollectorRegistry,
+    node_metrics: NodeMetrics,
+    transfer_metrics: TransferMetrics,
+    clock: Clock,
+) -> Stage:
+    async def build() -> Sequence[Service]:
+        run_description = RunDescription.load(config.node.run_file)
+        state_dir = config.node.state_dir / role
+        identity = None
+        if config.node.tls:
+            identity = await obtain_identity(config.node, role=role, run=run_description, now=clock.now())
+        for name, not_after_s in () if identity is None else expiries(identity):
+            node_metrics.watch_certificate(name, not_after_s=not_after_s)
+        node_id = identity.node_id if identity else config.node.node_id or kept_name(state_dir, role=role)
+        bind_peer(role=role, node_id=node_id)
+        context = RoleContext(
+            role=role,
+            config=config,
+            registry=registry,
+            node_metrics=node_metrics,
+            transfer_metrics=transfer_metrics,
+            clock=clock,
+            node_id=node_id,
+            state_dir=state_dir,
+            identity=identity,
+            run=run_description,
+        )
+        # torch takes seconds; the watchdog does not wait
+        build_role = await asyncio.to_thread(load_build, role)
+        return await build_role(context)
+
+    return Stage(role, build)
+
+
+def _hold_state(state_dir: Path) -> None:
+    """Make a role's directory and lock it, before anything is read or written there."""
+    try:
+        make_private_directory(state_dir)
+    except OSError as error:
+        raise StartupError(
+            f"{state_dir} cannot be made: {error.strerror}", fix="Set node.state_dir to where it can."
+        ) from error
+    StateLock.take(state_dir)
+
+
+async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:
+    """Return this peer's identity: the one on disk, else a new one for the token.
+
+    Raises:
+        StartupError: there is neither, or what there is will not be let in; says how to get a token.
+        ConfigError: ``node.node_id`` is not the name in the identity on disk.
+    """
+    directory = node.state_dir / role / IDENTITY_DIRECTORY
+    identity = identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now)
+    if identity is not None:
+        return identity
+    if node.token_file is None:
+        raise StartupError(
+            f"This {role} has no certificate in {directory} and no token to get one",
+            fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
+        )
+    return await enrol_with_token(
+        node.token_file,
+        run=run,
+        role=role,
+        node_id=node.node_id,
+        directory=directory,
+        now=now,
+        warn=lambda detail: _log.warning("token readable by others", extra={"detail": detail}),
+    )

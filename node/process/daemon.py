@@ -1,0 +1,191 @@
+"""The life of a process: stages start in order, all serve, stages drain in reverse order.
+
+    STARTING --every service ready--> SERVING --stop--> DRAINING --all returned--> exit
+
+A stage is one role (or the telemetry): its services start one after the other, each ready before the
+next. A stage is built only when the one before it is ready, so that a learner may enrol with the
+coordinator of its own process. What stops the daemon: SIGTERM or SIGINT; SIGHUP, unless it was ignored at
+the start (nohup); a service that returns by itself, a service that fails. Draining goes from the last stage
+to the first, so that nobody loses what he depends on; the services of a stage stop all at once. Who is
+still at work after ``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import enum
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.errors import ConfigError, ExitCode, RefusedError, StartupError
+from node.process.service import Service
+
+_log = logging.getLogger(__name__)
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A terminal that closes sends SIGHUP: it drains, since nothing of the configuration is read again."""
+
+
+class Phase(enum.StrEnum):
+    """Where in its life the daemon is."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Services that belong together, and how to get them once the stages before are ready."""
+
+    name: str
+    build: Callable[[], Awaitable[Sequence[Service]]]
+    """Runs in the stage's own context: what it binds to log records holds for the services as well."""
+
+
+async def run_daemon(
+    stages: Sequence[Stage], *, drain_timeout_s: float, announce: Callable[[Phase], None]
+) -> ExitCode:
+    """Run stages until something stops them, and say how it ended.
+
+    Args:
+        stages: in the order in which they start.
+        drain_timeout_s: for all stages together, from the first request to stop.
+        announce: called at every change of phase; must not raise.
+    Returns:
+        DRAINED: every service returned in time, whatever asked for the stop.
+        COULD_NOT_START (or CONFIGURATION, for a ConfigError): a service failed before all were ready.
+        FAILED: a service failed later, or was late to drain.
+    """
+    daemon = _Daemon(announce)
+    async with asyncio.TaskGroup() as tasks:
+        with _signals(daemon.on_signal):
+            starting = tasks.create_task(daemon.start(stages, tasks), name="start")
+            await daemon.wait_for_stop()
+            starting.cancel()
+            await asyncio.wait([starting])
+            announce(Phase.DRAINING)
+            daemon.draining = tasks.create_task(daemon.drain(), name="drain")
+            await asyncio.wait([daemon.draining], timeout=drain_timeout_s)
+            daemon.draining.cancel()
+            daemon.cancel_late()
+        # From here on a signal kills: a service that ignores its cancellation cannot hold the process.
+    _log.info("stopped", extra={"exit_code": int(daemon.exit_code)})
+    return daemon.exit_code
+
+
+@dataclass(slots=True)
+class _RunningStage:
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    services: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class _Daemon:
+    def __init__(self, announce: Callable[[Phase], None]) -> None:
+        self._announce = announce
+        self._is_serving = False
+        self._has_signal = False
+        self._stop = asyncio.Event()
+        self._stages: list[_RunningStage] = []
+        self.exit_code = ExitCode.DRAINED
+        self.draining: asyncio.Task[None] | None = None
+
+    async def wait_for_stop(self) -> None:
+        await self._stop.wait()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        _log.info("signal received", extra={"signal": number.name})
+        self._stop.set()
+        if number == signal.SIGHUP:
+            return  # comes twice when a terminal closes, from the kernel and from the shell: no impatience
+        if self._has_signal and self.draining is not None:
+            self.draining.cancel()
+        self._has_signal = True
+
+    async def start(self, stages: Sequence[Stage], tasks: asyncio.TaskGroup) -> None:
+        for stage in stages:
+            context = contextvars.copy_context()
+            try:
+                services = await asyncio.create_task(_build(stage), context=context)
+            except Exception as error:  # whatever it is, what has started is drained
+                self._fail(stage.name, error)
+                return
+            running = _RunningStage()
+            self._stages.append(running)
+            for service in services:
+                is_ready = asyncio.Event()
+                supervised = self._supervise(service, is_ready, running.stopping)
+                running.services.append(tasks.create_task(supervised, name=service.name, context=context))
+                await is_ready.wait()  # ends by cancellation where the service never gets there
+                _log.debug("service ready", extra={"service": service.name})
+        self._is_serving = True
+        self._announce(Phase.SERVING)
+        _log.info("ready", extra={"stages": [stage.name for stage in stages]})
+
+    async def _supervise(self, service: Service, is_ready: asyncio.Event, stopping: asyncio.Event) -> None:
+        try:
+            await service.run(ready=is_ready.set, stopping=stopping)
+        except Exception as error:  # the others are drained, not torn down with it
+            self._fail(service.name, error)
+            return
+        if not stopping.is_set():
+            _log.info("service finished", extra={"service": service.name})
+            self._stop.set()
+
+    def _fail(self, name: str, error: Exception) -> None:
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]  # of a service that is a task group inside
+        if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
+            self.exit_code = _exit_code_of(error, was_serving=self._is_serving)
+        is_told = isinstance(
+            error, ConfigError | StartupError | RefusedError
+        )  # say what to do; no trace helps
+        _log.error(
+            "service failed",
+            extra={"service": name, "error": str(error)},
+            exc_info=None if is_told else error,
+        )
+        self._stop.set()
+
+    async def drain(self) -> None:
+        for stage in reversed(self._stages):
+            stage.stopping.set()
+            if stage.services:
+                await asyncio.wait(stage.services)
+
+    def cancel_late(self) -> None:
+        late = [task for stage in self._stages for task in stage.services if not task.done()]
+        if not late:
+            return
+        _log.error("late to drain", extra={"services": sorted(task.get_name() for task in late)})
+        if self.exit_code is ExitCode.DRAINED:
+            self.exit_code = ExitCode.FAILED
+        for task in late:
+            task.cancel()
+
+
+async def _build(stage: Stage) -> Sequence[Service]:
+    return await stage.build()
+
+
+def _exit_code_of(error: Exception, *, was_serving: bool) -> ExitCode:
+    if was_serving:
+        return ExitCode.FAILED
+    return ExitCode.CONFIGURATION if isinstance(error, ConfigError) else ExitCode.COULD_NOT_START
+
+
+@contextlib.contextmanager
+def _signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    # nohup: whoever started this wants it to outlive the terminal.
+    heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    for number in heard:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)

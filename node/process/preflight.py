@@ -1,0 +1,225 @@
+"""What can be found wrong with the world before anything is started: files, rights, certificates, tokens.
+
+    configuration is right (``node.config``) -> everything here, all faults at once -> the roles are built
+
+``--dry-run`` makes every check. A real start makes only those that would otherwise come after torch has been
+loaded, or after a token has been spent; the others are made again, one by one, where they matter.
+
+What is not checked: whether a port is free (a running daemon would have its own), whether anyone can be
+reached, whether the device exists, and what only loading the weights can show.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from node.config.settings import NodeConfig, NodeSection
+from node.enrolment.authority import Authority
+from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
+from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
+from node.errors import ConfigError, HeteroRLError, StartupError
+from node.identity.access import cannot_make, cannot_read
+from node.identity.clock_skew import moment
+from node.identity.on_disk import identity_on_disk
+from node.identity.run_description import RunDescription
+from node.identity.signatures import SigningKey
+from node.process.role_context import ROLE_MODULES
+from node.rpc.address import is_loopback, split_address
+from node.run import Role
+from node.weights.format.model_files import StoredDtypes
+
+Fault = StartupError | ConfigError
+Check = Callable[[], object]
+"""Raises a fault, or returns."""
+
+
+class NotReadyError(HeteroRLError):
+    """The daemon would not start; ``faults`` has everything that was found."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
+
+
+@runtime_checkable
+class _LoadsModel(Protocol):
+    @property
+    def model_dir(self) -> Path: ...
+
+
+def in_order(names: Iterable[str]) -> tuple[Role, ...]:
+    """Return roles by their names, each once, in the order in which they start."""
+    wanted = set(names)
+    return tuple(Role(name) for name in ROLE_MODULES if name in wanted)
+
+
+def check_models(config: NodeConfig, roles: Iterable[Role]) -> None:
+    """Check the model directories of roles, as far as that goes without torch.
+
+    Raises:
+        NotReadyError: with all that is wrong.
+    """
+    _raise_all(_model_checks(config, roles))
+
+
+def check_everything(
+    config: NodeConfig, roles: Iterable[Role], *, now: float, warn: Callable[[str], None]
+) -> None:
+    """Check all that a start of ``roles`` needs and that can be looked at; change nothing.
+
+    Args:
+        config: which is valid.
+        roles: what would be started.
+        now: Unix seconds.
+        warn: told, in a sentence, what would work and should not stay so.
+    Raises:
+        NotReadyError: with all that is wrong.
+    """
+    roles = tuple(roles)
+    node = config.node
+    faults: list[Fault] = []
+    run: RunDescription | None = None
+    try:
+        run = RunDescription.load(node.run_file)
+    except StartupError as error:
+        faults.append(error)
+    checks: list[Check] = [partial(_check_state_dir, node.state_dir / role) for role in roles]
+    for role in roles:
+        if run is not None:
+            checks += _identity_checks(node, role, run, now=now, warn=warn) if node.tls else []
+            if role is Role.LEARNER:
+                checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
+        if not node.tls:
+            checks.append(partial(_check_loopback, config, role))
+    _raise_all([*checks, *_model_checks(config, roles)], faults)
+
+
+def _raise_all(checks: Iterable[Check], faults: Iterable[Fault] = ()) -> None:
+    found = list(faults)
+    for check in checks:
+        try:
+            check()
+        except (StartupError, ConfigError) as error:
+            if str(error) not in map(str, found):  # two roles may share a directory
+                found.append(error)
+    if found:
+        raise NotReadyError(tuple(found))
+
+
+def _model_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+    sections = {role: getattr(config, role) for role in roles}
+    return [
+        partial(_check_model, section.model_dir, key=f"{role}.model_dir")
+        for role, section in sections.items()
+        if isinstance(section, _LoadsModel)
+    ]
+
+
+def _check_model(model_dir: Path, *, key: str) -> None:
+    fix = (
+        f"{key} is a directory on this machine with config.json, model.safetensors (or its shards and their "
+        "index) and tokenizer.json, as transformers saves them; a model of the Hub is downloaded there first."
+    )
+    try:
+        names = {entry.name for entry in os.scandir(model_dir)}
+    except OSError as error:
+        raise cannot_read(model_dir, error, fix=fix) from error
+    missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    if not names & {"model.safetensors", "model.safetensors.index.json"}:
+        missing.insert(1, "model.safetensors")
+    if missing:
+        raise StartupError(f"{model_dir} has no {', no '.join(missing)}", fix=fix)
+    try:
+        for name in ("config.json", "tokenizer.json"):
+            if not isinstance(json.loads((model_dir / name).read_bytes()), dict):
+                raise StartupError(f"{model_dir / name} is not a JSON object", fix=fix)
+        StoredDtypes.of(model_dir)
+    except OSError as error:
+        raise cannot_read(Path(error.filename or model_dir), error, fix=fix) from error
+    except ValueError as error:
+        raise StartupError(f"{model_dir} is damaged: {_first_line(error)}", fix=fix) from error
+
+
+def _check_state_dir(directory: Path) -> None:
+    fix = "Set node.state_dir to where it can be made."
+    there = directory
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise cannot_make(directory, NotADirectoryError(20, f"{there} is not a directory"), fix=fix)
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise cannot_make(directory, PermissionError(13, "Permission denied"), fix=fix)
+
+
+def _identity_checks(
+    node: NodeSection, role: Role, run: RunDescription, *, now: float, warn: Callable[[str], None]
+) -> list[Check]:
+    checks: list[Check] = [partial(_check_identity, node, role, run, now=now, warn=warn)]
+    if role is Role.COORDINATOR:
+        checks.append(partial(Authority.load, node.state_dir / role / AUTHORITY_DIRECTORY))
+    return checks
+
+
+def _check_identity(
+    node: NodeSection, role: Role, run: RunDescription, *, now: float, warn: Callable[[str], None]
+) -> None:
+    directory = node.state_dir / role / IDENTITY_DIRECTORY
+    if identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now) is not None:
+        return
+    fix = f"{how_to_get_a_token(role)}"
+    if node.token_file is None:
+        raise StartupError(
+            f"This {role} has no certificate in {directory} and no token to get one",
+            fix=f"{fix}, and set node.token_file to a file that holds it.",
+        )
+    found = read_token_file(node.token_file, how_to_get_one=f"{fix}.")
+    check_fits(found.token, run=run, role=role)
+    if now >= found.token.expires_at_s:
+        raise StartupError(
+            f"The token in {node.token_file} expired at {moment(found.token.expires_at_s)}, "
+            f"and this machine's clock says {moment(now)}",
+            fix=f"{fix}.",
+        )
+    if node.node_id is not None and found.token.node_id not in (None, node.node_id):
+        raise ConfigError(
+            key="node.node_id",
+            value=node.node_id,
+            source="the configuration",
+            rule=f"the token in {node.token_file} is for {found.token.node_id}",
+            fix="Leave node.node_id out, or ask for another token.",
+        )
+    if found.exposure:
+        warn(found.exposure)
+
+
+def _check_signing_key(state_dir: Path, run: RunDescription) -> None:
+    path = state_dir / SIGNING_KEY_FILE
+    key = SigningKey.load(path)
+    if key.public_key != run.learner_public_key:
+        raise StartupError(
+            f"{path} is not the key that run {run.run_id} is signed with",
+            fix="Use signing key and run.json of the same `heterorl-node init`.",
+        )
+
+
+def _check_loopback(config: NodeConfig, role: Role) -> None:
+    section: Any = getattr(config, role)
+    is_hub = role in (Role.COORDINATOR, Role.RELAY)
+    key, address = (
+        (f"{role}.listen", section.listen) if is_hub else ("node.coordinator", str(config.node.coordinator))
+    )
+    if not is_loopback(split_address(address)[0]):
+        raise ConfigError(
+            key=key,
+            value=address,
+            source="the configuration",
+            rule="TLS is off, and this is not loopback: anyone could join, read and publish",
+            fix="Set node.tls = true, or use 127.0.0.1.",
+        )
+
+
+def _first_line(error: ValueError) -> str:
+    return str(error).splitlines()[0]

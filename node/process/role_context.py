@@ -1,0 +1,59 @@
+"""What a role is given to build its services from, and where each role is found.
+
+A role is a module with ``async build(context: RoleContext) -> list[Service]``, loaded by name once
+the configuration is known to be right: whoever asks for help or has a bad value never
+pays for torch or grpc. This module therefore imports neither, nor anything that does.
+"""
+
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from node.clock import Clock
+    from node.config.settings import NodeConfig
+    from node.identity.identity_store import Identity
+    from node.identity.run_description import RunDescription
+    from node.process.service import Service
+    from node.run import Role
+    from node.telemetry.metrics import NodeMetrics
+    from node.telemetry.transfer_metrics import TransferMetrics
+
+ROLE_MODULES: Final = {
+    "coordinator": "node.coordinator.coordinator_role",
+    "relay": "node.relay.relay_role",
+    "learner": "learner.learner_role",
+    "sampler": "sampler.sampler_role",
+}
+"""Name -> module, in the order in which roles of one process start: hubs before who dials them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """Everything a role takes from the process it runs in."""
+
+    role: "Role"
+    config: "NodeConfig"
+    registry: "CollectorRegistry"
+    node_metrics: "NodeMetrics"
+    transfer_metrics: "TransferMetrics"
+    clock: "Clock"
+    node_id: str
+    """This peer's name in the run; what its certificate says where there is one."""
+    state_dir: Path
+    """``node.state_dir/<role>``, which exists; the role's alone."""
+    identity: "Identity | None"
+    """None exactly when ``node.tls`` is off."""
+    run: "RunDescription"
+
+
+def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":
+    """Import a role and give its ``build``. Takes seconds where the role needs torch."""
+    build: Callable[[RoleContext], Awaitable[list[Service]]] = importlib.import_module(
+        ROLE_MODULES[role]
+    ).build
+    return build

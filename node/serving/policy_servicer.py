@@ -1,0 +1,281 @@
+"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge.
+
+At a relay an artifact may still be on its way: whoever asks for a frame of it gets the frame as soon
+as it has arrived and was verified.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
+from node.rpc.auth import Context
+from node.rpc.messages import within
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.format.manifest import Manifest
+from node.weights.planning.chain import plan_catch_up
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.payload_order import first_batch, pushed_frames
+from node.wire import announcement_to_wire, artifact_key_from_wire
+
+ARRIVAL_TIMEOUT_S: Final = 15.0
+"""Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
+
+RESUME_TIMEOUT_S: Final = 5.0
+"""Longest wait for an artifact that is not whole to be gone on with, as a relay does that has just started.
+Then its reader does better to plan again: the relay may have left it for something newer."""
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    """Translates between the wire and an ArtifactStore. Refusals are told to the caller by the gate."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        *,
+        metrics: TransferMetrics,
+        batch_bytes: int = limits.BATCH_BYTES,
+        damage: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Serve ``store``.
+
+        Args:
+            batch_bytes: small payloads are put together up to this much.
+            damage: fault injection: changes every piece of a frame before it is sent.
+        """
+        self._store = store
+        self._metrics = metrics
+        self._batch_bytes = batch_bytes
+        metrics.watch_lingering(lambda: store.readers.lingering_artifacts)
+        self._damage = damage
+
+    async def WatchVersions(  # noqa: N802 - the name is the rpc's
+        self, request: policy_pb2.WatchVersionsRequest, context: Context
+    ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        told = None
+        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+            while True:
+                changed.clear()
+                announcement = self._store.announcement()
+                if announcement is not None and announcement != told:
+                    told = announcement
+                    yield announcement_to_wire(announcement)
+                else:
+                    await changed.wait()
+
+    async def GetManifest(  # noqa: N802
+        self, request: policy_pb2.GetManifestRequest, context: Context
+    ) -> policy_pb2.GetManifestResponse:
+        key = artifact_key_from_wire(request.key)
+        manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+        with self._store.lease(manifest.key, lingers=True):
+            return policy_pb2.GetManifestResponse(signed_manifest=signed)
+
+    async def FetchFrames(  # noqa: N802
+        self, request: policy_pb2.FetchFramesRequest, context: Context
+    ) -> AsyncGenerator[policy_pb2.FetchFramesResponse, None]:
+        key = artifact_key_from_wire(request.key)
+        with self._store.lease(key, lingers=True):
+            manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+            _check_wanted(request, manifest)
+            start, end = request.first_offset_bytes, request.end_offset_bytes or None
+            async for piece in self._pieces(manifest, request.frames, start_bytes=start, end_bytes=end):
+                yield policy_pb2.FetchFramesResponse(
+                    frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                )
+
+    async def AwaitArtifact(  # noqa: N802
+        self, request: policy_pb2.AwaitArtifactRequest, context: Context
+    ) -> AsyncIterator[policy_pb2.AwaitArtifactResponse]:
+        started_s, cost_bytes = time.monotonic(), request.artifact_cost_bytes
+        key = await self._next_after(request.held_version, artifact_cost_bytes=cost_bytes)
+        waited_s = time.monotonic() - started_s
+        with self._store.lease(key):
+            manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed, waited_s=waited_s)
+            most_bytes = min(request.most_bytes, limits.PUSH_BYTES)
+            frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
+            pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
+            with self._store.lease(key, lingers=pushed_bytes < manifest.size_bytes):
+                async for piece in self._pieces(manifest, frames):
+                    yield policy_pb2.AwaitArtifactResponse(
+                        frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                    )
+
+    async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
+        """Wait for a head newer than a version; return the first artifact on the cheapest way to it."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+            while True:
+                changed.clear()
+                announcement = self._store.announcement()
+                if announcement is not None:
+                    path = plan_catch_up(
+                        held,
+                        announcement.head.number,
+                        announcement.artifacts,
+                        artifact_cost_bytes=artifact_cost_bytes,
+                    )
+                    if path:
+                        return path[0].key
+                await changed.wait()
+
+    async def _pieces(
+        self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
+    ) -> AsyncIterator["_Piece"]:
+        """Yield payloads: the first from ``start_bytes`` on, an only one to ``end_bytes``."""
+        key = manifest.key
+        sent = 0
+        while sent < len(frames):
+            await self._wait_for(key, frames[sent])
+            batch = first_batch(
+                manifest,
+                itertools.islice(frames, sent, None),
+                most_bytes=self._batch_bytes,
+                is_here=lambda frame: self._store.has(key, frame),
+            )
+            sent += len(batch)
+            data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
+            for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
+                piece = data[offset : offset + limits.CHUNK_BYTES]
+                yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
+                self._metrics.count_sent(key, len(piece))
+            start_bytes = 0
+
+    def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
+        if len(batch) == 1:
+            return self._store.read_payload(key, batch[0])
+        return b"".join(self._store.read_payload(key, frame) for frame in batch)
+
+    async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
+        """Return when a frame is here, or not on its way: what is missing then is the store's to say."""
+        if self._store.has(key, frame):
+            return
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        with self._store.hearing_frames(lambda: loop.call_soon_threadsafe(arrived.set)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESUME_TIMEOUT_S):
+                    while not (self._store.has(key, frame) or self._store.is_awaited(key, frame)):
+                        await arrived.wait()
+                        arrived.clear()
+            async with within(ARRIVAL_TIMEOUT_S, f"frame {frame} of version {key.version} on its way"):
+                while self._store.is_awaited(key, frame):
+                    await arrived.wait()
+                    arrived.clear()
+
+    async def OfferArtifact(  # noqa: N802
+        self, request: policy_pb2.OfferArtifactRequest, context: Context
+    ) -> policy_pb2.OfferArtifactResponse:
+        _, missing = await asyncio.to_thread(self._store.offer, request.signed_manifest)
+        return policy_pb2.OfferArtifactResponse(missing_frames=missing)
+
+    async def UploadFrames(  # noqa: N802
+        self, request: AsyncIterator[policy_pb2.UploadFramesRequest], context: Context
+    ) -> policy_pb2.UploadFramesResponse:
+        upload: _Upload | None = None
+        async for message in request:
+            key = artifact_key_from_wire(message.key)
+            if upload is None:
+                manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+                upload = _Upload(manifest)
+            payload = upload.take(key, message.frame, message.offset_bytes, message.data)
+            self._metrics.count_received(key, len(message.data))
+            if payload is not None:
+                await asyncio.to_thread(self._store.write_frame, key, message.frame, payload)
+        if upload is None:
+            raise RefusedError(Reason.MALFORMED, "an upload without a frame")
+        missing = await asyncio.to_thread(self._store.missing, upload.manifest.key)
+        return policy_pb2.UploadFramesResponse(missing_frames=missing)
+
+
+def damage_first(count: int) -> Callable[[bytes], bytes]:
+    """Give a fault: one bit is flipped in each of the first ``count`` pieces."""
+    left = count
+
+    def damage(data: bytes) -> bytes:
+        nonlocal left
+        if left == 0:
+            return data
+        left -= 1
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+    return damage
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    frame: int
+    offset_bytes: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Upload:
+    """Puts the pieces of one stream together, never more than the frame they belong to."""
+
+    manifest: Manifest
+    frame: int = -1
+    partial: bytearray = field(default_factory=bytearray)
+
+    def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
+        """Give the payload that this piece completes.
+
+        Raises:
+            RefusedError: MALFORMED, if it is not the piece that comes next.
+        """
+        if key != self.manifest.key or frame >= len(self.manifest.frames):
+            raise RefusedError(
+                Reason.MALFORMED, f"frame {frame} of {key} in an upload of {self.manifest.key}"
+            )
+        if not self.partial:
+            self.frame = frame
+        size_bytes = self.manifest.frames[frame].payload_bytes
+        size_ok = 1 <= len(data) <= min(limits.CHUNK_BYTES, size_bytes - len(self.partial))
+        if frame != self.frame or offset_bytes != len(self.partial) or not size_ok:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"{len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {self.frame} at {len(self.partial)} of {size_bytes} was due",
+            )
+        self.partial += data
+        if len(self.partial) < size_bytes:
+            return None
+        payload = bytes(self.partial)
+        self.partial.clear()
+        return payload
+
+
+def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) -> None:
+    frames = request.frames
+    if not 1 <= len(frames) <= limits.FRAMES_PER_FETCH or len(set(frames)) != len(frames):
+        raise RefusedError(Reason.MALFORMED, f"{len(frames)} frames, of which {len(set(frames))} differ")
+    if max(frames) >= len(manifest.frames):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"frame {max(frames)} of version {manifest.version}, which has {len(manifest.frames)}",
+        )
+    size_bytes = manifest.frames[frames[0]].payload_bytes
+    if request.first_offset_bytes >= max(size_bytes, 1):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"byte {request.first_offset_bytes} of frame {frames[0]}, which has {size_bytes}",
+        )
+    end_bytes = request.end_offset_bytes
+    if end_bytes and not (len(frames) == 1 and request.first_offset_bytes < end_bytes <= size_bytes):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"bytes {request.first_offset_bytes} to {end_bytes} of {len(frames)} frames, "
+            f"the first of {size_bytes} bytes",
+        )

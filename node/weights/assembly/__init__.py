@@ -1,0 +1,1 @@
+"""Versions put together: words to coded frames, and payloads back to words."""

@@ -1,0 +1,195 @@
+"""A new version of the weights -> coded frames -> its manifest. CPU work: call it in a thread.
+
+    new words of a frame --+
+                           +--> code_frames() --> CodedFrames --> join() --> manifest, to be signed
+    its base words --------+         |
+                                     `--> payloads, in order, to where they are kept
+
+Frames are independent. Whoever can give the words of some frames codes those, wherever the others
+are: each rank of a sharded learner its own, and one of them joins what all of them coded and signs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+
+from node.errors import Reason, RefusedError
+from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
+from node.weights.assembly.held import HeldPolicy, check_size
+from node.weights.codec.frame_codec import encode_frame
+from node.weights.format.digests import Words, payload_digest, version_root, words_check
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import FrameRecord, Manifest
+
+FrameWords = Callable[[int], Words]
+"""Gives the words of one frame of some version; in several threads at once, each for another frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedFrame:
+    """What a manifest needs of a frame; its payload is where it is kept."""
+
+    record: FrameRecord
+    digest: int
+    """``words_digest`` of the new words."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedVersion:
+    """An artifact in memory: ``payloads[i]`` is what ``manifest.frames[i]`` describes."""
+
+    manifest: Manifest
+    payloads: tuple[bytes, ...]
+
+
+def code_frames(
+    frames: Iterable[int],
+    *,
+    new: FrameWords,
+    base: FrameWords | None,
+    layout: Layout,
+    put: Callable[[bytes], object],
+    executor: Executor | None,
+    under_way: int,
+) -> tuple[CodedFrame, ...]:
+    """Code each of ``frames`` as small as it gets, and give what became of them in the same order.
+
+    When this ends, however it ends, no thread calls ``new`` or ``base`` any more.
+
+    Args:
+        base: what the receiver holds; None makes frames of a keyframe.
+        put: takes the payloads, in order, in this thread.
+        executor: threads that share the frames, without the interpreter lock; None: only this one.
+        under_way: frames begun and not yet put, at most: what bounds the memory.
+    Raises:
+        RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
+    """
+    coded_frames: list[CodedFrame] = []
+
+    def take(coded: tuple[CodedFrame, bytes]) -> None:
+        put(coded[1])
+        coded_frames.append(coded[0])
+
+    if executor is None:
+        for frame in frames:
+            take(_code(frame, new=new, base=base, layout=layout))
+        return tuple(coded_frames)
+    begun: deque[Future[tuple[CodedFrame, bytes]]] = deque()
+    try:
+        for frame in frames:
+            begun.append(executor.submit(_code, frame, new=new, base=base, layout=layout))
+            if len(begun) == under_way:
+                take(begun.popleft().result())
+        while begun:
+            take(begun.popleft().result())
+    finally:
+        for future in begun:
+            future.cancel()
+        wait(begun)
+    return tuple(coded_frames)
+
+
+def join(
+    coded: Sequence[CodedFrame],
+    *,
+    version: int,
+    base: PolicyVersion | None,
+    layout: Layout,
+    run_id: str,
+    learner_epoch: int,
+    published_at_s: float,
+) -> Manifest:
+    """Make one manifest of all frames of the layout, in order.
+
+    Args:
+        base: whose words all of them were coded against; None: a keyframe.
+    Raises:
+        ValueError: frames are missing, or ``version`` is not newer than its base.
+    """
+    if len(coded) != len(layout.frames):
+        raise ValueError(f"{len(coded)} coded of {len(layout.frames)} frames")
+    if base is None:
+        base = PolicyVersion(NO_BASE, bytes(ROOT_BYTES))
+    if not base.number < version:
+        raise ValueError(f"version {version} cannot start from version {base.number}")
+    return Manifest(
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        layout_digest=layout.digest,
+        version=version,
+        root=version_root(layout.digest, (frame.digest for frame in coded)),
+        base_version=base.number,
+        base_root=base.root,
+        published_at_s=published_at_s,
+        frames=tuple(frame.record for frame in coded),
+    )
+
+
+def encode_version(
+    words: Words,
+    *,
+    version: int,
+    base: HeldPolicy | None,
+    layout: Layout,
+    run_id: str,
+    learner_epoch: int,
+    published_at_s: float,
+    executor: Executor | None = None,
+) -> EncodedVersion:
+    """Code words that are in memory, whole, and keep the payloads there too.
+
+    Raises:
+        RefusedError: as ``code_frames``.
+        ValueError: the words are not of this layout, or ``version`` is not newer than its base.
+    """
+    check_size(words, layout)
+    payloads: list[bytes] = []
+    coded = code_frames(
+        range(len(layout.frames)),
+        new=lambda frame: words[layout.frames[frame].slice],
+        base=None if base is None else base.frame_words(layout),
+        layout=layout,
+        put=payloads.append,
+        executor=executor,
+        under_way=len(layout.frames),
+    )
+    manifest = join(
+        coded,
+        version=version,
+        base=None if base is None else base.version,
+        layout=layout,
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        published_at_s=published_at_s,
+    )
+    return EncodedVersion(manifest, tuple(payloads))
+
+
+def _code(
+    frame: int, *, new: FrameWords, base: FrameWords | None, layout: Layout
+) -> tuple[CodedFrame, bytes]:
+    words = new(frame)
+    base_words = None if base is None else base(frame)
+    coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)
+    if not coded.is_finite:
+        raise _non_finite(words, frame=frame, layout=layout)
+    record = FrameRecord(
+        codec=coded.codec,
+        payload_bytes=len(coded.payload),
+        new_check=words_check(coded.digest),
+        payload_digest=payload_digest(coded.payload),
+    )
+    return CodedFrame(record, coded.digest), coded.payload
+
+
+def _non_finite(words: Words, *, frame: int, layout: Layout) -> RefusedError:
+    span = layout.frames[frame]
+    byte = (span.dtype.first_not_finite(words) or 0) * span.dtype.element_bytes
+    tensor = layout.tensor_at(span.start_word + byte // 2)
+    element = (2 * (span.start_word - tensor.start_word) + byte) // span.dtype.element_bytes
+    return RefusedError(
+        Reason.NON_FINITE,
+        f"tensor {tensor.name!r} has a NaN or an infinity at element {element}",
+        fix="lower the learning rate or the gradient norm bound; nothing was published",
+    )

@@ -1,0 +1,107 @@
+"""A delta over many versions, made frame by frame: never more than one frame of the old words in memory.
+
+The old words are not kept anywhere. Those of a frame are made again from the public base model (or a
+keyframe) and the deltas after it, which the store has; those of the head are in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.weights.assembly.apply import rebuild_frame
+from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words, version_root, words_digest
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import Manifest
+from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
+from node.weights.store.artifact_store import ArtifactStore
+
+
+def merge_version(
+    head: HeldPolicy,
+    *,
+    base_version: int,
+    base_frame: FrameWords,
+    layout: Layout,
+    run_id: str,
+    learner_epoch: int,
+    published_at_s: float,
+    put: Callable[[bytes], object],
+    is_superseded: Callable[[], bool],
+) -> Manifest | None:
+    """Code ``head`` against an older version; None if it is superseded before that is done.
+
+    Args:
+        base_frame: of ``base_version``; called once for each frame, in order.
+        put: takes the payloads, in order.
+        is_superseded: asked after each frame.
+    Raises:
+        RefusedError: DAMAGED, if the words of ``head`` are no longer those it is named after; and whatever
+            ``base_frame`` and ``put`` raise.
+    """
+    # The root is that of the words coded against: if they are not those of the version after all, no
+    # receiver starts from them.
+    base_digests: list[int] = []
+
+    def base(frame: int) -> Words:
+        words = base_frame(frame)
+        base_digests.append(words_digest(words))
+        return words
+
+    coded: list[CodedFrame] = []
+    for frame in range(len(layout.frames)):
+        coded += code_frames(
+            [frame],
+            new=head.frame_words(layout),
+            base=base,
+            layout=layout,
+            put=put,
+            executor=None,
+            under_way=1,
+        )
+        if is_superseded():
+            return None
+    manifest = join(
+        coded,
+        version=head.version.number,
+        base=PolicyVersion(base_version, version_root(layout.digest, base_digests)),
+        layout=layout,
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        published_at_s=published_at_s,
+    )
+    if manifest.policy_version != head.version:
+        raise RefusedError(Reason.DAMAGED, f"the words of version {head.version.number} changed in memory")
+    return manifest
+
+
+@contextmanager
+def stored_version(
+    store: ArtifactStore, version: int, *, layout: Layout, words0: Words
+) -> Iterator[FrameWords]:
+    """Make the frames of an old version available for the time of the body.
+
+    Args:
+        words0: the public base model; may be a memory map, of which a frame is read at a time.
+    Raises:
+        RefusedError: UNKNOWN_VERSION, if the store does not lead there; in the body, DAMAGED and others.
+    """
+    announcement = store.announcement()
+    artifacts = () if announcement is None else announcement.artifacts
+    path = () if version == PUBLIC_VERSION else plan_fresh(version, artifacts)
+    if path is None:
+        raise RefusedError(Reason.UNKNOWN_VERSION, f"nothing stored leads to version {version}")
+    with ExitStack() as leases:
+        for artifact in path:
+            leases.enter_context(store.lease(artifact.key))
+        manifests = [store.manifest(artifact.key)[0] for artifact in path]
+
+        def frame_words(frame: int) -> Words:
+            steps = [(manifest, store.read_payload(manifest.key, frame)) for manifest in manifests]
+            is_from_public = not manifests or not manifests[0].key.is_keyframe
+            start = words0[layout.frames[frame].slice] if is_from_public else None
+            return rebuild_frame(frame, steps, layout=layout, start=start)
+
+        yield frame_words

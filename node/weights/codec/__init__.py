@@ -1,0 +1,1 @@
+"""Frames of words to payloads and back."""

@@ -1,0 +1,110 @@
+"""Bit streams and the one number code of the exponent-conditioned format, in numpy and plain Python.
+
+Bits fill each byte from its lowest on. A number with k low bits is, in this order: ones, a zero,
+and its low bits, of which there are k; from GROWS_AT ones on every further one adds a low bit:
+
+    ones u < 8     u << k                  + the k low bits
+    ones u = 8+g   (7 + 2^g) << k          + the k+g low bits
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.weights.codec.exponent_conditioned.payload_format import (
+    GROWS_AT,
+    NUMBER_BITS,
+    BrokenPayloadError,
+    Fault,
+)
+
+Numbers = NDArray[np.int64]
+
+
+class BitWriter:
+    """Collects fields, packs them at the end."""
+
+    def __init__(self) -> None:
+        self._values: list[Numbers] = []
+        self._widths: list[Numbers] = []
+
+    def put(self, value: int, width: int) -> None:
+        """Write the ``width`` low bits of ``value``."""
+        self._put(np.array([value]), np.array([width]))
+
+    def put_flags(self, flags: NDArray[np.bool_]) -> None:
+        """Write a bit each."""
+        self._put(flags.astype(np.int64), np.ones(flags.size, np.int64))
+
+    def put_numbers(self, numbers: Numbers, low_bits: int) -> None:
+        """Write non-negative numbers with so many low bits."""
+        ones = numbers >> low_bits
+        grows = ones >= GROWS_AT
+        # frexp of an integer is exact: 1 more than the floor of its binary logarithm.
+        growth = np.where(grows, np.frexp(np.maximum(ones - (GROWS_AT - 1), 1))[1] - 1, 0)
+        start = np.where(grows, GROWS_AT - 1 + (1 << growth), ones) << low_bits
+        ones = np.where(grows, GROWS_AT + growth, ones)
+        self._put((1 << ones) - 1 | (numbers - start) << ones + 1, ones + 1 + low_bits + growth)
+
+    def to_bytes(self) -> bytes:
+        """Return everything written; the last byte is filled up with zeros."""
+        values, widths = np.concatenate(self._values), np.concatenate(self._widths)
+        ends = np.cumsum(widths)
+        places = np.arange(ends[-1]) - np.repeat(ends - widths, widths)
+        bits = np.repeat(values, widths) >> places & 1
+        return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
+
+    def _put(self, values: Numbers, widths: Numbers) -> None:
+        self._values.append(values)
+        self._widths.append(widths)
+
+
+class BitReader:
+    """Reads fields. Past the end there are zeros, and every field that touches them is refused."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._end = 8 * len(payload)
+        self._at = 0
+
+    def take(self, width: int) -> int:
+        """Read ``width`` bits.
+
+        Raises:
+            BrokenPayloadError: TRUNCATED.
+        """
+        first, past = self._at >> 3, self._at + width + 7 >> 3
+        value = int.from_bytes(self._payload[first:past], "little") >> (self._at & 7) & (1 << width) - 1
+        self._advance(width)
+        return value
+
+    def take_number(self, low_bits: int) -> int:
+        """Read a number with so many low bits.
+
+        Raises:
+            BrokenPayloadError: NUMBER, if no frame has so large a number; TRUNCATED.
+        """
+        first = self._at >> 3
+        window = int.from_bytes(self._payload[first : first + 8], "little") >> (self._at & 7)
+        ones = (~window & window + 1).bit_length() - 1
+        growth = max(0, ones - GROWS_AT)
+        if low_bits + growth > NUMBER_BITS:
+            raise BrokenPayloadError(Fault.NUMBER)
+        start = ones if ones < GROWS_AT else GROWS_AT - 1 + (1 << growth)
+        low = window >> ones + 1 & (1 << low_bits + growth) - 1
+        self._advance(ones + 1 + low_bits + growth)
+        return (start << low_bits) + low
+
+    def finish(self) -> None:
+        """Check that nothing is left but the zeros that fill up the last byte.
+
+        Raises:
+            BrokenPayloadError: TRAILING.
+        """
+        left = self._end - self._at
+        if left > 7 or self.take(left) != 0:
+            raise BrokenPayloadError(Fault.TRAILING)
+
+    def _advance(self, width: int) -> None:
+        self._at += width
+        if self._at > self._end:
+            raise BrokenPayloadError(Fault.TRUNCATED)

@@ -1,0 +1,42 @@
+"""The exponent-conditioned codec by the C kernel."""
+
+from node.weights.codec.exponent_conditioned.payload_format import (
+    INFINITY_BITS,
+    BrokenPayloadError,
+    Delta,
+    Fault,
+)
+from node.weights.codec.native import Kernel
+from node.weights.format.digests import Words, words_digest
+
+
+class NativeCodec:
+    """The codec on one path of the kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def name(self) -> str:
+        return f"C, {self._kernel.path}"
+
+    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
+        """Code ``words``."""
+        payload, facts = self._kernel.encode(words, base=base, limit_bytes=limit_bytes)
+        return Delta(
+            payload,
+            changes=facts.changes,
+            digest=facts.digest or words_digest(words),
+            is_finite=facts.largest < INFINITY_BITS,
+        )
+
+    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
+        """Make the words in ``out``, and give their digest.
+
+        Raises:
+            BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
+        """
+        fault, facts = self._kernel.decode(payload, base=base, out=out)
+        if fault:
+            raise BrokenPayloadError(Fault(fault))
+        return facts.digest or words_digest(out)

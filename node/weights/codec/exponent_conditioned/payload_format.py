@@ -1,0 +1,89 @@
+"""The numbers of the exponent-conditioned format (proto/WEIGHTS.md), and what coding and decoding give.
+
+The kernel has the same numbers in node/weights/codec/native/format.h; a test compares them.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+EXPONENT_SHIFT: Final = 7
+EXPONENT_MASK: Final = 0xFF
+"""Where the exponent is in a bfloat16. Words of another meaning are coded as faithfully, only longer."""
+
+INFINITY_BITS: Final = 0x7F80
+"""The smallest bfloat16, signs aside, that is not finite."""
+
+CLASSES: Final = 16
+"""Exponents told apart in one frame: how many byte counters fit a 128-bit register."""
+
+NUMBER_BITS: Final = 20
+"""Low bits of the largest number; a frame has at most 2^20 words."""
+
+GROWS_AT: Final = 8
+"""Ones after which a number grows: far enough not to lengthen gaps, near enough for the tail of sizes."""
+
+LARGEST_STEP: Final = 1 << 15
+
+FIRST_POSITIONS: Final = (7, -7)
+FIRST_LARGE: Final = (7, -6)
+FIRST_SIZE_BITS: Final = 6
+"""What the first class of a frame is predicted from: (width, mode), (width, mode), low bits."""
+
+SAMPLE_BLOCK: Final = 1024
+SAMPLE_WORDS: Final = 1 << 15
+SAMPLE_CHANGES: Final = 32
+"""The encoder's sample: blocks of so many words, about so many words; everything if it has fewer changes."""
+
+COST_ONES: Final = 24
+"""The encoder compares parameters as if no number had more ones than this."""
+
+
+class Fault(enum.IntEnum):
+    """Why a payload is refused. The kernel answers with these numbers."""
+
+    NONE = 0
+    TRUNCATED = 1
+    TRAILING = 2
+    NUMBER = 3
+    PARAMETER = 4
+    COUNT = 5
+    POSITION = 6
+    SIZE = 7
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self]
+
+
+_MEANINGS: Final = {
+    Fault.NONE: "it is sound",
+    Fault.TRUNCATED: "it ends within a field",
+    Fault.TRAILING: "something follows its last field",
+    Fault.NUMBER: "a number is larger than any frame",
+    Fault.PARAMETER: "a parameter is out of range",
+    Fault.COUNT: "a class has no changes or more than there are words",
+    Fault.POSITION: "a change is past the last word of its class",
+    Fault.SIZE: "a step is larger than a word",
+}
+
+
+class BrokenPayloadError(Exception):
+    """No encoder makes this payload."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.meaning)
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What makes the words of a frame of its base, and what was learnt of the words on the way."""
+
+    payload: bytes | None
+    """Empty if nothing changed; None if it was over the limit."""
+    changes: int
+    digest: int
+    """``words_digest`` of the words."""
+    is_finite: bool
+    """Taken as bfloat16, none is a NaN or an infinity."""

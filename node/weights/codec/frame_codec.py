@@ -1,0 +1,284 @@
+"""One frame of words <-> the bytes of its payload.
+
+    codec                 base    payload
+    UNCHANGED             needed  nothing: the words are those of the base
+    RAW                   none    the words, little-endian
+    GAP                   needed  changed places and steps as bytes, in one zstd frame
+    EXPONENT_CONDITIONED  needed  changed places and steps as bits, by the exponents of the base
+    KEYFRAME              none    sign and mantissa, a byte per word; then the exponents as one zstd frame
+    PLANES                none    elements of other widths, byte by byte, in one zstd frame
+    STEP_PLANES           needed  their steps, likewise
+
+A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so that every
+word is reproduced whatever it means. Nine changes in ten are one step up or down. GAP is half as
+long again, but what it says depends on no word of the base: two of them can be merged by someone
+who has neither version. proto/WEIGHTS.md has every field.
+
+A payload comes from a stranger until its digest was checked, and from a possibly faulty learner
+after that: every count is compared with the words of the frame before anything is made of it.
+"""
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from node.errors import Reason, RefusedError
+from node.weights.codec.exponent_conditioned import choice
+from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Delta
+from node.weights.codec.exponent_conditioned.reference import are_finite
+from node.weights.codec.keyframe import join_words, split_words
+from node.weights.codec.planes import add_step_planes, encode_planes, encode_step_planes, write_planes
+from node.weights.format.digests import Words, words_digest
+from node.weights.format.dtypes import BFLOAT16, Dtype
+
+
+class Codec(enum.IntEnum):
+    """How a frame is coded. The numbers are on the wire."""
+
+    UNCHANGED = 0
+    RAW = 1
+    GAP = 2
+    EXPONENT_CONDITIONED = 3
+    KEYFRAME = 4
+    PLANES = 5
+    STEP_PLANES = 6
+
+    @property
+    def needs_base(self) -> bool:
+        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFrame:
+    """A payload and how to read it; and what was learnt of the words on the way."""
+
+    codec: Codec
+    payload: bytes
+    digest: int
+    """``words_digest`` of the words."""
+    is_finite: bool
+    """None of the elements is a NaN or an infinity."""
+
+
+# A GAP payload is u32 gap bytes, u32 large steps, then: gap bytes, the unchanged words before the next
+# change (255: so many and no change yet); a byte per change, zigzag step - 1 (255: it is the next large
+# step); large steps as u16.
+_SKIP: Final = 255
+_LARGE: Final = 255
+_NO_STEP: Final = 0xFFFF
+"""The largest step is -2^15, whose zigzag - 1 is one less: this one would wrap to a step of zero."""
+_GAP_HEADER: Final = struct.Struct("<II")
+_TRAINED_BITS: Final = 12
+"""A change of training costs 4 to 9 bits, exponent-conditioned; above, zstd may see a pattern."""
+_FEW_BITS: Final = 512
+"""What the fields of a frame with few changes may cost besides. zstd's own header is 12 bytes."""
+_LEVEL: Final = 1
+"""zstd level. Gaps are all but random: level 3 saves 2 % of a frame, level 19 6 % in thrice the time."""
+
+
+def payload_limit(codec: Codec, words: int) -> int:
+    """Give the most payload bytes an honest encoder makes of ``words``: it falls back to RAW beyond."""
+    return 0 if codec is Codec.UNCHANGED else 2 * words
+
+
+def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:
+    """Code ``words`` as the smallest payload.
+
+    Args:
+        base: what the receiver holds, or None.
+        dtype: of the elements; decides what is tried, and what is finite.
+    """
+    if dtype.element_bytes != 2:
+        codec, payload = _encode_elements(words, base=base, element_bytes=dtype.element_bytes)
+        return EncodedFrame(codec, payload, words_digest(words), dtype.first_not_finite(words) is None)
+    if base is None:
+        codec, payload = min(_base_free(words), key=_size)
+        return EncodedFrame(codec, payload, words_digest(words), _is_finite(words, dtype))
+    delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
+    codec, payload = _smallest(delta, words, base=base)
+    # Seen on the way, for the dtype there is most of.
+    is_finite = delta.is_finite if dtype is BFLOAT16 else _is_finite(words, dtype)
+    return EncodedFrame(codec, payload, delta.digest, is_finite)
+
+
+def _is_finite(words: Words, dtype: Dtype) -> bool:
+    return are_finite(words) if dtype is BFLOAT16 else dtype.first_not_finite(words) is None
+
+
+def _encode_elements(words: Words, *, base: Words | None, element_bytes: int) -> tuple[Codec, bytes]:
+    candidates = [(Codec.RAW, words.tobytes())]
+    if base is not None:
+        if np.array_equal(words, base):
+            return Codec.UNCHANGED, b""
+        candidates.append(
+            (Codec.STEP_PLANES, encode_step_planes(words, base=base, element_bytes=element_bytes))
+        )
+    if min(map(_size, candidates)) > words.size:
+        candidates.append((Codec.PLANES, encode_planes(words, element_bytes=element_bytes)))
+    return min(candidates, key=_size)
+
+
+def _smallest(delta: Delta, words: Words, *, base: Words) -> tuple[Codec, bytes]:
+    if delta.changes == 0:
+        return Codec.UNCHANGED, b""
+    candidates = []
+    if delta.payload is not None:
+        candidates.append((Codec.EXPONENT_CONDITIONED, delta.payload))
+        if 8 * len(delta.payload) <= _TRAINED_BITS * delta.changes + _FEW_BITS:
+            return candidates[0]
+    candidates.append((Codec.GAP, encode_gap(words, base=base)))
+    # A keyframe has a byte of sign and mantissa per word, before its exponents.
+    if min(map(_size, candidates)) > words.size:
+        candidates += _base_free(words)
+    return min(candidates, key=_size)
+
+
+def _base_free(words: Words) -> list[tuple[Codec, bytes]]:
+    return [(Codec.KEYFRAME, _encode_keyframe(words)), (Codec.RAW, words.tobytes())]
+
+
+def _size(candidate: tuple[Codec, bytes]) -> int:
+    return len(candidate[1])
+
+
+def encode_gap(words: Words, *, base: Words) -> bytes:
+    """Give the GAP payload that makes ``words`` of ``base``, which differ: for those who will merge it."""
+    changed = _changed(base, words)
+    skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
+    ends = np.cumsum(skips + 1) - 1
+    gaps = np.full(ends[-1] + 1, _SKIP, np.uint8)
+    gaps[ends] = rest
+    step = (words[changed] - base[changed]).view(np.int16)
+    zigzag = ((step << 1) ^ (step >> 15)).view(np.uint16) - np.uint16(1)
+    large = zigzag[zigzag >= _LARGE].astype("<u2")
+    steps = np.minimum(zigzag, _LARGE).astype(np.uint8)
+    plain = _GAP_HEADER.pack(gaps.size, large.size) + gaps.tobytes() + steps.tobytes() + large.tobytes()
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
+
+
+def decode_frame(
+    codec: Codec, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype = BFLOAT16
+) -> int:
+    """Write the words of a payload to ``out``, whose size is the frame's; give their ``words_digest``.
+
+    Args:
+        base: the words the payload was coded against; needed if ``codec.needs_base``.
+        out: overwritten; worthless if this raises. Must not overlap ``base``.
+        dtype: of the elements; any codec may come with any dtype.
+    Raises:
+        RefusedError: MALFORMED, if the payload is not what an encoder makes.
+        ValueError: the base is missing or has another size; the words do not hold whole elements.
+    """
+    if len(payload) > payload_limit(codec, out.size):
+        raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
+    if codec.needs_base:
+        if base is None or base.size != out.size:
+            raise ValueError(f"{codec.name} needs a base of {out.size} words")
+        if codec is Codec.EXPONENT_CONDITIONED:
+            return _decode_exponent_conditioned(payload, base=base, out=out)
+        np.copyto(out, base)
+    match codec:
+        case Codec.UNCHANGED:
+            pass
+        case Codec.RAW:
+            if len(payload) != 2 * out.size:
+                raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
+            out[:] = np.frombuffer(payload, "<u2")
+        case Codec.GAP:
+            _apply_gap(payload, out)
+        case Codec.KEYFRAME:
+            return _decode_keyframe(payload, out)
+        case Codec.PLANES:
+            write_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes)
+        case Codec.STEP_PLANES:
+            if not add_step_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes):
+                raise _malformed(codec, "nothing changes")
+    return words_digest(out)
+
+
+def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> int:
+    try:
+        return choice.implementation().decode(payload, base=base, out=out)
+    except BrokenPayloadError as broken:
+        raise _malformed(Codec.EXPONENT_CONDITIONED, str(broken)) from broken
+
+
+def _changed(base: Words, words: Words) -> NDArray[np.intp]:
+    """Give the positions that differ, in order; looks at four words at a time."""
+    wide = base.size & ~3
+    hits = np.flatnonzero(base[:wide].view(np.uint64) != words[:wide].view(np.uint64))
+    near = (4 * hits[:, None] + np.arange(4)).ravel()
+    near = np.concatenate([near, np.arange(wide, base.size)])
+    changed: NDArray[np.intp] = near[base[near] != words[near]]
+    return changed
+
+
+def _apply_gap(payload: bytes, out: Words) -> None:
+    plain = _decompress(Codec.GAP, payload, limit_bytes=_GAP_HEADER.size + 4 * out.size)
+    if len(plain) < _GAP_HEADER.size:
+        raise _malformed(Codec.GAP, f"{len(plain)} bytes are no header")
+    gap_count, large_count = _GAP_HEADER.unpack_from(plain)
+    gaps = np.frombuffer(plain, np.uint8, offset=_GAP_HEADER.size)[:gap_count]
+    ends = np.flatnonzero(gaps != _SKIP)
+    steps_at = _GAP_HEADER.size + gap_count
+    large_at = steps_at + ends.size
+    if len(plain) != large_at + 2 * large_count or ends.size == 0 or ends[-1] != gap_count - 1:
+        raise _malformed(
+            Codec.GAP, f"{ends.size} changes and {large_count} large steps in {len(plain)} bytes"
+        )
+    positions = np.cumsum(gaps + (gaps != _SKIP), dtype=np.int64)[ends] - 1
+    if positions[-1] >= out.size:
+        raise _malformed(Codec.GAP, f"a change at word {positions[-1]} of {out.size}")
+    zigzag = np.frombuffer(plain, np.uint8, count=ends.size, offset=steps_at).astype(np.uint16)
+    large = np.frombuffer(plain, "<u2", offset=large_at)
+    places = np.flatnonzero(zigzag == _LARGE)
+    if places.size != large.size or ((large < _LARGE) | (large == _NO_STEP)).any():
+        raise _malformed(Codec.GAP, f"{places.size} large steps announced, {large.size} found")
+    zigzag[places] = large
+    zigzag += 1
+    out[positions] += (zigzag >> 1) ^ -(zigzag & 1)
+
+
+def _encode_keyframe(words: Words) -> bytes:
+    rest, exponents = split_words(words)
+    return rest + zstandard.ZstdCompressor(level=_LEVEL).compress(exponents)
+
+
+def _decode_keyframe(payload: bytes, out: Words) -> int:
+    if len(payload) < out.size:
+        raise _malformed(Codec.KEYFRAME, f"{len(payload)} bytes for {out.size} words")
+    exponents = _decompress(Codec.KEYFRAME, payload[out.size :], limit_bytes=out.size)
+    if len(exponents) != out.size:
+        raise _malformed(Codec.KEYFRAME, f"{len(exponents)} exponents for {out.size} words")
+    return join_words(payload[: out.size], exponents, out=out)
+
+
+def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:
+    plain = _decompress(codec, payload, limit_bytes=2 * out.size)
+    if len(plain) != 2 * out.size:
+        raise _malformed(codec, f"planes of {len(plain)} bytes for {out.size} words")
+    return plain
+
+
+def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
+    """Give the content of exactly one zstd frame that says its size, after that size was found to be fair."""
+    try:
+        promised = zstandard.get_frame_parameters(data)
+        if not 0 <= promised.content_size <= limit_bytes:
+            raise _malformed(
+                codec, f"a zstd frame of {promised.content_size} bytes, at most {limit_bytes} expected"
+            )
+        if promised.window_size > max(limit_bytes, 1 << zstandard.WINDOWLOG_MIN):
+            raise _malformed(codec, f"a zstd window of {promised.window_size} bytes for {limit_bytes}")
+        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _malformed(codec, f"the zstd frame is broken ({error})") from error
+
+
+def _malformed(codec: Codec, what: str) -> RefusedError:
+    return RefusedError(Reason.MALFORMED, f"a {codec.name} payload: {what}")

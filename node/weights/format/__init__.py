@@ -1,0 +1,1 @@
+"""What a version is: dtypes, canonical order, frames, digests, the signed manifest."""

@@ -1,0 +1,186 @@
+"""The canonical order of a model's words, and its cut into frames.
+
+A version is one flat array of words: every tensor, row-major, those with the widest elements first,
+each dtype together, sorted by the bytes of their names. So elements are aligned, and a frame has one
+dtype. Where elements are single bytes, a word has two, and the last of a tensor may be half empty.
+
+A frame is what is coded, hashed, fetched and repaired alone: so many words of one dtype, wherever
+tensors begin and end. Both sides derive the layout from the model they have; it never travels, only
+its digest does.
+
+    tensors   a [40] b [10] c [7]     d [100]            frame_words = 50
+    frames    |---- 50 ----|---- 50 ----|---- 50 ----|- 7 -|
+"""
+
+import bisect
+import itertools
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+
+from node import limits
+from node.errors import Reason, RefusedError
+from node.weights.format.digests import LAYOUT_DIGEST_BYTES
+from node.weights.format.dtypes import BFLOAT16, DTYPES, Dtype
+
+TENSOR_NAME_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor as the model declares it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = BFLOAT16.name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """Where a tensor lies: in ``words[start_word : start_word + words]``, taken as its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+    start_word: int
+    words: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpan:
+    """Where a frame lies in the flat array."""
+
+    start_word: int
+    words: int
+    dtype: Dtype = BFLOAT16
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start_word, self.start_word + self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a frame and a tensor have in common."""
+
+    tensor: TensorSpan
+    tensor_word: int
+    """Where it starts, counted from the start of the tensor."""
+    frame_word: int
+    """And from the start of the frame."""
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Every tensor and every frame of a model, in canonical order."""
+
+    tensors: tuple[TensorSpan, ...]
+    frames: tuple[FrameSpan, ...]
+    words: int
+    """Words of the whole version."""
+    digest: bytes
+    """LAYOUT_DIGEST_BYTES bytes over names, dtypes, shapes and the frame size."""
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":
+        """Lay out ``specs``, given in any order.
+
+        Raises:
+            RefusedError: LAYOUT_MISMATCH for a dtype that cannot be coded; MALFORMED for a name or
+                shape that breaks a rule or a name that comes twice; OVER_LIMIT for too many frames,
+                or some too large or too small for an element.
+        """
+        if not 1 <= frame_words <= limits.FRAME_WORDS:
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"frames of {frame_words} words, at most {limits.FRAME_WORDS}"
+            )
+        by_name = sorted(specs, key=lambda spec: spec.name.encode())
+        for spec, previous in zip(by_name, [None, *by_name], strict=False):
+            _check(spec, previous=previous, frame_words=frame_words)
+        tensors: list[TensorSpan] = []
+        start = 0
+        for spec in sorted(by_name, key=_dtype_order):
+            dtype = DTYPES[spec.dtype]
+            words = dtype.words(math.prod(spec.shape))
+            tensors.append(TensorSpan(spec.name, spec.shape, dtype, start, words))
+            start += words
+        if not tensors:
+            raise RefusedError(Reason.MALFORMED, "a layout without tensors")
+        # The widest elements fill a frame least, and the last frame of each dtype may have few.
+        if start > (limits.FRAMES_PER_ARTIFACT - len(DTYPES)) * _cut_words(frame_words, tensors[0].dtype):
+            raise RefusedError(Reason.OVER_LIMIT, f"a model of {start} words in frames of {frame_words}")
+        frames = [
+            frame
+            for dtype, group in itertools.groupby(tensors, key=lambda span: span.dtype)
+            for frame in _cut(tuple(group), _cut_words(frame_words, dtype), dtype)
+        ]
+        return cls(tuple(tensors), tuple(frames), start, _digest(tensors, frame_words))
+
+    def tensor_at(self, word: int) -> TensorSpan:
+        """Give the tensor that ``word`` of the flat array belongs to."""
+        return self.tensors[self._tensor_number_at(word)]
+
+    def pieces(self, frame: int) -> Iterator[Piece]:
+        """Give what a frame is made of, in order."""
+        span = self.frames[frame]
+        end = span.start_word + span.words
+        for number in range(self._tensor_number_at(span.start_word), len(self.tensors)):
+            tensor = self.tensors[number]
+            if tensor.start_word >= end:
+                return
+            start = max(tensor.start_word, span.start_word)
+            words = min(tensor.start_word + tensor.words, end) - start
+            yield Piece(tensor, start - tensor.start_word, start - span.start_word, words)
+
+    def _tensor_number_at(self, word: int) -> int:
+        return bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1
+
+
+def _dtype_order(spec: TensorSpec) -> tuple[int, str]:
+    return -DTYPES[spec.dtype].element_bytes, spec.dtype
+
+
+def _cut_words(frame_words: int, dtype: Dtype) -> int:
+    """Give the most words of a frame that hold whole elements."""
+    return frame_words // dtype.unit_words * dtype.unit_words
+
+
+def _check(spec: TensorSpec, *, previous: TensorSpec | None, frame_words: int) -> None:
+    if spec.dtype not in DTYPES:
+        raise RefusedError(
+            Reason.LAYOUT_MISMATCH,
+            f"tensor {spec.name!r} is {spec.dtype}; published can be {', '.join(DTYPES)}",
+            fix="convert the model before the run",
+        )
+    if not 1 <= len(spec.name.encode()) <= TENSOR_NAME_BYTES or "\0" in spec.name:
+        raise RefusedError(Reason.MALFORMED, f"{spec.name[:64]!r} cannot name a tensor")
+    if previous is not None and spec.name == previous.name:
+        raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} comes twice")
+    if any(length < 1 for length in spec.shape):
+        raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} has shape {spec.shape}")
+    if DTYPES[spec.dtype].unit_words > frame_words:
+        raise RefusedError(Reason.OVER_LIMIT, f"an element of {spec.name!r} in frames of {frame_words} words")
+
+
+def _cut(tensors: Sequence[TensorSpan], frame_words: int, dtype: Dtype) -> Iterator[FrameSpan]:
+    end = tensors[-1].start_word + tensors[-1].words
+    for start in range(tensors[0].start_word, end, frame_words):
+        yield FrameSpan(start, min(frame_words, end - start), dtype)
+
+
+def _digest(tensors: Iterable[TensorSpan], frame_words: int) -> bytes:
+    hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", frame_words))
+    for tensor in tensors:
+        for text in (tensor.name.encode(), tensor.dtype.name.encode()):
+            hasher.update(struct.pack("<I", len(text)) + text)
+        hasher.update(struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape))
+    return hasher.digest(length=LAYOUT_DIGEST_BYTES)

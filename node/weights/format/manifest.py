@@ -1,0 +1,235 @@
+"""What one artifact is: a small signed table that says how every frame is coded and what it makes.
+
+    signed     = manifest | Ed25519 signature over DOMAIN + manifest
+    manifest   = magic | learner epoch | version | base version | published at | layout digest
+                 | root | base root | frame count | length of run id | run id | frame*
+    frame      = codec 4 bits, payload bytes 28 bits | check of the new words u32 | payload digest 16
+
+All little-endian and packed; no optional part, so that equal manifests are equal bytes. A frame does
+not say what it starts from: the base root does for all of them, and whoever holds that version has
+compared it. Nor does it have the whole digest of what it makes: the root is made of those of all
+frames, and whoever has put the version together compares it. The manifest is checked in this order:
+length, signature, structure, run, and by whoever knows the model, layout. Whether the version is
+wanted (newer than what is held, from a live learner) is the business of ``HighWater`` in
+node/weights/store/high_water.py.
+"""
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from node import limits
+from node.errors import Reason, RefusedError
+from node.identity.signatures import SigningKey, verify
+from node.policy import NO_BASE, ROOT_BYTES, Artifact, ArtifactKey, PolicyVersion
+from node.weights.codec.frame_codec import Codec, payload_limit
+from node.weights.format.digests import payload_digest, words_check
+from node.weights.format.layout import Layout
+
+DOMAIN: Final = b"heterorl-manifest-v1\0"
+SIGNATURE_BYTES: Final = 64
+
+_MAGIC: Final = b"HRLMAN1\0"
+_HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
+_FRAME: Final = struct.Struct("<I I 16s")
+_CODEC_BITS: Final = 4
+_NO_ROOT: Final = bytes(ROOT_BYTES)
+_EMPTY_DIGEST: Final = payload_digest(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRecord:
+    """One frame: how it is coded, what it makes."""
+
+    codec: Codec
+    payload_bytes: int
+    new_check: int
+    """``words_check`` of the words it makes."""
+    payload_digest: bytes
+
+    def makes(self, digest: int) -> bool:
+        """Say whether words of this ``words_digest`` are those it makes."""
+        return words_check(digest) == self.new_check
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One artifact. A value that was parsed or encoded here contradicts neither itself nor a limit."""
+
+    run_id: str
+    learner_epoch: int
+    layout_digest: bytes
+    version: int
+    root: bytes
+    base_version: int
+    """NO_BASE: a keyframe."""
+    base_root: bytes
+    """Root of the base version; zeros in a keyframe."""
+    published_at_s: float
+    """Unix seconds on the learner's clock."""
+    frames: tuple[FrameRecord, ...]
+
+    @property
+    def key(self) -> ArtifactKey:
+        return ArtifactKey(self.version, self.base_version)
+
+    @property
+    def policy_version(self) -> PolicyVersion:
+        return PolicyVersion(self.version, self.root)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Payload bytes of all frames."""
+        return sum(frame.payload_bytes for frame in self.frames)
+
+    @property
+    def artifact(self) -> Artifact:
+        return Artifact(self.key, self.size_bytes)
+
+    def check_layout(self, layout: Layout) -> None:
+        """Refuse a manifest that was made for another model than ``layout`` describes.
+
+        Raises:
+            RefusedError: LAYOUT_MISMATCH; OVER_LIMIT if a payload is larger than its frame allows.
+        """
+        if self.layout_digest != layout.digest or len(self.frames) != len(layout.frames):
+            raise RefusedError(
+                Reason.LAYOUT_MISMATCH,
+                f"version {self.version} is of a model with layout {self.layout_digest.hex()}, "
+                f"not {layout.digest.hex()}",
+                fix="every peer of a run needs the same model directory",
+            )
+        for number, (frame, span) in enumerate(zip(self.frames, layout.frames, strict=True)):
+            if frame.payload_bytes > payload_limit(frame.codec, span.words):
+                raise RefusedError(
+                    Reason.OVER_LIMIT,
+                    f"frame {number} has {frame.payload_bytes} bytes for {span.words} words",
+                )
+
+    def to_bytes(self) -> bytes:
+        """Give the canonical bytes, without signature."""
+        run_id = self.run_id.encode()
+        header = _HEADER.pack(
+            _MAGIC,
+            self.learner_epoch,
+            self.version,
+            self.base_version,
+            self.published_at_s,
+            self.layout_digest,
+            self.root,
+            self.base_root,
+            len(self.frames),
+            len(run_id),
+        )
+        rows = (
+            _FRAME.pack(f.payload_bytes << _CODEC_BITS | f.codec, f.new_check, f.payload_digest)
+            for f in self.frames
+        )
+        return b"".join((header, run_id, *rows))
+
+
+def sign(manifest: Manifest, key: SigningKey) -> bytes:
+    """Give the signed manifest as it is stored and sent."""
+    message = manifest.to_bytes()
+    return message + key.sign(DOMAIN, message)
+
+
+def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
+    """Give the manifest inside ``signed``, if the run's learner signed it for this run.
+
+    Raises:
+        RefusedError: OVER_LIMIT, BAD_SIGNATURE, MALFORMED or FOREIGN_RUN, checked in that order.
+    """
+    if len(signed) > limits.MANIFEST_BYTES:
+        raise RefusedError(Reason.OVER_LIMIT, f"a manifest of {len(signed)} bytes")
+    message, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
+    verify(public_key, DOMAIN, message, signature)
+    manifest = parse(message)
+    if manifest.run_id != run_id:
+        raise RefusedError(
+            Reason.FOREIGN_RUN, f"version {manifest.version} is of run {manifest.run_id!r}, not {run_id!r}"
+        )
+    return manifest
+
+
+def parse(message: bytes) -> Manifest:
+    """Give the manifest whose canonical bytes are ``message``.
+
+    Raises:
+        RefusedError: MALFORMED or OVER_LIMIT; whatever the bytes are, nothing else.
+    """
+    if len(message) < _HEADER.size:
+        raise _malformed(f"{len(message)} bytes are no header")
+    (
+        magic,
+        learner_epoch,
+        version,
+        base_version,
+        published_at_s,
+        layout_digest,
+        root,
+        base_root,
+        frame_count,
+        name_bytes,
+    ) = _HEADER.unpack_from(message)
+    if magic != _MAGIC:
+        raise _malformed("the magic is wrong")
+    if not 1 <= frame_count <= limits.FRAMES_PER_ARTIFACT:
+        raise RefusedError(Reason.OVER_LIMIT, f"a manifest of {frame_count} frames")
+    frames_at = _HEADER.size + name_bytes
+    if len(message) != frames_at + frame_count * _FRAME.size:
+        raise _malformed(f"{len(message)} bytes for {frame_count} frames")
+    manifest = Manifest(
+        run_id=message[_HEADER.size : frames_at].decode("ascii", "replace"),
+        learner_epoch=learner_epoch,
+        layout_digest=layout_digest,
+        version=version,
+        root=root,
+        base_version=base_version,
+        base_root=base_root,
+        published_at_s=published_at_s,
+        frames=tuple(_frame(*row) for row in _FRAME.iter_unpack(message[frames_at:])),
+    )
+    _check(manifest)
+    return manifest
+
+
+def _frame(coding: int, new_check: int, digest: bytes) -> FrameRecord:
+    payload_bytes, codec = divmod(coding, 1 << _CODEC_BITS)
+    try:
+        return FrameRecord(Codec(codec), payload_bytes, new_check, digest)
+    except ValueError:
+        raise _malformed(f"codec {codec} is not known") from None
+
+
+def _check(manifest: Manifest) -> None:
+    if not re.fullmatch(limits.NAME_PATTERN, manifest.run_id):
+        raise _malformed(f"{manifest.run_id[:64]!r} cannot name a run")
+    if manifest.learner_epoch < 0 or manifest.version < 0:
+        raise _malformed(f"version {manifest.version} of epoch {manifest.learner_epoch}")
+    if not NO_BASE <= manifest.base_version < manifest.version:
+        raise _malformed(f"version {manifest.version} from version {manifest.base_version}")
+    if not (math.isfinite(manifest.published_at_s) and manifest.published_at_s >= 0):
+        raise _malformed(f"published at {manifest.published_at_s}")
+    for number, frame in enumerate(manifest.frames):
+        _check_frame(number, frame, is_keyframe=manifest.key.is_keyframe)
+    if manifest.key.is_keyframe != (manifest.base_root == _NO_ROOT):
+        raise _malformed(f"from version {manifest.base_version} with base root {manifest.base_root.hex()}")
+
+
+def _check_frame(number: int, frame: FrameRecord, *, is_keyframe: bool) -> None:
+    if is_keyframe and frame.codec.needs_base:
+        raise _malformed(f"frame {number} of a keyframe needs a base")
+    if (frame.codec is Codec.UNCHANGED) != (frame.payload_bytes == 0):
+        raise _malformed(f"frame {number} is {frame.codec.name} with {frame.payload_bytes} bytes")
+    if frame.payload_bytes > payload_limit(frame.codec, limits.FRAME_WORDS):
+        raise RefusedError(Reason.OVER_LIMIT, f"frame {number} has {frame.payload_bytes} bytes")
+    if frame.codec is Codec.UNCHANGED and frame.payload_digest != _EMPTY_DIGEST:
+        raise _malformed(f"frame {number} is unchanged, but has the digest of a payload")
+
+
+def _malformed(what: str) -> RefusedError:
+    return RefusedError(Reason.MALFORMED, f"a manifest: {what}")

@@ -1,0 +1,1 @@
+"""Artifacts on disk, and which of them are offered."""

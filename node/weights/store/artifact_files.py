@@ -1,0 +1,221 @@
+"""One artifact on disk: a directory with its signed manifest and its payloads, one after the other.
+
+    <directory>/manifest    as signed
+    <directory>/frames      payload i at the sum of the sizes before it
+
+Which frames are there is not written down: after a crash every payload is hashed again, so that
+no journal can disagree with the data.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from node import durable
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey
+from node.weights.format.digests import payload_digest
+from node.weights.format.manifest import Manifest, verify_signed
+
+_MANIFEST = "manifest"
+_FRAMES = "frames"
+
+
+class Draft:
+    """Payloads of an artifact that is being made here, one after the other; its manifest comes last."""
+
+    def __init__(self, room: Path) -> None:
+        """Begin an empty one in the directory ``room``.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            descriptor, name = tempfile.mkstemp(prefix="draft-", dir=room)
+        self._file = os.fdopen(descriptor, "wb")
+        self.path = Path(name)
+        self.size_bytes = 0
+
+    def append(self, payload: bytes) -> None:
+        """Write the payload of the next frame.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            self._file.write(payload)
+        self.size_bytes += len(payload)
+
+    def finish(self) -> None:
+        """Write what is still in memory; nothing can be appended any more.
+
+        Raises:
+            RefusedError: DISK.
+        """
+        with _cannot_be_stored("a version that is being made"):
+            self._file.close()
+
+    def close(self) -> None:
+        """Remove it, unless it became an artifact."""
+        with suppress(OSError):  # What a full disk did not take is thrown away here.
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class ArtifactFiles:
+    """Reads and writes one artifact. The store moves its directory and serialises who calls what."""
+
+    def __init__(self, directory: Path, signed: bytes, manifest: Manifest) -> None:
+        self.directory = directory
+        self.signed = signed
+        self.manifest = manifest
+        sizes = np.fromiter((frame.payload_bytes for frame in manifest.frames), np.int64)
+        self._offsets = np.cumsum(sizes) - sizes
+        self._present = sizes == 0
+
+    @classmethod
+    def create(cls, directory: Path, signed: bytes, manifest: Manifest) -> "ArtifactFiles":
+        """Make the directory with its manifest, on disk before this returns."""
+        shutil.rmtree(directory, ignore_errors=True)  # What a full disk left of an earlier attempt.
+        directory.mkdir()
+        (directory / _FRAMES).touch()
+        durable.write(directory / _MANIFEST, signed)
+        return cls(directory, signed, manifest)
+
+    @classmethod
+    def load(cls, directory: Path, *, public_key: bytes, run_id: str, whole: bool) -> "ArtifactFiles":
+        """Read what an earlier process left.
+
+        Args:
+            whole: the directory was complete, so that its frames are hashed when they are read;
+                otherwise they are hashed now.
+        Raises:
+            RefusedError: the manifest is not what it was.
+            OSError: a file cannot be read.
+        """
+        signed = (directory / _MANIFEST).read_bytes()
+        artifact = cls(directory, signed, verify_signed(signed, public_key=public_key, run_id=run_id))
+        with (directory / _FRAMES).open("rb") as file:
+            if whole and os.fstat(file.fileno()).st_size == artifact.manifest.size_bytes:
+                artifact._present[:] = True
+            else:
+                for frame in range(len(artifact.manifest.frames)):
+                    artifact._present[frame] = artifact._is_intact(
+                        frame, artifact._pread(file.fileno(), frame)
+                    )
+        return artifact
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self._present.all())
+
+    def has(self, frame: int) -> bool:
+        return bool(self._present[frame])
+
+    def missing(self) -> tuple[int, ...]:
+        """Give the frames whose payload is not here."""
+        return tuple(np.flatnonzero(~self._present).tolist())
+
+    def open(self) -> BinaryIO | None:
+        """Give the payloads to read from, wherever the directory goes meanwhile; None if they are gone."""
+        try:
+            return (self.directory / _FRAMES).open("rb", buffering=0)
+        except OSError:
+            return None
+
+    def read(self, file: BinaryIO, frame: int) -> bytes | None:
+        """Give the payload of a frame, and close; None if its bytes are not what was written."""
+        with file:
+            try:
+                payload = self._pread(file.fileno(), frame)
+            except OSError:
+                return None
+        return payload if self._is_intact(frame, payload) else None
+
+    def write(self, frame: int, payload: bytes) -> None:
+        """Write the payload of a frame; it survives a crash only once ``sync`` returned.
+
+        Raises:
+            RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
+        """
+        if not self._is_intact(frame, payload):
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"frame {frame} of version {self.manifest.version} came with another digest than signed",
+                fix="send this frame again",
+            )
+        with _cannot_be_stored(f"frame {frame} of version {self.manifest.version}"):
+            descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                written, offset = 0, int(self._offsets[frame])
+                while written < len(payload):
+                    written += os.pwrite(descriptor, memoryview(payload)[written:], offset + written)
+            finally:
+                os.close(descriptor)
+        self._present[frame] = True
+
+    def adopt(self, draft: Draft) -> None:
+        """Make the payloads of a draft this artifact's: by name at once, by content once ``sync`` returned.
+
+        Raises:
+            ValueError: they are not what the manifest speaks of.
+            OSError: they could not be moved.
+        """
+        if draft.size_bytes != self.manifest.size_bytes:
+            raise ValueError(f"{draft.size_bytes} bytes for a manifest of {self.manifest.size_bytes}")
+        durable.rename(draft.path, self.directory / _FRAMES)
+        self._present[:] = True
+
+    def move(self, room: Path) -> None:
+        """Move the directory into another; it has moved for good when this returns."""
+        source, target = self.directory, room / self.directory.name
+        try:
+            durable.rename(source, target)
+        finally:
+            if not source.exists():  # What can fail after the rename is a sync.
+                self.directory = target
+
+    def forget(self, frame: int) -> None:
+        """Count a frame as missing from now on."""
+        self._present[frame] = False
+
+    def sync(self) -> None:
+        """Return when the payloads are on disk."""
+        durable.sync(self.directory / _FRAMES)
+
+    def _pread(self, descriptor: int, frame: int) -> bytes:
+        return os.pread(descriptor, self.manifest.frames[frame].payload_bytes, int(self._offsets[frame]))
+
+    def _is_intact(self, frame: int, payload: bytes) -> bool:
+        record = self.manifest.frames[frame]
+        return len(payload) == record.payload_bytes and payload_digest(payload) == record.payload_digest
+
+
+def directory_name(key: ArtifactKey) -> str:
+    """Give what an artifact's directory is called."""
+    return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
+
+
+@contextmanager
+def disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
+    """Turn what the disk says of an artifact into RefusedError: DISK."""
+    with _cannot_be_stored(f"version {key.version} from {key.base_version}"):
+        yield
+
+
+@contextmanager
+def _cannot_be_stored(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            Reason.DISK,
+            f"{what} cannot be stored: {error.strerror}",
+            fix="make room on the disk of the state directory",
+        ) from error

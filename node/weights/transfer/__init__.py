@@ -1,0 +1,1 @@
+"""Artifacts over the network: sources, fetches, uploads, announcements."""

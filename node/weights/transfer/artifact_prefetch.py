@@ -1,0 +1,174 @@
+"""An artifact asked for before it exists, of the source that delivers best.
+
+    ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
+     ^          |
+     `-- backoff: line cut, source draining
+
+Nothing is decided by what comes: the receiver goes by the announcements, and fetches in the ordinary
+way what did not come or is not wanted.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from heterorl.v1 import policy_pb2
+from node import limits
+from node.errors import RETRYABLE, Reason, RefusedError
+from node.policy import Artifact, ArtifactKey
+from node.rpc.channel import Backoff, ConnectionLost, classified
+from node.until import wait_at_most
+from node.weights.format.manifest import Manifest
+from node.weights.transfer.source_scores import Fault
+from node.weights.transfer.sources import Sources
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 1.0
+"""How long an announcement may be ahead of the artifact: they left together, on two connections."""
+
+Verify = Callable[[bytes], Awaitable[Manifest]]
+PushStream: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[policy_pb2.AwaitArtifactRequest, policy_pb2.AwaitArtifactResponse]"
+)
+
+
+class Piece(Protocol):
+    """What a piece of payloads has, whichever rpc it came by."""
+
+    @property
+    def frame(self) -> int: ...
+    @property
+    def offset_bytes(self) -> int: ...
+    @property
+    def data(self) -> bytes: ...
+
+
+class PieceStream(Protocol):
+    """Pieces of payloads on their way."""
+
+    async def read(self) -> object:
+        """Give the next piece, or ``grpc.aio.EOF``."""
+        ...
+
+    def cancel(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """An artifact whose first frames are on their way."""
+
+    manifest: Manifest
+    signed: bytes
+    stream: PieceStream
+    source: str
+    artifact_cost_bytes: int
+    """As asked with: it decides whether a keyframe's frames are on their way too."""
+
+
+class Expected:
+    """The next artifact for who holds one version, while it is asked for."""
+
+    def __init__(
+        self,
+        held_version: int,
+        *,
+        artifact_cost_bytes: int,
+        sources: Sources,
+        verify: Verify,
+        answered: Callable[[float], None],
+        random: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """Ask, in a task of ``tasks``; ``answered`` is told the seconds of the line's round trip."""
+        self.held_version = held_version
+        self._artifact_cost_bytes = artifact_cost_bytes
+        self._answered = answered
+        self._sources = sources
+        self._verify = verify
+        self._random = random
+        self._pushed: Pushed | None = None
+        self._settled = asyncio.Event()
+        self._task = tasks.create_task(self._ask_until_answered())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether an answer may still come."""
+        return not self._settled.is_set()
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether no answer is here, and none may still come."""
+        return not self.is_waiting and self._pushed is None
+
+    async def artifact(self, *, patience_s: float) -> Artifact | None:
+        """Return what comes; None: nothing does in time."""
+        await wait_at_most(self._settled, patience_s)
+        return None if self._pushed is None else self._pushed.manifest.artifact
+
+    async def answer(self, key: ArtifactKey) -> Pushed | None:
+        """Give the artifact that is announced now; None: it is another, or does not come."""
+        if key.version <= self.held_version:
+            return None
+        await wait_at_most(self._settled, PATIENCE_S)
+        return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
+
+    def take(self, manifest: Manifest) -> Pushed | None:
+        """Give the artifact's frames to whoever fetches it, once."""
+        pushed = self._pushed
+        if pushed is None or pushed.manifest != manifest:
+            return None
+        self._pushed = None
+        return pushed
+
+    def forget(self) -> None:
+        """Take no answer any more."""
+        self._task.cancel()
+        if self._pushed is not None:
+            self._pushed.stream.cancel()
+            self._pushed = None
+
+    async def _ask_until_answered(self) -> None:
+        backoff = Backoff(self._random)
+        try:
+            while self._pushed is None:
+                source = self._sources.preferred()
+                try:
+                    self._pushed = await self._ask(source)
+                except ConnectionLost as lost:
+                    log.debug("not expected any more", extra={"source": source, "error": str(lost)})
+                except RefusedError as refused:
+                    if refused.reason not in RETRYABLE:
+                        if refused.reason is not Reason.INTERNAL:
+                            self._sources.fault(source, Fault.LIED, str(refused))
+                        return
+                if self._pushed is None:
+                    await backoff.wait()
+        finally:
+            self._settled.set()
+
+    async def _ask(self, source: str) -> Pushed:
+        request = policy_pb2.AwaitArtifactRequest(
+            held_version=self.held_version,
+            most_bytes=limits.PUSH_BYTES,
+            artifact_cost_bytes=self._artifact_cost_bytes,
+        )
+        asked_at_s = time.monotonic()
+        stream: PushStream = self._sources.standing_stub(source).AwaitArtifact(request)
+        try:
+            with classified():
+                message = await stream.read()
+            if not isinstance(message, policy_pb2.AwaitArtifactResponse):
+                raise ConnectionLost("the stream ended before the manifest")
+            self._answered(max(0.0, time.monotonic() - asked_at_s - message.waited_s))
+            manifest = await self._verify(message.signed_manifest)
+        except BaseException:
+            stream.cancel()
+            raise
+        return Pushed(manifest, message.signed_manifest, stream, source, self._artifact_cost_bytes)

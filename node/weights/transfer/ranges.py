@@ -1,0 +1,268 @@
+"""The ranges of one fetch: which wait for a lane, which are read, and what has arrived of them.
+
+unasked --cut--> waiting --take--> read by one lane --all of it arrived--> gone
+                    ^                 |        |
+                    `-- give_back ----'        `-- take_over: another lane goes on where it is
+
+A range is several frames, or a part of one: a large frame travels over several connections at once,
+so that a relay can verify it and pass it on after a fraction of a second on any line.
+"""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from node import limits
+from node.policy import ArtifactKey
+from node.rpc.channel import ConnectionLost
+from node.weights.format.manifest import Manifest
+from node.weights.transfer.artifact_prefetch import PieceStream
+
+PutFrame = Callable[[int, bytes], None]
+"""Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
+
+
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A payload, or the part of one that a range is; not verified yet."""
+
+    frame: int
+    payload: bytes
+    senders: frozenset[str]
+    """Whose bytes these are; of one alone it is known whom to blame."""
+    start_bytes: int = 0
+    """Where in the payload of the frame this is."""
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """Frames to be read one after the other, and what has arrived of the first; or a part of one frame."""
+
+    frames: deque[int]
+    start_bytes: int = 0
+    """Where it begins in the payload of the only frame."""
+    end_bytes: int = 0
+    """Where it ends there; 0: it is whole frames."""
+    avoid: frozenset[str] = frozenset()
+    partial: bytearray = field(default_factory=bytearray)
+    senders: set[str] = field(default_factory=set)
+    source: str = ""
+    deadline: asyncio.Timeout | None = None
+    """Of the read under way."""
+    started_s: float = 0.0
+    read_bytes: int = 0
+    """Since then, from the source it is read from now."""
+    times_taken: int = 0
+    stream: PieceStream | None = None
+    """Open already: ``source`` sends these frames unasked."""
+
+    def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
+        """Add a piece of some payloads, and give the frames that it completes.
+
+        Raises:
+            LyingSourceError: it is not what comes next.
+        """
+        due, at = (self.frames[0], self.next_bytes), 0
+        if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
+            raise LyingSourceError(
+                f"{self.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {due[0]} at {due[1]} was due"
+            )
+        room_bytes = self.left_bytes(manifest)
+        if len(data) > room_bytes:
+            raise LyingSourceError(f"{self.source} sent {len(data)} bytes where {room_bytes} were due")
+        arrived: list[Arrived] = []
+        while at < len(data):
+            frame, held = self.frames[0], len(self.partial)
+            end = at + self._size_bytes(frame, manifest) - held
+            taken = data if (at, end) == (0, len(data)) else data[at:end]
+            at += len(taken)
+            self.senders.add(self.source)
+            if at < end:
+                self.partial += taken
+                break
+            payload = b"".join((self.partial, taken)) if held else taken
+            arrived.append(Arrived(frame, payload, frozenset(self.senders), self.start_bytes))
+            self.frames.popleft()
+            self.partial.clear()
+            self.senders.clear()
+        return arrived
+
+    @property
+    def next_bytes(self) -> int:
+        """Give where in the payload of the first frame the next byte belongs."""
+        return self.start_bytes + len(self.partial)
+
+    def left_bytes(self, manifest: Manifest) -> int:
+        """Give how many bytes have not arrived."""
+        return sum(self._size_bytes(frame, manifest) for frame in self.frames) - len(self.partial)
+
+    def _size_bytes(self, frame: int, manifest: Manifest) -> int:
+        return (self.end_bytes or manifest.frames[frame].payload_bytes) - self.start_bytes
+
+
+class Unasked:
+    """Frames that nobody reads yet, in order, to be cut into ranges."""
+
+    def __init__(self, manifest: Manifest, frames: Iterable[int], *, part_bytes: int | None) -> None:
+        """Begin with ``frames``; parts of one are about ``part_bytes`` or more, None: it is never cut."""
+        self._manifest = manifest
+        self._frames = deque(frames)
+        self._part_bytes = part_bytes
+        self._at_bytes = 0
+        self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
+
+    def __iter__(self) -> Iterator[int]:
+        """Give the frames of which something is left."""
+        return iter(self._frames)
+
+    def cut(self, enough_bytes: int) -> Range | None:
+        """Give the next range, of about that many bytes; None: nothing is left."""
+        if not self._frames:
+            return None
+        span = self._part(enough_bytes) or Range(deque(self._whole(enough_bytes)))
+        self.left_bytes -= span.left_bytes(self._manifest)
+        return span
+
+    def _part(self, enough_bytes: int) -> Range | None:
+        frame, start_bytes = self._frames[0], self._at_bytes
+        end_bytes = size_bytes = self._manifest.frames[frame].payload_bytes
+        if self._part_bytes is not None:
+            enough_bytes = max(enough_bytes, self._part_bytes)
+            # The last part is up to half as long again, rather than very short.
+            if 2 * (size_bytes - start_bytes) > 3 * enough_bytes:
+                end_bytes = start_bytes + enough_bytes
+        if (start_bytes, end_bytes) == (0, size_bytes):
+            return None
+        self._at_bytes = end_bytes
+        if end_bytes == size_bytes:
+            self._frames.popleft()
+            self._at_bytes = 0
+        return Range(deque([frame]), start_bytes, end_bytes)
+
+    def _whole(self, enough_bytes: int) -> Iterator[int]:
+        taken_bytes = count = 0
+        while self._frames and count < limits.FRAMES_PER_FETCH:
+            taken_bytes += self._manifest.frames[self._frames[0]].payload_bytes
+            if count and 2 * taken_bytes > 3 * enough_bytes:
+                return
+            yield self._frames.popleft()
+            count += 1
+
+
+class Transfer:
+    """The ranges of one fetch: waiting for a lane, or being read."""
+
+    def __init__(self, manifest: Manifest, put: PutFrame, waiting: deque[Range], unasked: Unasked) -> None:
+        self.manifest = manifest
+        self.put = put
+        self.waiting = waiting
+        self.unasked = unasked
+        self.reading: set[Range] = set()
+        self._parts: defaultdict[int, dict[int, Arrived]] = defaultdict(dict)
+        self.delivering = 0
+        """Deliveries under way: each may give a damaged frame back."""
+        self.damaged: Counter[int] = Counter()
+        self.changed = asyncio.Event()
+
+    @property
+    def key(self) -> ArtifactKey:
+        """Give the artifact fetched."""
+        return self.manifest.key
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether nothing is left to read, or may be."""
+        return not (self.waiting or self.reading or self.delivering or self.unasked.left_bytes)
+
+    @property
+    def frames(self) -> set[int]:
+        """Give the frames that nobody has been handed yet; in a pause."""
+        return {frame for span in self.waiting for frame in span.frames} | {*self._parts, *self.unasked}
+
+    @property
+    def held_bytes(self) -> int:
+        """Give how many bytes of frames that are not whole are in memory; in a pause."""
+        parts = (part for parts in self._parts.values() for part in parts.values())
+        return sum(len(part.payload) for part in parts) + sum(len(span.partial) for span in self.waiting)
+
+    def pause(self) -> None:
+        """Keep what has arrived for whoever goes on with this; nobody reads or takes frames any more."""
+        self.waiting.extend(span for span in self.reading if span.frames)
+        self.reading.clear()
+        for span in self.waiting:
+            if span.stream is not None:
+                span.stream.cancel()
+                span.stream = None
+        self.put = _taken_by_nobody  # what took them may be a whole model
+
+    def take(self, enough_bytes: int) -> Range | None:
+        """Give a range to read, a new one of about that many bytes; None: none is left.
+
+        What is on its way comes first; what was given back last, so that it holds up nothing else.
+        """
+        is_on_its_way = self.waiting and self.waiting[0].stream is not None
+        span = None if is_on_its_way else self.unasked.cut(enough_bytes)
+        if span is None and self.waiting:
+            span = self.waiting.popleft()
+        if span is not None:
+            self.reading.add(span)
+        return span
+
+    def whole(self, arrived: Iterable[Arrived]) -> list[Arrived]:
+        """Give the frames that are whole now; keep parts of others."""
+        return [whole for each in arrived if (whole := self._with_its_parts(each)) is not None]
+
+    def _with_its_parts(self, arrived: Arrived) -> Arrived | None:
+        frame, size_bytes = arrived.frame, self.manifest.frames[arrived.frame].payload_bytes
+        if len(arrived.payload) == size_bytes:
+            return arrived
+        parts = self._parts[frame]
+        parts[arrived.start_bytes] = arrived
+        if sum(len(part.payload) for part in parts.values()) < size_bytes:
+            return None
+        del self._parts[frame]
+        in_order = [parts[start_bytes] for start_bytes in sorted(parts)]
+        senders = frozenset[str]().union(*(part.senders for part in in_order))
+        return Arrived(frame, b"".join(part.payload for part in in_order), senders)
+
+    def take_over(self, slow: Range) -> Range:
+        """Take what is left of a range, its partial frame included; whoever reads it finds it empty."""
+        span = Range(
+            slow.frames,
+            slow.start_bytes,
+            slow.end_bytes,
+            avoid=frozenset({slow.source}),
+            partial=slow.partial,
+            senders=slow.senders,
+        )
+        span.times_taken = slow.times_taken + 1
+        slow.frames, slow.partial, slow.senders = deque(), bytearray(), set()
+        if slow.deadline is not None:
+            slow.deadline.reschedule(0.0)
+        self.reading.add(span)
+        return span
+
+    def give_back(self, span: Range) -> None:
+        """Let any lane read a range."""
+        self.waiting.append(span)
+        self.changed.set()
+
+    def delivered(self) -> None:
+        """Say that a delivery has ended."""
+        self.delivering -= 1
+        self.changed.set()
+
+    def leave(self, span: Range) -> None:
+        """Say that a range is not read any more."""
+        self.reading.discard(span)
+        self.changed.set()
+
+
+def _taken_by_nobody(frame: int, payload: bytes) -> None:
+    raise RuntimeError(f"frame {frame} arrived in a pause")

@@ -1,0 +1,229 @@
+"""Which of several sources to believe and to ask, judged by what each said and delivered; pure.
+
+    in use       planned with what it announces; read from in proportion to its goodput
+    set aside    after a fault, for a term that doubles with each in a row; asked only if nobody else is left
+    last resort  counts only after the others have been behind it for PATIENCE_S
+
+Nothing a source announces is signed. What it says is held against every signed manifest that is
+seen: a source that gave another root or another size for it lied. What it sends is verified frame by
+frame elsewhere, so that the worst a source can do is to cost time.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
+from node.weights.format.manifest import Manifest
+from node.weights.planning.chain import newest_reachable, plan_fresh
+
+PATIENCE_S: Final = 10.0
+"""How long a relay may take to hear of a version before its clients turn to the hub: longer than its
+reconnection, so that a relay's restart does not send a hundred samplers to one uplink."""
+
+GOODPUT_BYTES: Final = 4 << 20
+"""Bytes after which a new measurement counts as much as all before it."""
+
+
+class Fault(enum.StrEnum):
+    """What a source did wrong. Closed: also a label."""
+
+    LOST = "lost"
+    """It did not answer, or stopped in mid-stream."""
+    DAMAGED = "damaged"
+    """A whole frame from it has another digest than signed."""
+    LIED = "lied"
+    """What it announced or sent contradicts a signed manifest, or the protocol."""
+
+
+_FIRST_TERM_S: Final = {Fault.LOST: 1.0, Fault.DAMAGED: 30.0, Fault.LIED: 60.0}
+_LONGEST_TERM_S: Final = {Fault.LOST: 30.0, Fault.DAMAGED: 3600.0, Fault.LIED: 3600.0}
+
+
+@dataclass(slots=True)
+class _Standing:
+    announcement: Announcement | None = None
+    reach: int = NO_BASE
+    """Newest version there is a way to in what it announces."""
+    bytes_per_s: float | None = None
+    """Of one lane."""
+    lanes: int = 0
+    faults: int = 0
+    """In a row."""
+    is_doubted: bool = False
+    """Its newest fault was no accident of the line: what it announces is not planned with."""
+    back_at_s: float = 0.0
+    lacking: set[ArtifactKey] = field(default_factory=set)
+    """What it turned out not to have since it announced last."""
+
+    def offers(self, announcement: Announcement | None) -> None:
+        self.announcement = announcement
+        newest = None if announcement is None else newest_reachable(announcement.artifacts)
+        self.reach = NO_BASE if newest is None else newest
+
+
+class SourceBook:
+    """What is known of each source. Times are seconds on any clock that only grows."""
+
+    def __init__(self, names: Sequence[str], *, last_resort: str | None = None) -> None:
+        """Begin with nothing known; ``names``, at least one, in the order in which they are first asked."""
+        self._standing = {name: _Standing() for name in names}
+        self._last_resort = last_resort
+        if last_resort is not None:
+            self._standing[last_resort] = _Standing()
+        self._behind_since_s: float | None = None
+        self._sizes: dict[ArtifactKey, int] = {}
+        self._roots: dict[int, bytes] = {}
+
+    def heard(self, name: str, announcement: Announcement) -> bool:
+        """Note what a source announces; False if it contradicts what is known to be signed."""
+        is_consistent = self._is_consistent(announcement)
+        self._standing[name].lacking.clear()
+        self._standing[name].offers(announcement if is_consistent else None)
+        return is_consistent
+
+    def lost(self, name: str) -> None:
+        """Note that a source is no longer heard: what it announced may be gone with it."""
+        self._standing[name].offers(None)
+
+    def lacks(self, name: str, key: ArtifactKey) -> None:
+        """Note that a source does not have an artifact, whatever it announced last."""
+        standing = self._standing[name]
+        standing.lacking.add(key)
+        if standing.announcement is not None:
+            left = tuple(a for a in standing.announcement.artifacts if a.key != key)
+            standing.offers(replace(standing.announcement, artifacts=left))
+
+    def signed(self, manifest: Manifest) -> tuple[str, ...]:
+        """Note a verified manifest; give the sources that announced something else, which is forgotten."""
+        self._sizes[manifest.key] = manifest.size_bytes
+        self._roots[manifest.version] = manifest.root
+        while len(self._sizes) > ARTIFACTS_PER_ANNOUNCEMENT:
+            oldest = min(self._sizes)
+            del self._sizes[oldest]
+            self._roots.pop(oldest.version, None)
+        liars = tuple(
+            name
+            for name, standing in self._standing.items()
+            if standing.announcement is not None and not self._is_consistent(standing.announcement)
+        )
+        for name in liars:
+            self._standing[name].offers(None)
+        return liars
+
+    def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
+        """Note what one lane got, verified or not yet; a source that delivers is no longer set aside."""
+        standing = self._standing[name]
+        measured = size_bytes / max(took_s, 1e-6)
+        weight = min(1.0, size_bytes / GOODPUT_BYTES) if standing.bytes_per_s is not None else 1.0
+        standing.bytes_per_s = weight * measured + (1 - weight) * (standing.bytes_per_s or 0.0)
+        if not standing.is_doubted:
+            standing.faults, standing.back_at_s = 0, 0.0
+
+    def fault(self, name: str, fault: Fault, *, now: float) -> None:
+        """Set a source aside."""
+        standing = self._standing[name]
+        term_s = min(_FIRST_TERM_S[fault] * 2**standing.faults, _LONGEST_TERM_S[fault])
+        standing.faults = min(standing.faults + 1, 16)
+        standing.is_doubted |= fault is not Fault.LOST
+        standing.back_at_s = max(standing.back_at_s, now + term_s)
+
+    def announcement(self, now: float) -> Announcement | None:
+        """Give what the sources that count announce together; None if that is nothing."""
+        said = [self._standing[name].announcement for name in self._names(now)]
+        return merged([announcement for announcement in said if announcement is not None])
+
+    def candidates(self, key: ArtifactKey, *, now: float) -> tuple[str, ...]:
+        """Give who to ask for an artifact: those in good standing, else everyone who might have it."""
+        names = [name for name in self._names(now) if key not in self._standing[name].lacking]
+        knowing = [name for name in names if _has(self._standing[name].announcement, key)] or names
+        return tuple(filter(lambda name: self.is_standing(name, now=now), knowing)) or tuple(knowing)
+
+    def standing(self, *, now: float) -> tuple[str, ...]:
+        """Give who counts and is not set aside, or else who counts; of these those that announce, if any."""
+        names = self._names(now)
+        standing = tuple(name for name in names if self.is_standing(name, now=now)) or names
+        return tuple(name for name in standing if self._standing[name].announcement is not None) or standing
+
+    def is_standing(self, name: str, *, now: float) -> bool:
+        """Say whether a source is not set aside now."""
+        return now >= self._standing[name].back_at_s
+
+    def choose(self, names: Sequence[str]) -> str:
+        """Give the one of ``names`` whose next lane will do best; one never tried counts as the best."""
+        known = [s.bytes_per_s for s in self._standing.values() if s.bytes_per_s is not None]
+        best = max(known, default=1.0)
+
+        def share(name: str) -> float:
+            standing = self._standing[name]
+            return (standing.bytes_per_s or best) / (standing.lanes + 1)
+
+        return max(names, key=share)
+
+    def take_lane(self, name: str) -> None:
+        """Note that one more lane reads from a source."""
+        self._standing[name].lanes += 1
+
+    def leave_lane(self, name: str) -> None:
+        """Note that a lane has stopped reading."""
+        self._standing[name].lanes -= 1
+
+    def bytes_per_s(self, name: str) -> float | None:
+        """Give the measured goodput of one lane; None before the first byte."""
+        return self._standing[name].bytes_per_s
+
+    def _names(self, now: float) -> tuple[str, ...]:
+        """Give the sources that count now: not the last resort while the others keep up with it."""
+        self._forgive(now)
+        first = tuple(name for name in self._standing if name != self._last_resort)
+        trusted = tuple(name for name in first if not self._standing[name].is_doubted)
+        if self._last_resort is None:
+            return trusted or first
+        reach = max((self._standing[name].reach for name in trusted), default=NO_BASE)
+        if reach >= self._standing[self._last_resort].reach:
+            self._behind_since_s = None
+            return trusted or first
+        if self._behind_since_s is None:
+            self._behind_since_s = now
+        if now - self._behind_since_s < PATIENCE_S:
+            return trusted or first
+        return (*trusted, self._last_resort)
+
+    def _is_consistent(self, announcement: Announcement) -> bool:
+        """Say whether an announcement agrees with every signed manifest seen."""
+        head = announcement.head
+        if head.root and self._roots.get(head.number, head.root) != head.root:
+            return False
+        return all(
+            self._sizes.get(artifact.key, artifact.size_bytes) == artifact.size_bytes
+            for artifact in announcement.artifacts
+        )
+
+    def _forgive(self, now: float) -> None:
+        for standing in self._standing.values():
+            if standing.is_doubted and now >= standing.back_at_s:
+                standing.is_doubted = False
+
+
+def merged(announcements: Iterable[Announcement]) -> Announcement | None:
+    """Give everything that can be had from some source, and the newest head there is a way to.
+
+    Of an artifact that two sources quote two sizes for, the smaller counts: it is then fetched, and
+    its signed manifest tells who lied.
+    """
+    heads = sorted(announcements, key=lambda announcement: announcement.head.number, reverse=True)
+    if not heads:
+        return None
+    sizes: dict[ArtifactKey, int] = {}
+    for artifact in (artifact for announcement in heads for artifact in announcement.artifacts):
+        sizes[artifact.key] = min(artifact.size_bytes, sizes.get(artifact.key, artifact.size_bytes))
+    artifacts = tuple(Artifact(key, sizes[key]) for key in sorted(sizes))
+    reachable = (each for each in heads if plan_fresh(each.head.number, artifacts) is not None)
+    newest = next(reachable, heads[0])
+    return Announcement(newest.head, newest.learner_epoch, newest.published_at_s, artifacts)
+
+
+def _has(announcement: Announcement | None, key: ArtifactKey) -> bool:
+    return announcement is not None and any(artifact.key == key for artifact in announcement.artifacts)

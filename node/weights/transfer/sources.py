@@ -1,0 +1,214 @@
+"""The hubs and relays a peer takes policy versions from: their channels, and what they announce.
+
+One watch per source, each reconnecting for ever; what they announce is put together by the
+SourceBook, which also says whom to ask for the next range and who is set aside.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import policy_pb2_grpc
+from node.clock import Clock
+from node.identity.identity_store import Identity
+from node.identity.peer import Peer
+from node.policy import Announcement, ArtifactKey
+from node.rpc.channel import Purpose, dial
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.until import wait_at_most
+from node.weights.format.manifest import Manifest
+from node.weights.transfer.source_scores import Fault, SourceBook
+from node.weights.transfer.watch import watch_versions
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S: Final = 1.0
+"""How late the passing of a term may be noticed; far below any of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A hub or a relay."""
+
+    address: str
+    """Its name here: for people and for the book."""
+    control: grpc.aio.Channel
+    """Announcements never wait behind weights."""
+    bulk: tuple[grpc.aio.Channel, ...]
+    """At least one; more connections carry more over a long way. Connected before there is anything to fetch,
+    but for the last resort's."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    stub: "policy_pb2_grpc.PolicyServiceAsyncStub"
+    lanes: int = 0
+
+
+def dial_source(
+    address: str,
+    caller: Identity | Peer,
+    *,
+    connections: int,
+    now: float,
+    control: grpc.aio.Channel | None = None,
+) -> Source:
+    """Give a source that is connected to at its first call.
+
+    Args:
+        address: host:port.
+        caller: as in ``dial``.
+        connections: for weights.
+        now: Unix seconds.
+        control: a channel to the same address that is there already.
+    Raises:
+        StartupError: as ``dial``.
+    """
+    bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
+    return Source(address, control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk))
+
+
+class Sources:
+    """Everyone a peer may ask for weights. Used on the event loop's thread."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        last_resort: Source | None = None,
+        clock: Clock,
+        random: Callable[[], float],
+        metrics: TransferMetrics,
+    ) -> None:
+        """Ask ``sources``, at least one; ``last_resort`` only while they are all behind it for long."""
+        everyone = [*sources, *([] if last_resort is None else [last_resort])]
+        self._sources = {source.address: source for source in everyone}
+        self._book = SourceBook(
+            [source.address for source in sources],
+            last_resort=None if last_resort is None else last_resort.address,
+        )
+        self._connections = {
+            source.address: [
+                _Connection(policy_pb2_grpc.PolicyServiceStub(channel)) for channel in source.bulk
+            ]
+            for source in everyone
+        }
+        # Connected before there is anything to fetch: that takes three round trips.
+        self._first_asked = [channel for source in sources for channel in source.bulk]
+        self._clock = clock
+        self._random = random
+        self._metrics = metrics
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    async def announcements(self) -> AsyncGenerator[Announcement, None]:
+        """Yield what can be had from the sources together, at each change; for as long as anyone listens.
+
+        Raises:
+            RefusedError: no source will ever announce anything to this peer.
+        """
+        for channel in self._first_asked:
+            channel.get_state(try_to_connect=True)
+        watches = [asyncio.create_task(self._watch(source)) for source in self._sources.values()]
+        told: Announcement | None = None
+        try:
+            while True:
+                self._changed.clear()
+                announcement = self._book.announcement(self._clock.monotonic())
+                if announcement is not None and announcement != told:
+                    told = announcement
+                    yield announcement
+                    continue
+                if all(watch.done() for watch in watches):
+                    watches[0].result()
+                await wait_at_most(self._changed, LOOK_AGAIN_S)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
+        """Give the addresses to ask for an artifact; none if nobody has it any more."""
+        return self._book.candidates(key, now=self._clock.monotonic())
+
+    def has_standing(self, key: ArtifactKey) -> bool:
+        """Say whether someone can be asked for an artifact who is not set aside."""
+        now = self._clock.monotonic()
+        return any(self._book.is_standing(name, now=now) for name in self._book.candidates(key, now=now))
+
+    def choose(self, names: Sequence[str]) -> str:
+        """Give the one of ``names`` whose next lane will do best."""
+        return self._book.choose(names)
+
+    def preferred(self) -> str:
+        """Give whom to ask for what nobody has yet."""
+        return self._book.choose(self._book.standing(now=self._clock.monotonic()))
+
+    def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
+        """Give a stub of a source that is always on the same connection: TCP knows its line by now."""
+        return self._connections[name][0].stub
+
+    def connections(self, names: Iterable[str]) -> int:
+        """Give how many connections there are to some sources together."""
+        return sum(len(self._connections[name]) for name in names)
+
+    @contextmanager
+    def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
+        """Give a stub of a source on its least busy connection; a lane of it is taken meanwhile.
+
+        Of connections that do as well, the first: what is small stays on few, which are warm.
+        """
+        connection = min(self._connections[name], key=lambda connection: connection.lanes)
+        connection.lanes += 1
+        self._book.take_lane(name)
+        try:
+            yield connection.stub
+        finally:
+            connection.lanes -= 1
+            self._book.leave_lane(name)
+
+    def bytes_per_s(self, name: str) -> float | None:
+        """Give the measured goodput of one lane; None before the first byte."""
+        return self._book.bytes_per_s(name)
+
+    def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
+        """Note what one lane got."""
+        self._book.delivered(name, size_bytes, took_s=took_s)
+
+    def lacks(self, name: str, key: ArtifactKey) -> None:
+        """Note that a source does not have an artifact."""
+        self._book.lacks(name, key)
+        self._changed.set()
+
+    def signed(self, manifest: Manifest) -> None:
+        """Note a verified manifest: who announced anything else is set aside."""
+        for name in self._book.signed(manifest):
+            self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
+
+    def fault(self, name: str, fault: Fault, what: str) -> None:
+        """Set a source aside, and count it."""
+        self._book.fault(name, fault, now=self._clock.monotonic())
+        self._metrics.count_source_fault(fault.value)
+        level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
+        log.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
+        self._changed.set()
+
+    async def _watch(self, source: Source) -> None:
+        def lost() -> None:
+            self._book.lost(source.address)
+            self._changed.set()
+
+        try:
+            async for announcement in watch_versions(source.control, random=self._random, lost=lost):
+                if not self._book.heard(source.address, announcement):
+                    self.fault(source.address, Fault.LIED, "announces another root or size than was signed")
+                self._changed.set()
+        finally:
+            lost()

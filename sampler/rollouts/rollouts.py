@@ -1,0 +1,341 @@
+"""Leases in, groups out: what a sampler is for.
+
+    lease --> prompt --> generate --> grade --> outbox --> hub
+      ^         '---- bad ----+---------'                  ^
+      |                       '--> given back, with why ---+
+      `---- room: nothing is taken that could not be kept -'
+
+It never waits for weights: the engine samples from the newest version handed over. Nor for a task: prompts
+are made ahead, in other processes. While the hub is away it goes on with the leases it has and keeps what is
+finished. When stopping it takes no more leases, gives back what is not generated, hands in what is finished.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from node.clients.membership_client import GroupVerdict, MembershipClient
+from node.clock import Clock
+from node.errors import Reason, RefusedError, StartupError
+from node.failure import FailedLease, Failure
+from node.rollout import Completion, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.rpc.channel import ConnectionLost
+from node.until import run_until
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.metrics import Dropped, SamplerMetrics
+from sampler.rollouts.generation import Generation
+from sampler.rollouts.group_submission import Uploader
+from sampler.rollouts.group_tally import GroupTally
+from sampler.rollouts.leasing import Leasing
+from sampler.rollouts.work_queue import UNFINISHED, Job, Prompt, Stage, Workload
+from sampler.tasks.grader import TaskDescription, TaskError, TaskUnusableError
+from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.task import import_path, unusable
+
+logger = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """A service; ready once it knows its task."""
+
+    name = "rollouts"
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        run_id: str,
+        membership: MembershipClient,
+        generation: Generation,
+        leasing: Leasing,
+        uploader: Uploader,
+        workload: Workload,
+        custom_tasks: Mapping[str, str],
+        make_graders: Callable[[str], GraderPool],
+        flush_timeout_s: float,
+        metrics: SamplerMetrics,
+        clock: Clock,
+    ) -> None:
+        """Put the loop together.
+
+        Args:
+            custom_tasks: Task name -> import path, beside the built-in ones.
+            make_graders: Makes the graders of a task from its import path.
+            flush_timeout_s: How long a stopping sampler tries to hand in what is finished.
+        """
+        self._engine = engine
+        self._run_id = run_id
+        self._membership = membership
+        self._generation = generation
+        self._leasing = leasing
+        self._uploader = uploader
+        self._workload = workload
+        self._custom_tasks = custom_tasks
+        self._make_graders = make_graders
+        self._flush_timeout_s = flush_timeout_s
+        self._metrics = metrics
+        self._clock = clock
+        self._tally = GroupTally(now=clock.monotonic())
+
+    def forget_lost(self, lease_ids: Iterable[str]) -> None:
+        """Drop the work on leases the hub has given to others."""
+        self._drop(self._workload.drop(UNFINISHED, lease_ids), Dropped.LOST)
+
+    def forget_doubtful(self) -> None:
+        """Drop everything generating: the policy it is drawn from may be no version at all."""
+        dropped = self._workload.drop({Stage.GENERATING})
+        self._drop(dropped, Dropped.DOUBTFUL)
+        self._leasing.give_back(dropped)
+
+    def note_verdict(self, verdict: GroupVerdict) -> None:
+        """Count what the learner says of a group that was handed in."""
+        self._metrics.groups.labels(verdict.verdict).inc()
+        logger.debug(
+            "verdict",
+            extra={"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail},
+        )
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Sample until ``stopping``, then hand in what is finished.
+
+        Raises:
+            ConfigError: this sampler does not know the run's task, or it is none.
+            StartupError: the task does not start.
+            RefusedError: TASK_MISMATCH; the run's task has another number of prompts.
+        """
+        settings = await self._membership.settings()
+        path = import_path(settings.task, self._custom_tasks)
+        graders = self._make_graders(path)
+        self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
+        try:
+            description = await _started(graders, path)
+            await run_until(stopping, self._membership.tell_prompts(description.prompts))
+            await self._sample(_Work(settings.task, description.prompts, graders), ready, stopping)
+        finally:
+            await graders.close()
+
+    async def _sample(self, work: "_Work", ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        preparing: set[asyncio.Task[None]] = set()
+        grading: set[asyncio.Task[None]] = set()
+
+        def start(step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+            task = tasks.create_task(step)
+            among.add(task)
+            task.add_done_callback(among.discard)
+
+        def take(lease: PromptLease) -> bool:
+            if not self._takes(lease, work):
+                return False
+            self._workload.take(lease, now=self._clock.now())
+            start(self._prepare(lease, work), preparing)
+            return True
+
+        def grade(finished: FinishedRequest) -> None:
+            job = self._workload.finish(finished.request_id, now=self._clock.now())
+            self._begin_ready()
+            if job is not None:
+                start(self._grade(job, finished, work), grading)
+
+        async with asyncio.TaskGroup() as tasks:
+            generating = tasks.create_task(self._generation.run(finished=grade, refused=self._refuse))
+            uploading = tasks.create_task(self._uploader.run(self._settle))
+            ready()
+            await run_until(stopping, self._leasing.run(take))
+            for task in preparing:
+                task.cancel()
+            await self._finish(grading)
+            generating.cancel()
+            uploading.cancel()
+
+    async def _finish(self, grading: set[asyncio.Task[None]]) -> None:
+        dropped = self._workload.drop(UNFINISHED)
+        self._drop(dropped, Dropped.STOPPING)
+        self._leasing.give_back(dropped)
+        try:
+            async with asyncio.timeout(self._flush_timeout_s):
+                await self._give_back()
+                if grading:
+                    await asyncio.wait(grading)
+                await self._uploader.flushed()
+        except TimeoutError:
+            logger.warning("finished groups not handed in", extra={"groups": len(self._workload)})
+            self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._workload))
+            for task in grading:
+                task.cancel()
+        if (rest := self._tally.rest(now=self._clock.monotonic())) is not None:
+            logger.info("groups handed in", extra=asdict(rest))
+
+    async def _give_back(self) -> None:
+        try:
+            await self._leasing.give_back_now()
+        except (ConnectionLost, RefusedError) as error:
+            logger.warning("leases not given back, they will expire", extra={"detail": str(error)})
+
+    def _takes(self, lease: PromptLease, work: "_Work") -> bool:
+        if lease.task == work.task_name and 0 <= lease.prompt_index < work.prompts:
+            return True
+        logger.warning(
+            "lease for another task",
+            extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
+        )
+        self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+        self._leasing.give_back([lease.lease_id])
+        return False
+
+    async def _prepare(self, lease: PromptLease, work: "_Work") -> None:
+        """Have the prompt made, once, and encoded: in a thread, because a long one takes a while."""
+        try:
+            with self._metrics.prompt_seconds.time():
+                made = await work.graders.prompt(lease.prompt_index)
+        except TaskError as error:
+            self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
+            return
+        token_ids = await asyncio.to_thread(self._engine.encode, made.text)
+        if not len(token_ids):
+            self._fail(lease.lease_id, Failure.PROMPT_FAILED, "a prompt without tokens", Dropped.REFUSED)
+            return
+        self._workload.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
+        self._begin_ready()
+
+    def _begin_ready(self) -> None:
+        """Begin generating as far as there are prompts and places."""
+        while (job := self._workload.begin_next(now=self._clock.now())) is not None:
+            assert job.prompt is not None, "it is ready"
+            lease = job.lease
+            self._generation.add(
+                GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
+            )
+        self._leasing.notice_change()
+
+    def _refuse(self, lease_id: str, refused: RefusedError) -> None:
+        is_too_long = refused.reason is Reason.OVER_LIMIT
+        fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
+        self._fail(lease_id, fault, str(refused), Dropped.REFUSED)
+        self._begin_ready()
+
+    async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
+        assert job.prompt is not None, "it was generated from"
+        finished_at_s = self._clock.now()
+        self._metrics.group_seconds.observe(finished_at_s - job.at_s)
+        texts = [self._engine.decode(completion.token_ids) for completion in finished.completions]
+        try:
+            with self._metrics.grade_seconds.time():
+                rewards = await work.graders.grade(job.prompt.made, job.lease.prompt_index, texts)
+        except TaskError as error:
+            self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
+            return
+        self._leasing.note_success()
+        # One offset for all three stamps: their differences are this clock's alone.
+        offset_s = self._membership.clock_offset_s
+        group = RolloutGroup(
+            run_id=self._run_id,
+            group_id=job.lease.lease_id,
+            layout_digest=self._engine.layout.digest,
+            tokenizer_digest=self._engine.tokenizer_digest,
+            task=job.lease.task,
+            prompt_index=job.lease.prompt_index,
+            prompt_token_ids=job.prompt.token_ids,
+            completions=_completions(finished, rewards),
+            sampling=job.lease.sampling,
+            logprob_mode=LogprobMode.SAMPLED,
+            sampling_started_at_s=job.at_s + offset_s,
+            sampling_finished_at_s=finished_at_s + offset_s,
+            graded_at_s=self._clock.now() + offset_s,
+        )
+        self._metrics.tokens.inc(group.tokens)
+        self._metrics.reward_mean.set(_reward_mean(group))
+        self._workload.advance(group.group_id, Stage.OUTBOX)
+        await self._uploader.put(group)
+
+    def _settle(self, group: RolloutGroup, verdict: Verdict | None) -> None:
+        self._workload.settle(group.group_id)
+        self._leasing.notice_change()
+        if verdict is None:
+            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+            return
+        self._metrics.groups.labels(verdict).inc()
+        told = self._tally.add(group, verdict, reward_mean=_reward_mean(group), now=self._clock.monotonic())
+        if told is not None:
+            logger.info("groups handed in", extra=asdict(told))
+        logger.debug(
+            "group",
+            extra={
+                "group_id": group.group_id,
+                "prompt_index": group.prompt_index,
+                "verdict": verdict,
+                "reward_mean": round(_reward_mean(group), 4),
+                "oldest_version": group.oldest_version,
+                "newest_version": group.newest_version,
+                "tokens": group.tokens,
+                "sampled_s": round(group.sampling_finished_at_s - group.sampling_started_at_s, 3),
+                "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
+            },
+        )
+
+    def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
+        """Give a lease back that cannot be answered; without a ``fault`` that is not the prompt's doing."""
+        job = self._workload.settle(lease_id)
+        if job is None:
+            return
+        self._metrics.dropped_groups.labels(reason).inc()
+        logger.warning(
+            "lease not answered",
+            extra={
+                "lease_id": lease_id,
+                "prompt_index": job.lease.prompt_index,
+                "fault": "none of the prompt's" if fault is None else fault,
+                "detail": detail,
+            },
+        )
+        if fault is None:
+            self._leasing.give_back([lease_id])
+            self._leasing.note_failure()
+        else:
+            self._metrics.count_prompt_fault(fault)
+            self._leasing.give_up(FailedLease(lease_id, fault, detail))
+
+    def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
+        self._generation.cancel(lease_ids)
+        self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
+        self._begin_ready()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What every lease of a run is about."""
+
+    task_name: str
+    prompts: int
+    graders: GraderPool
+
+
+async def _started(graders: GraderPool, path: str) -> TaskDescription:
+    try:
+        return await graders.start()
+    except TaskUnusableError as error:
+        raise unusable(path, str(error)) from error
+    except TaskError as error:
+        raise StartupError(
+            f"the task {path} does not start: {error}",
+            fix="Raise sampler.grader_memory_limit_bytes, or see what the task does when it is imported.",
+        ) from error
+
+
+def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[Completion, ...]:
+    return tuple(
+        Completion(
+            token_ids=sampled.token_ids,
+            behaviour_logprob=sampled.behaviour_logprob,
+            policy_version=sampled.policy_version,
+            reward=reward,
+            is_finished=sampled.is_finished,
+            kept_mass=sampled.kept_mass,
+        )
+        for sampled, reward in zip(finished.completions, rewards, strict=True)
+    )
+
+
+def _reward_mean(group: RolloutGroup) -> float:
+    return sum(completion.reward for completion in group.completions) / len(group.completions)

@@ -1,0 +1,211 @@
+"""Builds a sampler from its section of the configuration.
+
+    policy sync --words--> generation <--leases-- rollouts --groups--> hub
+         ^                                            ^
+         `---- announcements, frames                  `---- settings, lost leases, clock: membership
+
+Weights come from relays where there are any, from the hub otherwise, over channels of their own, so
+that a heartbeat never waits behind them. Membership stops last:
+leases are renewed until what is finished has been handed in.
+"""
+
+import asyncio
+import random
+from typing import Final
+
+import torch
+
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.rollout_client import SamplerRolloutClient
+from node.errors import StartupError
+from node.identity.peer import Peer
+from node.policy import PolicyVersion
+from node.process.role_context import RoleContext
+from node.process.service import Service
+from node.process.stop_order import StopsAfter
+from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.clock_comparison import comparison_with
+from node.run import Role
+from node.telemetry.metrics import snapshot
+from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.sources import Sources, dial_source
+from sampler.config import SamplerConfig
+from sampler.engines.torch_engine import TorchEngine
+from sampler.metrics import SamplerMetrics
+from sampler.rollouts.generation import Generation
+from sampler.rollouts.group_submission import Uploader
+from sampler.rollouts.leasing import TOO_OLD, Leasing
+from sampler.rollouts.rollouts import Rollouts
+from sampler.rollouts.work_queue import UNBEGUN, Stage, Workload
+from sampler.tasks.grader import Grader
+from sampler.tasks.grader_pool import GraderPool
+from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.policy_sync import PolicySync
+
+BULK_CONNECTIONS: Final = 8
+"""For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
+1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
+
+FLUSH_SHARE: Final = 0.8
+"""Of the time the daemon has to drain; the rest is for saying so and leaving."""
+
+
+async def build(context: RoleContext) -> list[Service]:
+    """Load the base model, in a thread, and put the sampler's services together.
+
+    Raises:
+        StartupError: the model cannot be used, or the hub's address is missing.
+    """
+    config = context.config.section(SamplerConfig)
+    target = context.config.node.coordinator
+    if target is None:
+        raise StartupError("The sampler does not know its hub", fix="Set node.coordinator = HOST:PORT.")
+    clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
+    # Seconds to minutes, in which the watchdog and /healthz want to be answered.
+    engine = await asyncio.to_thread(
+        TorchEngine,
+        config.model_dir,
+        device=config.device,
+        compute_dtype=torch.float32 if config.compute_dtype == "float32" else torch.bfloat16,
+        threads=config.threads,
+        seed=config.seed,
+    )
+    caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
+    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    client, submitter = (
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()))
+        for address in (target, config.rollout_via or target)
+    )
+    hub, *relays = (
+        dial_source(
+            address,
+            caller,
+            connections=BULK_CONNECTIONS,
+            now=clock.now(),
+            control=control if address == target else None,
+        )
+        for address in dict.fromkeys((target, *config.weight_sources))
+    )
+    is_listed = target in config.weight_sources
+    sources = Sources(
+        [hub, *relays] if is_listed or not relays else relays,
+        last_resort=None if is_listed or not relays else hub,
+        clock=clock,
+        random=random.random,
+        metrics=context.transfer_metrics,
+    )
+    metrics = SamplerMetrics(context.registry)
+    generation = Generation(engine, metrics=metrics)
+    workload = Workload(concurrency_groups=config.concurrency_groups, outbox_groups=config.outbox_groups)
+    policy_sync = PolicySync(
+        Fetcher(
+            sources,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            metrics=context.transfer_metrics,
+            random=random.random,
+        ),
+        watch=sources.announcements,
+        layout=engine.layout,
+        weights=engine.weights,
+        in_place=config.apply == "in_place",
+        hand_over=generation.hand_over,
+        found_damage=lambda: repair(),
+        disk=PolicyDisk(
+            context.state_dir,
+            layout=engine.layout,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            save_every_s=config.save_policy_every_s,
+            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
+            clock=clock,
+        ),
+        transfer_metrics=context.transfer_metrics,
+        metrics=metrics,
+        count_refusal=node_metrics.count_refusal,
+        waiting=node_metrics.waiting,
+        monotonic=clock.monotonic,
+        random=random.random,
+    )
+
+    def waits_for() -> str:
+        what, bound_versions = node_metrics.waits_for, membership.max_staleness_versions
+        if leasing.is_too_old and bound_versions is not None:
+            return f"{TOO_OLD}: {policy_sync.distance(bound_versions=bound_versions)}"
+        return what
+
+    def repair() -> None:
+        if generation.served is not None:
+            metrics.repairs.inc()
+            generation.withdraw()
+            rollouts.forget_doubtful()
+            policy_sync.doubt()
+
+    def held() -> PolicyVersion | None:
+        if generation.served is not None:
+            policy_sync.scrub()
+        return generation.served
+
+    membership = MembershipClient(
+        control,
+        Member(
+            run_id,
+            Role.SAMPLER,
+            layout_digest=engine.layout.digest,
+            tokenizer_digest=engine.tokenizer_digest,
+        ),
+        state=PeerState(
+            held=held,
+            waits_for=waits_for,
+            metrics=lambda: snapshot(context.registry),
+            running_leases=lambda: workload.lease_ids,
+        ),
+        notices=Notices(
+            verdict=lambda verdict: rollouts.note_verdict(verdict),
+            lost_leases=lambda lease_ids: rollouts.forget_lost(lease_ids),
+            must_repair=repair,
+        ),
+        clock=clock,
+        backoff=Backoff(random.random),
+        waiting=node_metrics.waiting,
+        comparison=comparison_with(target, context.identity, clock=clock),
+    )
+    leasing = Leasing(
+        client,
+        workload=workload,
+        generation=generation,
+        node_metrics=node_metrics,
+        random=random.random,
+    )
+    rollouts = Rollouts(
+        engine,
+        run_id=run_id,
+        membership=membership,
+        generation=generation,
+        leasing=leasing,
+        uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
+        workload=workload,
+        custom_tasks=config.custom_tasks,
+        make_graders=lambda path: GraderPool(
+            lambda: Grader(
+                path,
+                wall_limit_s=config.grader_wall_limit_s,
+                cpu_limit_s=config.grader_cpu_limit_s,
+                memory_limit_bytes=config.grader_memory_limit_bytes,
+                killed=metrics.grader_kills.inc,
+            ),
+            most=config.grader_processes,
+        ),
+        flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
+        metrics=metrics,
+        clock=clock,
+    )
+    metrics.watch(
+        unbegun=lambda: workload.count(*UNBEGUN),
+        outbox=lambda: workload.count(Stage.OUTBOX),
+        leases=lambda: len(workload),
+        policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
+        starving_s=policy_sync.starving_s,
+    )
+    sampling = StopsAfter(rollouts)
+    return [StopsAfter(membership, other=sampling), policy_sync, sampling]

@@ -1,0 +1,1 @@
+"""The policy version a sampler holds: kept in step with the head, on disk and in the engine."""

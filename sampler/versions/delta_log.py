@@ -1,0 +1,160 @@
+"""What was fetched since the last copy of the held policy: signed artifacts, on disk as they arrive.
+
+    delta_log/<version>-<base>/{manifest,frames}        as in a hub's store
+
+A restarted sampler loads its copy and applies the log to it; the artifact that was on its way goes on
+with the frames that are there. Nothing in it is trusted: after a crash every payload is hashed again,
+and every frame of words that comes out is compared with the signed digest.
+
+Blocking; one thread at a time, except ``StagedArtifact.keep``.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from node import durable
+from node.errors import Reason, RefusedError
+from node.policy import ArtifactKey, PolicyVersion
+from node.weights.format.manifest import Manifest
+from node.weights.store.artifact_files import ArtifactFiles, directory_name
+
+logger = logging.getLogger(__name__)
+
+
+class StagedArtifact:
+    """The payloads of one artifact: those on disk, and those that arrive."""
+
+    def __init__(self, files: ArtifactFiles, *, failed: Callable[[RefusedError], None]) -> None:
+        """Stage in ``files``; ``failed`` is told of the first payload that cannot be written."""
+        self._files = files
+        self._failed = failed
+        self._is_broken = False
+
+    @property
+    def key(self) -> ArtifactKey:
+        return self._files.manifest.key
+
+    def payload(self, frame: int) -> bytes | None:
+        """Give a payload that is on disk, its digest verified; None: fetch it."""
+        file = self._files.open() if self._files.has(frame) else None
+        payload = None if file is None else self._files.read(file, frame)
+        if payload is None:
+            self._files.forget(frame)
+        return payload
+
+    def keep(self, frame: int, payload: bytes) -> bool:
+        """Write a verified payload, and say whether it can be read again.
+
+        On a full disk the version is applied all the same, and not logged.
+        """
+        if self._is_broken or self._files.has(frame):
+            return self._files.has(frame)
+        try:
+            self._files.write(frame, payload)
+        except RefusedError as refused:
+            self._is_broken = True
+            self._failed(refused)
+        return self._files.has(frame)
+
+    def sync(self) -> None:
+        """Return when what was kept is on disk.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        if not self._is_broken:
+            self._files.sync()
+
+
+class DeltaLog:
+    """The artifacts on disk, from the oldest copy on."""
+
+    def __init__(
+        self, directory: Path, *, public_key: bytes, run_id: str, count_refusal: Callable[[Reason], None]
+    ) -> None:
+        """Take up what an earlier process left in ``directory``, made if need be.
+
+        Raises:
+            OSError: the directory cannot be used.
+        """
+        self._directory = directory
+        self._count_refusal = count_refusal
+        self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
+        durable.make_directory(directory)
+        for path in sorted(directory.iterdir()):
+            try:
+                files = ArtifactFiles.load(path, public_key=public_key, run_id=run_id, whole=False)
+            except (OSError, RefusedError) as error:
+                logger.warning("logged artifact not usable", extra={"path": str(path), "detail": str(error)})
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            self._artifacts[files.manifest.key] = files
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload bytes of everything logged."""
+        return sum(files.manifest.size_bytes for files in self._artifacts.values())
+
+    def after(self, held: PolicyVersion) -> tuple[Manifest, StagedArtifact] | None:
+        """Give the whole artifact that leads furthest from ``held``; None at the end of the log."""
+        usable = [
+            files
+            for files in self._artifacts.values()
+            if files.is_whole and files.manifest.version > held.number and _starts_at(files.manifest, held)
+        ]
+        if not usable:
+            return None
+        furthest = max(usable, key=lambda files: files.manifest.version)
+        return furthest.manifest, self._staged(furthest)
+
+    def reach(self, held: PolicyVersion) -> int:
+        """Give the number of the version that the log leads to from ``held``."""
+        while (logged := self.after(held)) is not None:
+            held = logged[0].policy_version
+        return held.number
+
+    def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
+        """Make room for an artifact, or go on with it; other unfinished ones are given up.
+
+        Returns:
+            None: the disk is full or broken, and the version will not be logged.
+        """
+        for files in [files for files in self._artifacts.values() if not files.is_whole]:
+            if files.signed != signed:
+                self.drop(files.manifest.key)
+        files_there = self._artifacts.get(manifest.key)
+        if files_there is not None and files_there.signed == signed:
+            return self._staged(files_there)
+        self.drop(manifest.key)
+        try:
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
+            durable.sync(self._directory)
+        except OSError as error:
+            self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
+            return None
+        self._artifacts[manifest.key] = files
+        return self._staged(files)
+
+    def drop(self, key: ArtifactKey) -> None:
+        """Remove an artifact, if it is there."""
+        files = self._artifacts.pop(key, None)
+        if files is not None:
+            shutil.rmtree(files.directory, ignore_errors=True)
+
+    def drop_until(self, number: int) -> None:
+        """Remove what leads to versions up to ``number``: a copy of that one is on disk."""
+        for key in [key for key in self._artifacts if key.version <= number]:
+            self.drop(key)
+
+    def _staged(self, files: ArtifactFiles) -> StagedArtifact:
+        return StagedArtifact(files, failed=self._fail)
+
+    def _fail(self, refused: RefusedError) -> None:
+        self._count_refusal(refused.reason)
+        logger.warning("version not logged", extra={"detail": str(refused)})
+
+
+def _starts_at(manifest: Manifest, held: PolicyVersion) -> bool:
+    return manifest.key.is_keyframe or (manifest.base_version, manifest.base_root) == (held.number, held.root)
