@@ -32,12 +32,12 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
 from learner.publishing.publisher import Publisher
+from learner.training.master_access import MasterGate
+from learner.training.master_words import MasterWords
 from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters

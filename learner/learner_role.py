@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from learner.config import LearnerConfig
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.objective.registry import Objective, load_objective
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
 from learner.publishing.learner_epoch import raise_epoch
 from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
+from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import Policy, load_policy
-from learner.training.step_log import StepLog
 from learner.training.train_step import StepSettings
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
 from learner.training.training_state import Trainee

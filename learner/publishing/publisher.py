@@ -27,11 +27,11 @@ from typing import Final
 
 import numpy as np
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
+from learner.training.master_access import MasterGate
+from learner.training.master_words import MasterWords
 from node.clock import Clock
 from node.errors import RETRYABLE, Reason, RefusedError, StartupError
 from node.policy import PolicyVersion

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
+from learner.disk_wait import DiskWait
 from learner.intake.batching import BatchBuffer
 from learner.intake.group_verdict import AdmissionRules, Judged, judge
 from learner.intake.mismatch import MismatchBook
 from learner.metrics import LearnerMetrics
-from learner.publishing.disk_wait import DiskWait
-from learner.training.step_log import StepLog
+from learner.step_log import StepLog
 from learner.training.training_state import StepTaken, Trainee, TrainingError
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError

@@ -13,10 +13,10 @@ import torch
 
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
-from learner.publishing.master_access import MasterGate
+from learner.step_log import StepLine, TrainedGroup
 from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.master_access import MasterGate
 from learner.training.model import Policy
-from learner.training.step_log import StepLine, TrainedGroup
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError

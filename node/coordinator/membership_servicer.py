@@ -9,10 +9,10 @@ from typing import Final
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clients.drain_book import Judgement
 from node.clock import Clock
-from node.coordinator.fleet.peers import Beat, Roster
+from node.coordinator.peers import Beat, Roster
+from node.coordinator.spool import Spool
 from node.coordinator.work.buffer_room import Learner
 from node.coordinator.work.decisions import check_model
-from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList

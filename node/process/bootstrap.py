@@ -25,9 +25,9 @@ from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
 from node.process.state_lock import StateLock
 from node.process.systemd import Systemd
+from node.process.telemetry_http import TelemetryServer
 from node.run import Role
 from node.telemetry.disk import DiskWatch
-from node.telemetry.http import TelemetryServer
 from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics

@@ -20,12 +20,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
+from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
+from learner.training.master_access import MasterGate
 from learner.training.model import Policy, load_policy
-from learner.training.step_log import StepLog
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
 from learner.training.training_state import Trainee, TrainingError
 from node import durable

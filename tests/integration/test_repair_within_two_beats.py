@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.coordinator.fleet.peers import Beat, BeatAnswer, Roster
+from node.coordinator.peers import Beat, BeatAnswer, Roster
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.coordinator.fleet.membership import GONE_AFTER_S
-from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import Beat, Roster
 from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion

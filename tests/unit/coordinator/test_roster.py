@@ -4,10 +4,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.drain_book import Judgement
-from node.coordinator.fleet import peers as roster_module
+from node.coordinator import peers as roster_module
 from node.coordinator.fleet.membership import GONE_AFTER_S
-from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import Beat, Roster
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.versions import Announced
 from node.errors import RefusedError

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from learner.publishing.master_access import MasterGate
+from learner.training.master_access import MasterGate
 from support.clock import ManualClock
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
 from learner.publishing.publisher import Publisher
+from learner.training.master_access import MasterGate
+from learner.training.master_words import MasterWords
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey

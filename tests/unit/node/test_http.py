@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.errors import StartupError
 from node.process.daemon import Phase
-from node.telemetry.http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
+from node.process.telemetry_http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
 from support.clock import ManualClock
 
 
