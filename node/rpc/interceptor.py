@@ -16,13 +16,13 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.errors import STATUS_OF_REASON, CountRefusal, Reason, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -51,12 +51,6 @@ _WHERE: Final = {
     "RolloutService": f"{_MEMBERS_PORT} and at relays",
 }
 """Service -> the port that serves it."""
-
-
-class CountRefusal(Protocol):
-    """Counts a refusal under its reason."""
-
-    def __call__(self, *, service: str, reason: Reason) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import StartupError
+from node.errors import CountRefusal, StartupError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
-from node.rpc.interceptor import CountRefusal, Gate, RpcLimits
+from node.rpc.interceptor import Gate, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 
 logger = logging.getLogger(__name__)
