@@ -11,7 +11,7 @@ Start-up errors end the process with an exit code of their own.
 """
 
 import enum
-from typing import Final
+from typing import Final, Protocol
 
 
 class HeteroRLError(Exception):
@@ -112,6 +112,12 @@ class RefusedError(HeteroRLError):
         self.what = what
         self.fix = fix
         self.hub_now_s = hub_now_s
+
+
+class CountRefusal(Protocol):
+    """Counts a refusal under its reason: ``NodeMetrics.count_refusal``."""
+
+    def __call__(self, *, service: str, reason: Reason) -> None: ...
 
 
 class ConfigError(HeteroRLError):
