@@ -36,7 +36,7 @@ from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words

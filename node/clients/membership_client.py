@@ -31,7 +31,7 @@ from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
-from node.until import run_until
+from node.waits import run_until
 from node.wire import (
     metric_families_to_wire,
     policy_version_from_wire,

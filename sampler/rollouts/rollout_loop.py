@@ -22,7 +22,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
 from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.generation import Generation
 from sampler.metrics import Dropped, SamplerMetrics

@@ -23,7 +23,7 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import run_until
+from node.waits import run_until
 from node.weights.format.digests import version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest

@@ -26,7 +26,7 @@ from node.errors import Reason, Recovery, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Line, Progress
