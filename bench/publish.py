@@ -32,12 +32,12 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
 from learner.publishing.publisher import Publisher
+from learner.training.master_access import MasterAccess
+from learner.training.master_words import MasterWords
 from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
@@ -158,7 +158,7 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     """Run the publisher beside a training thread that only pretends to compute."""
     key, clock = SigningKey.generate(), SystemClock()
     store = ArtifactStore(scratch, public_key=key.public_key, run_id="bench", retained_keyframes=1)
-    gate = MasterGate(version=0, monotonic=clock.monotonic)
+    gate = MasterAccess(version=0, monotonic=clock.monotonic)
     signer = Signer(key, "bench", 1)
     node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
     publisher = Publisher(

@@ -41,9 +41,9 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from sampler.engines.engine import GenerationRequest
+from sampler.engines.live_words import ModelWords
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.delta_log import DeltaLog
-from sampler.versions.model_words import ModelWords
 from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,19 +22,19 @@ import numpy as np
 import torch
 
 from learner.config import LearnerConfig
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.objective.registry import Objective, load_objective
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
 from learner.publishing.learner_epoch import raise_epoch
 from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
+from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import Policy, load_policy
-from learner.training.step_log import StepLog
 from learner.training.train_step import StepSettings
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
-from learner.training.training_state import Trainee
+from learner.training.training_state import TrainingState
 from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clients.rollout_drain import RolloutDrain
 from node.enrolment.init_run import SIGNING_KEY_FILE
@@ -85,7 +85,7 @@ async def build(context: RoleContext) -> list[Service]:
     words0 = await asyncio.to_thread(
         keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
     )
-    trainee = await asyncio.to_thread(_restore_trainee, context, config, policy)
+    training_state = await asyncio.to_thread(_restore_trainee, context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -109,7 +109,7 @@ async def build(context: RoleContext) -> list[Service]:
             vocabulary_size=policy.vocabulary_size,
         ),
         state=PeerState(
-            held=lambda: PolicyVersion(trainee.version),
+            held=lambda: PolicyVersion(training_state.version),
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
             step_report=lambda: loop.report,
@@ -123,9 +123,9 @@ async def build(context: RoleContext) -> list[Service]:
     drain = RolloutDrain(
         rollouts,
         learner_epoch=signer.learner_epoch,
-        version=trainee.version,
+        version=training_state.version,
         capacity_groups=config.buffer_groups,
-        unacknowledged=trainee.progress.unacknowledged,
+        unacknowledged=training_state.progress.unacknowledged,
         backoff=Backoff(random.random, cap_s=DRAIN_BACKOFF_CAP_S),
         count_lost_stream=metrics.lost_drain_streams.inc,
         waiting=context.node_metrics.waiting,
@@ -137,10 +137,10 @@ async def build(context: RoleContext) -> list[Service]:
         retained_keyframes=RETAINED_KEYFRAMES,
     )
     publisher = Publisher(
-        trainee.gate,
+        training_state.gate,
         policy.master_words,
         store,
-        start=_held_by(trainee),
+        start=_held_by(training_state),
         layout=policy.layout,
         signer=signer,
         threads=config.publish_threads or _cores(),
@@ -163,9 +163,9 @@ async def build(context: RoleContext) -> list[Service]:
     )
     step_log = StepLog(state_dir / "steps.jsonl")
     with _state_written(state_dir):
-        await asyncio.to_thread(step_log.catch_up, trainee.progress.step)
+        await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     loop = TrainingLoop(
-        trainee,
+        training_state,
         step_log=step_log,
         settings=LoopSettings(config.buffer_groups, config.max_versions, config.quarantine_mismatch_nats),
         identity=GroupIdentity(run_id, digest),
@@ -227,7 +227,7 @@ def _load_base_model(config: LearnerConfig) -> Policy:
     )
 
 
-def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy) -> Trainee:
+def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy) -> TrainingState:
     objective = _load_objective(config)
     optimizer = torch.optim.AdamW(
         policy.parameters.values(),
@@ -250,7 +250,7 @@ def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy
     )
     with _state_written(context.state_dir):
         checkpoints = CheckpointStore(context.state_dir / "checkpoints")
-    return Trainee(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
+    return TrainingState(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
 
 
 def _load_objective(config: LearnerConfig) -> Objective:
@@ -262,7 +262,7 @@ def _load_objective(config: LearnerConfig) -> Objective:
         ) from error
 
 
-def _held_by(trainee: Trainee) -> HeldPolicy:
-    words = np.empty(trainee.policy.layout.words, np.uint16)
-    trainee.policy.snapshot(words)
-    return HeldPolicy.of(trainee.version, words, layout=trainee.policy.layout)
+def _held_by(training_state: TrainingState) -> HeldPolicy:
+    words = np.empty(training_state.policy.layout.words, np.uint16)
+    training_state.policy.snapshot(words)
+    return HeldPolicy.of(training_state.version, words, layout=training_state.policy.layout)

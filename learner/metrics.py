@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from learner.training.step_log import StepLine
+from learner.step_log import StepLine
 
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -42,12 +42,12 @@ GROUP_TOKENS: Final = 4 << 20
 
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
-VERDICTS_PER_BEAT: Final = 4096
-METRIC_FAMILIES_PER_BEAT: Final = 1000
-METRIC_SAMPLES_PER_BEAT: Final = 10_000
+VERDICTS_PER_HEARTBEAT: Final = 4096
+METRIC_FAMILIES_PER_HEARTBEAT: Final = 1000
+METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000
 
 REVOCATIONS: Final = 16_384
-"""Node ids shut out of a run: 1 MiB in the one beat that tells a relay of a change."""
+"""Node ids shut out of a run: 1 MiB in the one heartbeat that tells a relay of a change."""
 
 TOKEN_BYTES: Final = 4096
 SIGNING_REQUEST_BYTES: Final = 4096

@@ -30,12 +30,12 @@ from node.telemetry.metrics import snapshot
 from node.weights.transfer.fetch import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
+from sampler.engines.generation import Generation
 from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.generation import Generation
 from sampler.rollouts.group_submission import Uploader
 from sampler.rollouts.leasing import TOO_OLD, Leasing
-from sampler.rollouts.rollouts import Rollouts
+from sampler.rollouts.rollout_loop import Rollouts
 from sampler.rollouts.work_queue import UNBEGUN, Stage, Workload
 from sampler.tasks.grader import Grader
 from sampler.tasks.grader_pool import GraderPool

@@ -44,10 +44,11 @@ from node.weights.store.head_file import StoreMark
 from node.weights.transfer.fetch import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
+from sampler.engines.generation import Change
+from sampler.engines.live_words import ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.generation import Change
 from sampler.versions.delta_log import StagedArtifact
-from sampler.versions.model_words import ArrayWords, ModelWords
+from sampler.versions.model_words import ArrayWords
 from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.policy_sync import PolicySync
 

@@ -26,7 +26,7 @@ from node.errors import ExitCode
 from node.rpc.address import join_address, split_address, split_target
 from node.telemetry.logging import configure_logging
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EXAMPLE: Final = """\
   python -m deploy.demo.link_emulator --listen 127.0.0.1:7790 --target hub:7700 --delay-ms 100 --rate-mbit 8
@@ -120,7 +120,7 @@ class LinkEmulator:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= CONNECTIONS:
-            _log.warning("connection refused, too many", extra={"limit": CONNECTIONS})
+            logger.warning("connection refused, too many", extra={"limit": CONNECTIONS})
             writer.transport.abort()
             return
         connection = asyncio.create_task(self._carry(reader, writer), name="link connection")
@@ -132,7 +132,7 @@ class LinkEmulator:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 far_reader, far = await asyncio.open_connection(*self._target, limit=PIECE_BYTES)
         except OSError as error:
-            _log.info("target unreachable", extra={"target": self._target, "error": str(error)})
+            logger.info("target unreachable", extra={"target": self._target, "error": str(error)})
             near.transport.abort()
             return
         try:
@@ -142,7 +142,7 @@ class LinkEmulator:
             near.close()
             far.close()
         except* OSError as broken:
-            _log.info("connection broke", extra={"error": str(broken.exceptions[0])})
+            logger.info("connection broke", extra={"error": str(broken.exceptions[0])})
         finally:
             for end in (near, far):
                 if not end.is_closing():
@@ -260,7 +260,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
                 async with asyncio.timeout(arguments.cut_every_s or None):
                     await stopping.wait()
             except TimeoutError:
-                _log.warning("link cut", extra={"connections": await emulator.cut()})
+                logger.warning("link cut", extra={"connections": await emulator.cut()})
         server.close()
         await emulator.cut()
     return ExitCode.DRAINED

@@ -11,8 +11,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
+from learner.intake.full_logprobs import full_logprobs
 from learner.objective.truncation import least_kept_mass
-from learner.training.micro_batches import full_logprobs
 from node.errors import RefusedError
 from node.rollout import RolloutGroup, Verdict, check_group
 

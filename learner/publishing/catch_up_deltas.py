@@ -15,7 +15,7 @@ from node.weights.format.manifest import Manifest, sign
 from node.weights.planning.catch_up import next_base
 from node.weights.store.artifact_store import ArtifactStore
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class CatchUp:
         except RefusedError as refused:
             # Nobody depends on it: the steps lead to the same words.
             self._given_up = {key}
-            _log.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
+            logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             return
         if manifest is not None:
             told = {"version": key.version, "base_version": key.base_version}
-            _log.info("merged", extra={**told, "size_bytes": manifest.size_bytes})
+            logger.info("merged", extra={**told, "size_bytes": manifest.size_bytes})
 
     def _merge(
         self, head: HeldPolicy, key: ArtifactKey, is_superseded: Callable[[], bool]

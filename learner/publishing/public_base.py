@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.publishing.master_words import MasterWords
+from learner.training.master_words import MasterWords
 from node import durable
 from node.errors import StartupError
 from node.weights.format.digests import Words

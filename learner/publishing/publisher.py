@@ -27,11 +27,11 @@ from typing import Final
 
 import numpy as np
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
+from learner.training.master_access import MasterAccess
+from learner.training.master_words import MasterWords
 from node.clock import Clock
 from node.errors import RETRYABLE, Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
@@ -45,7 +45,7 @@ from node.weights.format.manifest import sign
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _UNDER_WAY_PER_THREAD: Final = 2
 """Frames: while one is coded, another may wait for its place in the file."""
@@ -58,7 +58,7 @@ class Publisher:
 
     def __init__(
         self,
-        gate: MasterGate,
+        gate: MasterAccess,
         masters: MasterWords,
         store: ArtifactStore,
         *,
@@ -153,7 +153,7 @@ class Publisher:
                 except RefusedError as refused:
                     if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
                         told = {"version": version, "error": str(refused)}
-                        _log.error("publishing failed", extra=told)
+                        logger.error("publishing failed", extra=told)
                         return False
                     if not stopping.is_set():
                         self._gate.put_back()
@@ -174,7 +174,7 @@ class Publisher:
         self._metrics.published_version.set(number)
         self._metrics.publish_seconds.observe(took_s)
         told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
-        _log.info("published", extra=told)
+        logger.info("published", extra=told)
         if number - self._newest_keyframe() >= self._keyframe_every_versions:
             await self._add_keyframe(version)
 
@@ -188,7 +188,7 @@ class Publisher:
             if refused.reason not in RETRYABLE:
                 raise
             told = {"version": version.version.number, "error": str(refused)}
-            _log.error("keyframe not stored", extra=told)
+            logger.error("keyframe not stored", extra=told)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from learner.step_log import StepLine
 from learner.training.model import Policy
-from learner.training.step_log import StepLine
 from node import durable
 from node.errors import StartupError
 from node.run import StepRecord

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.intake.full_logprobs import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.truncation import untruncated_logprob
 from node.rollout import Completion, RolloutGroup
 
 
@@ -99,25 +99,6 @@ def objective_batch(
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
     )
-
-
-def full_logprobs(group: RolloutGroup) -> list[NDArray[np.float32]]:
-    """Give the behaviour logprobs of each of the group's completions under the whole softmax.
-
-    Raises:
-        ValueError: they are renormalised, and the kept masses that would undo it are missing.
-    """
-    if not group.is_renormalised:
-        return [completion.behaviour_logprob for completion in group.completions]
-    return [_untruncated(completion) for completion in group.completions]
-
-
-def _untruncated(completion: Completion) -> NDArray[np.float32]:
-    if completion.kept_mass is None:
-        raise ValueError("logprobs are renormalised over the tokens kept, and there are no kept masses")
-    columns = (torch.from_numpy(c.copy()) for c in (completion.behaviour_logprob, completion.kept_mass))
-    logprob: NDArray[np.float32] = untruncated_logprob(*columns).numpy()
-    return logprob
 
 
 def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
-from learner.publishing.master_words import MasterWords
 from learner.training.flops import ModelSize
+from learner.training.master_words import MasterWords
 from learner.training.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.format.digests import Words

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
+from learner.disk_wait import DiskWait
 from learner.intake.batching import BatchBuffer
 from learner.intake.group_verdict import AdmissionRules, Judged, judge
 from learner.intake.mismatch import MismatchBook
 from learner.metrics import LearnerMetrics
-from learner.publishing.disk_wait import DiskWait
-from learner.training.step_log import StepLog
-from learner.training.training_state import StepTaken, Trainee, TrainingError
+from learner.step_log import StepLog
+from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, Verdict
@@ -30,7 +30,7 @@ from node.run import RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
 from node.until import run_until
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -62,7 +62,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        trainee: Trainee,
+        training_state: TrainingState,
         *,
         step_log: StepLog,
         settings: LoopSettings,
@@ -75,14 +75,14 @@ class TrainingLoop:
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
-        """Go on from where ``trainee`` was restored to.
+        """Go on from where ``training_state`` was restored to.
 
         Args:
             run_settings: waits until the learner has joined.
             announced: waits until the hub announces a version, or a newer one.
             hub_now: Unix seconds on the hub's clock, on which groups are stamped.
         """
-        self._trainee = trainee
+        self._trainee = training_state
         self._step_log = step_log
         self._settings = settings
         self._identity = identity
@@ -93,7 +93,7 @@ class TrainingLoop:
         self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
-        self._trained_slots = trainee.trained_slots
+        self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
         self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -206,7 +206,7 @@ class TrainingLoop:
         if verdict is Verdict.DUPLICATE:
             self._metrics.doubled_groups.inc()
         if verdict is not Verdict.ACCEPTED:
-            _log.warning(
+            logger.warning(
                 "group refused",
                 extra={
                     "group_id": delivered.group.group_id,
@@ -249,7 +249,7 @@ class TrainingLoop:
     def _skip(self, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.skipped_steps.inc()
         self._skipped_in_a_row += 1
-        _log.error(
+        logger.error(
             "step skipped", extra={"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
         )
         for delivered in batch:
@@ -271,7 +271,7 @@ class TrainingLoop:
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
-        _log.info("step", extra={**asdict(taken.line.report), "tokens": taken.line.tokens})
+        logger.info("step", extra={**asdict(taken.line.report), "tokens": taken.line.tokens})
 
     def _show_mismatch(self, sampler_id: str) -> None:
         mismatch = self._mismatches.mismatch(sampler_id)

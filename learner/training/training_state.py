@@ -13,10 +13,10 @@ import torch
 
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
-from learner.publishing.master_access import MasterGate
+from learner.step_log import StepLine, TrainedGroup
 from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.master_access import MasterAccess
 from learner.training.model import Policy
-from learner.training.step_log import StepLine, TrainedGroup
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
@@ -42,7 +42,7 @@ class StepTaken:
     """Of the step's time, what it waited for the version before to be read."""
 
 
-class Trainee:
+class TrainingState:
     """A policy in training, restored to its newest checkpoint."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Trainee:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
-        self.gate = MasterGate(version=self.version, monotonic=clock.monotonic)
+        self.gate = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until someone says what version the masters hold."""
         self._gate_wait_s = 0.0
         optimizer.register_step_pre_hook(self._before_writing)

@@ -1,10 +1,10 @@
-"""A peer's half of MembershipService: join, beat, and begin again for ever with the same identity.
+"""A peer's half of MembershipService: join, heartbeat, and begin again for ever with the same identity.
 
     joining --settings--> beating --connection lost, not_joined, hub restarted--> joining
        |                     |
        +--- a final refusal: raised, the daemon ends --+
 
-Each beat says what the peer holds and works on; each answer brings the head, verdicts and lost
+Each heartbeat says what the peer holds and works on; each answer brings the head, verdicts and lost
 leases, and compares the two clocks.
 """
 
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S: Final = 15.0
 
 ANSWER_TIMEOUT_S: Final = 20.0
-"""Longest wait for the answer to a beat. Shorter than a daemon's default time to drain."""
+"""Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
 
 FAREWELL_TIMEOUT_S: Final = 2.0
 """Longest wait for the hub to note that the peer leaves; without it the peer turns silent instead."""
 
 CLOCK_SAMPLES: Final = 8
-"""Beats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
+"""Heartbeats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
 
 FINAL: Final = frozenset(
     {
@@ -71,7 +71,7 @@ FINAL: Final = frozenset(
 )
 """Refusals that waiting does not change: the configuration or the identity has to."""
 
-_Beats = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
+_Heartbeats = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PeerState:
-    """What each beat says of the peer, asked anew for each; all called on the event loop's thread."""
+    """What each heartbeat says of the peer, asked anew for each; all called on the event loop's thread."""
 
     held: Callable[[], PolicyVersion | None]
     waits_for: Callable[[], str]
@@ -220,7 +220,7 @@ class MembershipClient:
         while not stopping.is_set():
             try:
                 await run_until(stopping, self._join(ready))
-                await self._beat_until_lost(stopping)
+                await self._heartbeat_until_lost(stopping)
             except RefusedError as refused:
                 if refused.reason in FINAL or (refused.reason is Reason.NAME_IN_USE and self.joins):
                     raise
@@ -280,34 +280,34 @@ class MembershipClient:
         )
         return settings_from_wire(await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S))
 
-    async def _beat_until_lost(self, stopping: asyncio.Event) -> None:
+    async def _heartbeat_until_lost(self, stopping: asyncio.Event) -> None:
         if self._settings is None or stopping.is_set():
             return
         interval_s = self._settings.heartbeat_interval_s
-        beats = self._stub.Heartbeat()
+        heartbeats = self._stub.Heartbeat()
         try:
             with classified():
                 sequence = 0
                 while not stopping.is_set():
                     sequence += 1
-                    await self._beat(beats, sequence)
+                    await self._heartbeat(heartbeats, sequence)
                     self._backoff.reset()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(interval_s):
                             await stopping.wait()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_TIMEOUT_S):
-                        await beats.done_writing()
-                        await beats.read()
+                        await heartbeats.done_writing()
+                        await heartbeats.read()
         finally:
-            beats.cancel()
+            heartbeats.cancel()
 
-    async def _beat(self, beats: _Beats, sequence: int) -> None:
+    async def _heartbeat(self, heartbeats: _Heartbeats, sequence: int) -> None:
         sent_at_s = self._clock.now()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await beats.write(self._request(sequence, sent_at_s))
-                answer = await beats.read()
+                await heartbeats.write(self._request(sequence, sent_at_s))
+                answer = await heartbeats.read()
         except TimeoutError:
             raise ConnectionLost(f"no answer to beat {sequence} within {ANSWER_TIMEOUT_S} s") from None
         if not isinstance(answer, membership_pb2.HeartbeatResponse):

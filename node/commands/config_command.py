@@ -57,8 +57,8 @@ def resolve(arguments: argparse.Namespace) -> "Resolved":
     Raises:
         InvalidConfigError: with everything that is wrong.
     """
+    from node.config.setting_sources import read_flags
     from node.config.settings import load
-    from node.config.sources import read_flags
 
     given = {flag: getattr(arguments, flag) for flag in SHORTHANDS}
     shorthands = {flag: (SHORTHANDS[flag][0], text) for flag, text in given.items() if text is not None}

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from node.config.faults import faults_of, unknown_section
-from node.config.sources import (
+from node.config.setting_faults import faults_of, unknown_section
+from node.config.setting_sources import (
     ENVIRONMENT_PREFIX,
     InvalidConfigError,
     Reading,

@@ -45,7 +45,7 @@ class CoordinatorConfig(BaseModel):
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
     """Length at which a completion is cut. Longer costs memory and time on every sampler."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
-    """Time between beats of each peer. Shorter shows lag sooner; 10 000 peers at 2 s are this
+    """Time between heartbeats of each peer. Shorter shows lag sooner; 10 000 peers at 2 s are this
     process's limit."""
 
     listen: Address = "127.0.0.1:7700"
@@ -57,11 +57,11 @@ class CoordinatorConfig(BaseModel):
     buffer_groups: int = Field(default=256, ge=1, le=65_536)
     """Groups kept on disk until trained on, each up to 72 MiB. When full, samplers wait."""
     lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
-    """Time after the last beat of its holder at which a lease ends. Shorter gives a dead sampler's
+    """Time after the last heartbeat of its holder at which a lease ends. Shorter gives a dead sampler's
     prompts on sooner; shorter than a cut that samplers survive gives away work they will finish."""
     silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
-    """Time without a beat after which a peer is shown as silent, and after which another process may take
-    its name: a machine that lost its power and is back sooner waits for the rest of it."""
+    """Time without a heartbeat after which a peer is shown as silent, and another process may take its
+    name: a machine that lost its power and is back sooner waits for the rest of it."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve a peer that
     was away longer; each costs the model's size."""
@@ -77,8 +77,8 @@ class CoordinatorConfig(BaseModel):
             )
         if self.lease_ttl_s < 2 * self.heartbeat_interval_s:
             raise ValueError(
-                f"lease_ttl_s = {self.lease_ttl_s} is below two beats of {self.heartbeat_interval_s} s: "
-                "one late beat would end a lease; raise lease_ttl_s"
+                f"lease_ttl_s = {self.lease_ttl_s} is below two heartbeats of {self.heartbeat_interval_s} s: "
+                "one late heartbeat would end a lease; raise lease_ttl_s"
             )
         return self
 

@@ -8,17 +8,17 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.fleet.peers import Roster
 from node.coordinator.hub import Hub
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import Roster
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
+from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.buffer_room import Work
-from node.coordinator.work.spool import Spool
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment import EnrolmentServicer
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE

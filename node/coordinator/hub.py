@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.clock import Clock
-from node.coordinator.fleet.peers import Roster
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import Roster
 from node.coordinator.published import Published
-from node.coordinator.work.spool import Spool
+from node.coordinator.spool import Spool
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
 from node.weights.store.artifact_store import ArtifactStore

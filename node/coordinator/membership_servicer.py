@@ -9,10 +9,10 @@ from typing import Final
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clients.drain_book import Judgement
 from node.clock import Clock
-from node.coordinator.fleet.peers import Beat, Roster
+from node.coordinator.peers import HeartbeatReport, Roster
+from node.coordinator.spool import Spool
 from node.coordinator.work.buffer_room import Learner
 from node.coordinator.work.decisions import check_model
-from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -49,7 +49,7 @@ CUT_NOTICE_S: Final = 0.2
 
 
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
-    """Lets peers in, hears their beats, tells how the run goes."""
+    """Lets peers in, hears their heartbeats, tells how the run goes."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
         context: Context,
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
-        """Answer each beat; a stream that its peer ends in good order means that the peer leaves."""
+        """Answer each heartbeat; a stream that its peer ends in good order means that the peer leaves."""
         peer = peer_of(context)
         stream, has_heard = object(), False
         try:
@@ -190,9 +190,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._check_not_fenced(peer)
         if len(request.running_lease_ids) > LEASES_PER_PEER:
             raise RefusedError(
-                Reason.OVER_LIMIT, f"a beat that names {len(request.running_lease_ids)} leases"
+                Reason.OVER_LIMIT, f"a heartbeat that names {len(request.running_lease_ids)} leases"
             )
-        beat = Beat(
+        heartbeat = HeartbeatReport(
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
@@ -201,7 +201,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
         )
-        answer = self._roster.beat(peer, beat, now=received_at_s)
+        answer = self._roster.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
         return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,

@@ -6,11 +6,11 @@ from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.drain_book import Judgement
-from node.coordinator.fleet.peers import Roster
+from node.coordinator.drain_stream import Drain
+from node.coordinator.peers import Roster
+from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup
-from node.coordinator.work.drain_stream import Drain
 from node.coordinator.work.history import Hello
-from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion

@@ -19,7 +19,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
-from node.identity.pem import read_certificate, read_private_key, read_signing_request_der
+from node.identity.pem import (
+    key_to_pem,
+    new_key,
+    read_certificate,
+    read_private_key,
+    read_signing_request_der,
+)
 from node.limits import SIGNING_REQUEST_BYTES
 
 KEY_FILE: Final = "ca.key"
@@ -138,18 +144,6 @@ def is_signed_by(certificate_pem: bytes, message: bytes, signature: bytes) -> bo
     except InvalidSignature:
         return False
     return True
-
-
-def new_key() -> ec.EllipticCurvePrivateKey:
-    """Make a key on P-256."""
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Give a private key as unencrypted PKCS#8."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:

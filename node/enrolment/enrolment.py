@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.enrolment.authority import Authority, key_to_pem, read_signing_request, signing_request
+from node.enrolment.authority import Authority, read_signing_request, signing_request
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.token_file import check_fits, how_to_get_a_token
 from node.enrolment.tokens import Token, redeem
@@ -24,6 +24,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity, check_own, load_or_make_key, make_identity, save_identity
 from node.identity.peer import Peer, is_name
+from node.identity.pem import key_to_pem
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT

@@ -11,13 +11,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from node.enrolment.authority import key_to_pem, new_key
 from node.errors import RefusedError, StartupError
 from node.identity.access import cannot_read
 from node.identity.clock_skew import ENROL_AGAIN, moment
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
-from node.identity.pem import read_certificate, read_private_key
+from node.identity.pem import key_to_pem, new_key, read_certificate, read_private_key
 from node.identity.run_description import RunDescription
 from node.run import Role
 

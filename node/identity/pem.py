@@ -1,8 +1,9 @@
-"""Reading keys and certificates, which fails in one way: ValueError."""
+"""Keys and certificates as PEM. Reading fails in one way: ValueError."""
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 
@@ -45,3 +46,15 @@ def read_private_key(pem: bytes) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(pem, password=None)
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Make a key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Give a private key as unencrypted PKCS#8."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -25,24 +25,26 @@ from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
 from node.process.state_lock import StateLock
 from node.process.systemd import Systemd
+from node.process.telemetry_http import TelemetryServer
 from node.run import Role
 from node.telemetry.disk import DiskWatch
-from node.telemetry.http import TelemetryServer
 from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.codec.exponent_conditioned.choice import implementation
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
     """Run a process with ``roles`` until it is stopped; logging is configured."""
     config = resolved.config
     names = [role for role in ROLE_MODULES if role in set(roles)]
-    _log.info("configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}})
+    logger.info(
+        "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
+    )
     keep_freed_memory()
-    _log.info("weight codec", extra={"implementation": implementation().name})
+    logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
 
@@ -146,5 +148,5 @@ async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription,
         node_id=node.node_id,
         directory=directory,
         now=now,
-        warn=lambda detail: _log.warning("token readable by others", extra={"detail": detail}),
+        warn=lambda detail: logger.warning("token readable by others", extra={"detail": detail}),
     )

@@ -23,7 +23,7 @@ from typing import Final
 from node.errors import ConfigError, ExitCode, RefusedError, StartupError
 from node.process.service import Service
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A terminal that closes sends SIGHUP: it drains, since nothing of the configuration is read again."""
@@ -73,7 +73,7 @@ async def run_daemon(
             daemon.draining.cancel()
             daemon.cancel_late()
         # From here on a signal kills: a service that ignores its cancellation cannot hold the process.
-    _log.info("stopped", extra={"exit_code": int(daemon.exit_code)})
+    logger.info("stopped", extra={"exit_code": int(daemon.exit_code)})
     return daemon.exit_code
 
 
@@ -97,7 +97,7 @@ class _Daemon:
         await self._stop.wait()
 
     def on_signal(self, number: signal.Signals) -> None:
-        _log.info("signal received", extra={"signal": number.name})
+        logger.info("signal received", extra={"signal": number.name})
         self._stop.set()
         if number == signal.SIGHUP:
             return  # comes twice when a terminal closes, from the kernel and from the shell: no impatience
@@ -120,10 +120,10 @@ class _Daemon:
                 supervised = self._supervise(service, is_ready, running.stopping)
                 running.services.append(tasks.create_task(supervised, name=service.name, context=context))
                 await is_ready.wait()  # ends by cancellation where the service never gets there
-                _log.debug("service ready", extra={"service": service.name})
+                logger.debug("service ready", extra={"service": service.name})
         self._is_serving = True
         self._announce(Phase.SERVING)
-        _log.info("ready", extra={"stages": [stage.name for stage in stages]})
+        logger.info("ready", extra={"stages": [stage.name for stage in stages]})
 
     async def _supervise(self, service: Service, is_ready: asyncio.Event, stopping: asyncio.Event) -> None:
         try:
@@ -132,7 +132,7 @@ class _Daemon:
             self._fail(service.name, error)
             return
         if not stopping.is_set():
-            _log.info("service finished", extra={"service": service.name})
+            logger.info("service finished", extra={"service": service.name})
             self._stop.set()
 
     def _fail(self, name: str, error: Exception) -> None:
@@ -143,7 +143,7 @@ class _Daemon:
         is_told = isinstance(
             error, ConfigError | StartupError | RefusedError
         )  # say what to do; no trace helps
-        _log.error(
+        logger.error(
             "service failed",
             extra={"service": name, "error": str(error)},
             exc_info=None if is_told else error,
@@ -160,7 +160,7 @@ class _Daemon:
         late = [task for stage in self._stages for task in stage.services if not task.done()]
         if not late:
             return
-        _log.error("late to drain", extra={"services": sorted(task.get_name() for task in late)})
+        logger.error("late to drain", extra={"services": sorted(task.get_name() for task in late)})
         if self.exit_code is ExitCode.DRAINED:
             self.exit_code = ExitCode.FAILED
         for task in late:

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from node.process.daemon import Phase
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MESSAGES: Final = {Phase.SERVING: "READY=1", Phase.DRAINING: "STOPPING=1"}
 
@@ -60,4 +60,4 @@ class Systemd:
                 line.setblocking(False)  # a systemd that does not read must not stall the loop
                 line.sendto(message.encode(), address)
         except OSError as error:
-            _log.warning("systemd cannot be told", extra={"told": message, "error": str(error)})
+            logger.warning("systemd cannot be told", extra={"told": message, "error": str(error)})

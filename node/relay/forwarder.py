@@ -20,7 +20,7 @@ from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.until import run_until
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SUBMISSIONS_IN_FLIGHT: Final = 4
 """With one, a coordinator 300 ms away takes no more than three groups a second."""
@@ -85,7 +85,7 @@ class Forwarder:
                 self._backoff.reset()
             except* (ConnectionLost, RefusedError) as errors:
                 detail = "; ".join(sorted({str(error) for error in errors.exceptions}))
-                log.info(
+                logger.info(
                     "groups wait for the coordinator", extra={"groups": len(self._spool), "detail": detail}
                 )
             else:
@@ -95,7 +95,7 @@ class Forwarder:
     async def _forward(self, group: SpooledGroup) -> None:
         told = {"group_id": group.group_id, "sampler": group.sampler_id}
         if group.data is None:
-            log.error("group damaged in the spool", extra=told)
+            logger.error("group damaged in the spool", extra=told)
             self._metrics.dropped_groups.inc()
         else:
             try:
@@ -103,11 +103,11 @@ class Forwarder:
             except RefusedError as refused:
                 if refused.reason not in _HOPELESS:
                     raise
-                log.error("group refused by the coordinator", extra={**told, "detail": str(refused)})
+                logger.error("group refused by the coordinator", extra={**told, "detail": str(refused)})
                 self._metrics.dropped_groups.inc()
             else:
                 self._metrics.count_forwarded(verdict)
-                log.debug("group handed on", extra={**told, "verdict": verdict.value, "detail": detail})
+                logger.debug("group handed on", extra={**told, "verdict": verdict.value, "detail": detail})
         await self._in_thread(lambda: self._spool.remove(group.number))
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:

@@ -23,7 +23,7 @@ from node.weights.planning.chain import PUBLIC_VERSION, plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetch import Fetcher
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Mirror:
@@ -114,18 +114,18 @@ class Mirror:
             finally:
                 await asyncio.to_thread(self._store.set_arriving, key, False)
         except ConnectionLost as lost:
-            log.info("mirroring interrupted", extra={"artifact": str(key), "detail": str(lost)})
+            logger.info("mirroring interrupted", extra={"artifact": str(key), "detail": str(lost)})
             await self._backoff.wait(self._changed)
         except RefusedError as refused:
             self._count_refusal(service="PolicyService", reason=refused.reason)
-            log.warning("artifact not mirrored", extra={"artifact": str(key), "detail": str(refused)})
+            logger.warning("artifact not mirrored", extra={"artifact": str(key), "detail": str(refused)})
             if refused.reason is Reason.DISK:
                 await self._backoff.wait()
             else:
                 self._unwanted.add(key)
         else:
             self._backoff.reset()
-            log.info("mirrored", extra={"version": key.version, "base_version": key.base_version})
+            logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})
 
     def _put(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
         try:

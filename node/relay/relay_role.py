@@ -41,7 +41,7 @@ from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetch import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BULK_CONNECTIONS: Final = 4
 """For weights, to each source. A relay passes a frame on when all of it is there, and the more frames share a
@@ -151,5 +151,5 @@ def _keep(copy: Path, revocations: Revocations) -> None:
     try:
         revocations.save(copy)
     except OSError as error:
-        # Told again in the next beat: the digest is still another.
-        log.error("revocations not kept", extra={"path": str(copy), "detail": str(error)})
+        # Told again in the next heartbeat: the digest is still another.
+        logger.error("revocations not kept", extra={"path": str(copy), "detail": str(error)})

@@ -60,7 +60,7 @@ class CountRefusal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GateLimits:
+class RpcLimits:
     """Bounds on what one caller may hold open."""
 
     streams_per_peer: int = 64
@@ -101,7 +101,7 @@ class Gate(grpc.aio.ServerInterceptor):
         revocations: RevocationList,
         clock: Clock,
         count_refusal: CountRefusal,
-        limits: GateLimits,
+        limits: RpcLimits,
     ) -> None:
         self._name = name
         self._run_id = run_id

@@ -21,7 +21,7 @@ from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
-from node.rpc.interceptor import CountRefusal, Gate, GateLimits
+from node.rpc.interceptor import CountRefusal, Gate, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Audience(enum.Enum):
 class ServerLimits:
     """Bounds of a port. The defaults serve 10 000 peers; tests and strangers' ports take less."""
 
-    gate: GateLimits = field(default_factory=GateLimits)
+    gate: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0
     """Between two looks at the expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536

@@ -10,7 +10,7 @@ from typing import Final
 
 from node.telemetry.metrics import NodeMetrics
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 15.0
 """A disk that fills at 1 GB/s is seen with 15 GB to go."""
@@ -41,7 +41,9 @@ class DiskWatch:
             # In a thread: a network file system whose server is gone does not answer.
             usage = await asyncio.to_thread(_usage, self._directory)
         except OSError as error:
-            _log.warning("free disk not known", extra={"path": str(self._directory), "error": error.strerror})
+            logger.warning(
+                "free disk not known", extra={"path": str(self._directory), "error": error.strerror}
+            )
             return
         self._metrics.show_disk(free_bytes=usage.free, size_bytes=usage.total)
 

@@ -21,7 +21,7 @@ from node.run import Role
 from node.telemetry.fleet_places import FleetPlaces
 from node.telemetry.metrics import MetricFamily
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -62,7 +62,7 @@ class FleetCollector(Collector):
             self._families.pop(answer.displaced, None)
         if not self._has_told and (not answer.has_place or answer.displaced is not None):
             self._has_told = True
-            _log.warning(
+            logger.warning(
                 "more peers than the metrics show",
                 extra={
                     "shown_peers": PEERS,

@@ -1,6 +1,6 @@
 """Logs as events: a constant message and fields, for people on a terminal and for machines elsewhere.
 
-    _log.info("step finished", extra={"version": 12, "step_s": 0.8})
+    logger.info("step finished", extra={"version": 12, "step_s": 0.8})
 
     10:15:02.120 INFO    step finished  version=12 step_s=0.8  (learner/learner training_loop)
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
@@ -28,7 +28,7 @@ from node.telemetry.repeats import RepeatLimit
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OUR_PACKAGES: Final = ("node", "learner", "sampler", "deploy", "bench")
 """Logged at the configured level. Everybody else has to have a warning to be heard."""
@@ -94,20 +94,20 @@ def _is_for_people(log_format: Literal["auto", "json", "human"], stream: TextIO)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    _log.critical("uncaught exception", exc_info=(kind, error, trace))
+    logger.critical("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None:
         told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
         name = None if failed.thread is None else failed.thread.name
-        _log.critical("uncaught exception in a thread", exc_info=told, extra={"thread_name": name})
+        logger.critical("uncaught exception in a thread", exc_info=told, extra={"thread_name": name})
 
 
 def _log_unraisable(failed: "UnraisableHookArgs") -> None:
     if failed.exc_value is not None:
         told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        _log.error("exception nobody could catch", exc_info=told, extra={"object": repr(failed.object)})
+        logger.error("exception nobody could catch", exc_info=told, extra={"object": repr(failed.object)})
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):

@@ -22,7 +22,7 @@ from node import limits
 from node.clock import Clock
 from node.errors import Reason
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PREFIX: Final = "heterorl_"
 NODE_LABEL: Final = "node"
@@ -82,20 +82,20 @@ class _OneFamilyPerName(Collector):
 def snapshot(registry: CollectorRegistry) -> tuple[MetricFamily, ...]:
     """Give this process's own heterorl metrics, as much of them as one heartbeat may carry.
 
-    Whole families, in order of registration; those past ``limits.METRIC_FAMILIES_PER_BEAT``
-    or ``limits.METRIC_SAMPLES_PER_BEAT`` are left out, and how many is logged.
+    Whole families, in order of registration; those past ``limits.METRIC_FAMILIES_PER_HEARTBEAT``
+    or ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out, and how many is logged.
     """
     families: list[MetricFamily] = []
     samples = left_out = 0
     for family in filter(None, map(_own_family, registry.collect())):
-        is_full = len(families) == limits.METRIC_FAMILIES_PER_BEAT
-        if is_full or samples + len(family.samples) > limits.METRIC_SAMPLES_PER_BEAT:
+        is_full = len(families) == limits.METRIC_FAMILIES_PER_HEARTBEAT
+        if is_full or samples + len(family.samples) > limits.METRIC_SAMPLES_PER_HEARTBEAT:
             left_out += 1
             continue
         families.append(family)
         samples += len(family.samples)
     if left_out:
-        _log.warning("metrics over the limit of a heartbeat", extra={"left_out_families": left_out})
+        logger.warning("metrics over the limit of a heartbeat", extra={"left_out_families": left_out})
     return tuple(families)
 
 

@@ -125,9 +125,9 @@ def metric_families_to_wire(families: Iterable[MetricFamily]) -> list[membership
 def metric_families_from_wire(messages: Iterable[membership_pb2.MetricFamily]) -> tuple[MetricFamily, ...]:
     families = tuple(messages)
     samples = sum(len(family.samples) for family in families)
-    if len(families) > limits.METRIC_FAMILIES_PER_BEAT or samples > limits.METRIC_SAMPLES_PER_BEAT:
+    if len(families) > limits.METRIC_FAMILIES_PER_HEARTBEAT or samples > limits.METRIC_SAMPLES_PER_HEARTBEAT:
         raise RefusedError(
-            Reason.OVER_LIMIT, f"a beat with {len(families)} metric families and {samples} samples"
+            Reason.OVER_LIMIT, f"a heartbeat with {len(families)} metric families and {samples} samples"
         )
     return tuple(
         MetricFamily(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from node.rollout import SamplingParameters
 from node.weights.format.layout import Layout
-from sampler.versions.staging import LiveWords
+from sampler.engines.live_words import LiveWords
 
 
 @dataclass(frozen=True, slots=True, eq=False)

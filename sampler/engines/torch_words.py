@@ -22,7 +22,7 @@ from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16, Dtype
 from node.weights.format.layout import FrameSpan, Layout, TensorSpan
-from sampler.versions.model_words import ModelWords
+from sampler.engines.live_words import ModelWords
 
 _SHIFT: Final = 16
 """bfloat16 is the upper half of float32. Integers throughout: conversions of floats may flush denormals."""

@@ -13,7 +13,7 @@ from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.rollouts.generation import Generation
+from sampler.engines.generation import Generation
 from sampler.rollouts.work_queue import Workload
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ import numpy as np
 from node import durable
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
-from sampler.versions.model_words import ArrayWords, ModelWords, copy_words, version_of, write_frames
+from sampler.engines.live_words import ModelWords
+from sampler.versions.model_words import ArrayWords, copy_words, version_of, write_frames
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -20,25 +20,10 @@ from node.policy import PolicyVersion
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.planning.chain import PUBLIC_VERSION
+from sampler.engines.live_words import ModelWords
 
 THREADS: Final = min(8, os.cpu_count() or 1)
 """That go through a version together; each takes the memory of three frames at most."""
-
-
-class ModelWords(Protocol):
-    """A version in memory, on a device or on disk."""
-
-    def read(self, frame: FrameSpan) -> Words:
-        """Give the words of a frame, contiguous. Not to be written to: they may be the version itself."""
-        ...
-
-    def write(self, frame: FrameSpan, words: Words) -> None:
-        """Replace the words of a frame."""
-        ...
-
-    def memory(self, frame: FrameSpan) -> Words | None:
-        """Give the memory of a frame, to make its words in; None: they are in another form or elsewhere."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

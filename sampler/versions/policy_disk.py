@@ -20,10 +20,11 @@ from node.policy import ArtifactKey, PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.head_file import StoreMark
+from sampler.engines.live_words import LiveWords, ModelWords
 from sampler.versions.delta_log import DeltaLog, StagedArtifact
 from sampler.versions.held_file import load_held, save_held
-from sampler.versions.model_words import ModelWords, PublicBase, copy_words
-from sampler.versions.staging import InPlaceVersion, LiveWords
+from sampler.versions.model_words import PublicBase, copy_words
+from sampler.versions.staging import InPlaceVersion
 
 logger = logging.getLogger(__name__)
 

@@ -31,14 +31,15 @@ from node.weights.planning.chain import PUBLIC_VERSION
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.transfer.advance import Remedy, fetch_into, rebuilt_frames
 from node.weights.transfer.fetch import Fetcher
+from sampler.engines.generation import Change
+from sampler.engines.live_words import LiveWords, ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.generation import Change
 from sampler.versions.delta_log import StagedArtifact
 from sampler.versions.fetch_choice import Fetching
-from sampler.versions.model_words import ModelWords, copy_words, frame_digests
+from sampler.versions.model_words import copy_words, frame_digests
 from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.scrub import Scrub
-from sampler.versions.staging import InPlaceVersion, LiveWords, SpareVersion, StagedVersion
+from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
 from sampler.versions.starvation import DroppedFetch
 from sampler.versions.sync_state import SyncState
 

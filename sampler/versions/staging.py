@@ -16,40 +16,19 @@ CPU work: call it in threads. Different frames may be put by different threads.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
-from node.weights.codec.frame_codec import Codec
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
+from node.weights.format.payload_codec import Codec
+from sampler.engines.live_words import LiveWords, ModelWords
 from sampler.versions.delta_log import StagedArtifact
-from sampler.versions.model_words import THREADS, ModelWords, frame_digests
-
-
-class LiveWords(Protocol):
-    """What the engine computes with; see ``sampler.engines.torch_words.LiveTensors``."""
-
-    @property
-    def live(self) -> ModelWords:
-        """The version computed with. Read it at any time, write it only between two steps."""
-        ...
-
-    def new_spare(self) -> ModelWords:
-        """Make room for another version."""
-        ...
-
-    def swap(self, spare: ModelWords) -> ModelWords:
-        """Compute with ``spare``, between two steps; give what was computed with before."""
-        ...
-
-    def settle(self) -> None:
-        """Compute with what was written into ``live``, between two steps."""
-        ...
+from sampler.versions.model_words import THREADS, frame_digests
 
 
 class StagedVersion(ABC):

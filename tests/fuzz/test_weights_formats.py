@@ -12,11 +12,12 @@ from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.weights.assembly.apply import DamagedFrameError, Stage
 from node.weights.assembly.encode import EncodedVersion
-from node.weights.codec.frame_codec import Codec, decode_frame, encode_frame, encode_gap
+from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_gap
 from node.weights.codec.planes import encode_planes, encode_step_planes
 from node.weights.format.digests import words_digest
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.manifest import parse, verify_signed
+from node.weights.format.payload_codec import Codec
 from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
 
 LEARNER = Learner()

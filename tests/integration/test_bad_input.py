@@ -14,10 +14,10 @@ from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.codec.frame_codec import Codec
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
+from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
 from node.weights.transfer.advance import Remedy, fetch_version
 from support.identity import MadeRun, make_run

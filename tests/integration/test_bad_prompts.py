@@ -53,7 +53,7 @@ def made(tmp_path: Path) -> MadeRun:
 
 
 async def pass_time(clock: ManualClock) -> None:
-    """Let an hour of the coordinator's go by in a minute; samplers beat often enough to keep their leases."""
+    """Let an hour of the coordinator's go by in a minute; samplers keep their leases."""
     while True:
         await asyncio.sleep(0.05)
         clock.advance(3.0)
@@ -154,7 +154,7 @@ async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_
     assert len(set(drawn)) == 20
 
 
-async def test_slow_prompts_hold_up_neither_the_engine_nor_the_beats(
+async def test_slow_prompts_hold_up_neither_the_engine_nor_the_heartbeats(
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
     """Half a second a prompt, four processes: eight groups a second at best, two from one process."""

@@ -71,7 +71,7 @@ async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of
         assert await drain.acknowledgement() == 1
         # A stream that is cut after its first answer: whether that arrived nobody knows.
         for _ in range(2):
-            told = await sampler.beat()
+            told = await sampler.heartbeat()
             assert [(v.group_id, v.verdict) for v in told.verdicts] == [("0.1", ACCEPTED), ("0.1", TRAINED)]
         status = await sampler.status()
         assert dict(status.verdicts) == {"spooled": 1, "accepted": 1, "trained": 1}
@@ -134,7 +134,7 @@ async def test_a_verdict_said_twice_is_counted_and_told_once(hub: RunningHub) ->
         await drain.say(step=step_record(2))
         while await drain.acknowledgement() != 2:
             pass
-        told = [(v.group_id, v.verdict) for v in (await sampler.beat()).verdicts]
+        told = [(v.group_id, v.verdict) for v in (await sampler.heartbeat()).verdicts]
         assert told == [("0.1", ACCEPTED), ("1.1", STALE), ("0.1", TRAINED)]
         assert dict((await sampler.status()).verdicts) == {
             "spooled": 2, "accepted": 1, "stale": 1, "trained": 1
@@ -143,7 +143,7 @@ async def test_a_verdict_said_twice_is_counted_and_told_once(hub: RunningHub) ->
             assert hub.metric("heterorl_coordinator_groups_total", verdict=name) == 1
 
 
-async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_beat(hub: RunningHub) -> None:
+async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heartbeat(hub: RunningHub) -> None:
     async with (
         hub.peer() as learner,
         hub.peer(hub.made.sampler) as sampler,
@@ -163,10 +163,10 @@ async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_beat(
         # The sampler has its answer already: SPOOLED, when the relay took the group.
         assert await forward(second) == DUPLICATE
         assert await forward(third) == SPOOLED
-        assert (await sampler.beat()).verdicts == []
+        assert (await sampler.heartbeat()).verdicts == []
         (fourth,) = (await sampler.lease()).leases
         assert await forward(fourth, layout_digest=b"other layout....") == FOREIGN
-        assert [(v.group_id, v.verdict) for v in (await sampler.beat()).verdicts] == [
+        assert [(v.group_id, v.verdict) for v in (await sampler.heartbeat()).verdicts] == [
             (fourth.lease_id, FOREIGN)
         ]
 
@@ -319,16 +319,16 @@ async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_for
         await learner.publish(*weights.signed(1, None))
         assert (await sampler.submit(second, completions=completions)).verdict == SPOOLED
         root = weights.versions[1].version.root
-        told = await sampler.beat()
+        told = await sampler.heartbeat()
         assert (told.head.number, told.head.root, told.must_repair) == (1, root, False)
 
         async def is_logged() -> bool:
             wrong = common_pb2.PolicyVersion(number=1, root=b"x" * 16)
-            return (await sampler.beat(held=wrong)).must_repair
+            return (await sampler.heartbeat(held=wrong)).must_repair
 
         await eventually(is_logged)
         hub.clock.advance(5)
-        await sampler.beat(held=common_pb2.PolicyVersion(number=0))
+        await sampler.heartbeat(held=common_pb2.PolicyVersion(number=0))
         (row,) = [peer for peer in (await sampler.status()).peers if peer.node_id == "sampler-1"]
         assert (row.version_lag_versions, row.lag_s) == (1, 5.0)
 
@@ -346,7 +346,7 @@ async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_come
         await other.join()
         (lease,) = (await dead.lease()).leases
         hub.clock.advance(LEASE_TTL_S - 1)
-        assert list((await dead.beat(lease.lease_id)).lost_lease_ids) == []
+        assert list((await dead.heartbeat(lease.lease_id)).lost_lease_ids) == []
         hub.clock.advance(LEASE_TTL_S + 1)
 
         async def is_available() -> bool:
@@ -354,7 +354,7 @@ async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_come
 
         await eventually(is_available)
         assert (await other.lease()).leases[0].lease_id == "0.2"
-        assert list((await dead.beat(lease.lease_id)).lost_lease_ids) == ["0.1"]
+        assert list((await dead.heartbeat(lease.lease_id)).lost_lease_ids) == ["0.1"]
         assert (await dead.submit(lease)).verdict == SPOOLED  # first come, however late
         assert hub.metric("heterorl_coordinator_lease_expiries_total") == 1
 
@@ -369,25 +369,27 @@ async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
         assert [lease.lease_id for lease in (await sampler.lease(3)).leases] == ["0.2", "1.2", "2.1"]
 
 
-async def test_a_beat_is_stamped_on_arrival_and_departure_and_repeats_its_number(hub: RunningHub) -> None:
+async def test_a_heartbeat_is_stamped_on_arrival_and_departure_and_repeats_its_number(
+    hub: RunningHub,
+) -> None:
     async with hub.peer(hub.made.sampler) as sampler:
         await sampler.join()
-        answer = await sampler.beat(sequence=7)
+        answer = await sampler.heartbeat(sequence=7)
         assert answer.sequence == 7
         assert answer.received_at_s == answer.sent_at_s == hub.clock.now()
 
 
-async def test_a_peer_that_did_not_join_must_join_before_it_beats(hub: RunningHub) -> None:
+async def test_a_peer_that_did_not_join_must_join_before_it_heartbeats(hub: RunningHub) -> None:
     async with hub.peer(hub.made.sampler) as sampler:
-        beat = membership_pb2.HeartbeatRequest(sequence=1)
-        assert await reason(_first_answer(sampler.membership.Heartbeat, beat)) == "not_joined"
+        heartbeat = membership_pb2.HeartbeatRequest(sequence=1)
+        assert await reason(_first_answer(sampler.membership.Heartbeat, heartbeat)) == "not_joined"
 
 
 async def test_a_peer_that_ends_its_stream_has_left_and_one_that_is_cut_off_has_not(hub: RunningHub) -> None:
     async with hub.peer(hub.made.sampler) as sampler, hub.peer(hub.made.other_sampler) as other:
         await sampler.join()
         await other.join()
-        await other.beat()
+        await other.heartbeat()
         stream = sampler.membership.Heartbeat()
         await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
         await stream.read()
@@ -406,7 +408,7 @@ async def test_a_peer_that_stops_beating_is_shown_as_silent(hub: RunningHub) -> 
             return [peer.state for peer in (await sampler.status()).peers] == ["silent"]
 
         await eventually(is_silent)
-        await sampler.beat()
+        await sampler.heartbeat()
         assert [peer.state for peer in (await sampler.status()).peers] == ["live"]
 
 
@@ -415,7 +417,7 @@ async def test_a_samplers_metrics_are_on_the_coordinators_page_under_its_name(hu
     family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
     async with hub.peer(hub.made.sampler) as sampler:
         await sampler.join()
-        await sampler.beat(metrics=[family])
+        await sampler.heartbeat(metrics=[family])
         page = generate_latest(hub.registry).decode()
     assert 'heterorl_sampler_tokens_total{node="sampler-1",role="sampler"} 5.0' in page
 
@@ -442,7 +444,7 @@ async def test_everything_told_before_a_restart_is_true_after_it(made: MadeRun) 
         await learner.join(held=common_pb2.PolicyVersion(number=1))
         await sampler.join()
         assert [(await sampler.submit(lease)).verdict for lease in (trained, spooled)] == [DUPLICATE] * 2
-        assert list((await sampler.beat(running.lease_id)).lost_lease_ids) == []
+        assert list((await sampler.heartbeat(running.lease_id)).lost_lease_ids) == []
         assert (await sampler.submit(running)).verdict == SPOOLED
         # Nothing new before the learner has said that the ledger is whole.
         assert (await sampler.lease()).waits_for == "learner"
@@ -475,24 +477,24 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
     async with hub.peer() as learner, hub.peer(identity) as first, hub.peer(identity) as second:
         await learner.join()
         await first.join(instance="a")
-        beats = first.membership.Heartbeat()
+        heartbeats = first.membership.Heartbeat()
 
-        async def beat(sequence: int) -> bool:
-            await beats.write(membership_pb2.HeartbeatRequest(sequence=sequence, instance="a"))
-            return isinstance(await beats.read(), membership_pb2.HeartbeatResponse)
+        async def heartbeat(sequence: int) -> bool:
+            await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=sequence, instance="a"))
+            return isinstance(await heartbeats.read(), membership_pb2.HeartbeatResponse)
 
         async def row() -> membership_pb2.PeerStatus:
             (row,) = [peer for peer in (await learner.status()).peers if peer.node_id == "sampler-1"]
             return row
 
-        assert await beat(1)
+        assert await heartbeat(1)
         for _ in range(2):
             assert await reason(second.join(instance="b")) == "name_in_use"
         # Nor does a stream without a join take the place of the one that goes on.
         stranger = second.membership.Heartbeat()
         await stranger.write(membership_pb2.HeartbeatRequest(sequence=1, instance="b"))
         assert await reason(stranger.read()) == "name_in_use"
-        assert await beat(2)
+        assert await heartbeat(2)
         hub.clock.advance(5)
         told = await row()
         assert (told.state, told.joins, told.refused_twins, told.refused_twin_s) == ("live", 1, 3, 5.0)
@@ -502,7 +504,7 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
         newer = first.membership.Heartbeat()
         await newer.write(membership_pb2.HeartbeatRequest(sequence=1, instance="a"))
         await newer.read()
-        beats.cancel()
+        heartbeats.cancel()
         assert await reason(second.join(instance="b")) == "name_in_use"
         newer.cancel()
 
@@ -520,12 +522,12 @@ async def test_a_stopping_coordinator_says_so_to_every_open_stream(hub: RunningH
     async with hub.peer() as learner:
         await learner.join()
         drain = await learner.drain()
-        beats = learner.membership.Heartbeat()
-        await beats.write(membership_pb2.HeartbeatRequest(sequence=1))
-        await beats.read()
+        heartbeats = learner.membership.Heartbeat()
+        await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=1))
+        await heartbeats.read()
         hub.stopping.set()
         assert await reason(drain.stream.read()) == "draining"
-        assert await reason(beats.read()) == "draining"
+        assert await reason(heartbeats.read()) == "draining"
         async with asyncio.timeout(5):
             await asyncio.wait({hub.running})
 
@@ -545,7 +547,7 @@ async def test_a_port_that_is_taken_stops_the_start_and_frees_the_ledger(
 async def test_an_operator_sees_the_run_from_the_command_line(hub: RunningHub, form: str) -> None:
     async with hub.peer(hub.made.sampler) as sampler:
         await sampler.join()
-        await sampler.beat()
+        await sampler.heartbeat()
         command = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "node", "status", "--state-dir", str(hub.made.directory)),
             *("--coordinator", hub.address, *(["--json"] if form == "json" else [])),

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from learner.publishing.learner_epoch import raise_epoch
-from learner.publishing.master_words import MasterWords
 from learner.publishing.public_base import keep_public_base
+from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
-from learner.training.step_log import StepLine, StepLog
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.identity.revocation import RevocationList, Revocations

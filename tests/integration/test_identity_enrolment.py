@@ -12,13 +12,14 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.enrolment.authority import new_key, signing_request
+from node.enrolment.authority import signing_request
 from node.enrolment.enrolment import EnrolmentServicer, enrol
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import hub_name
+from node.identity.pem import new_key
 from node.identity.revocation import RevocationList
 from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger

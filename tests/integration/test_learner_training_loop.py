@@ -20,14 +20,14 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
+from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
+from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
-from learner.training.step_log import StepLog
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
-from learner.training.training_state import Trainee, TrainingError
+from learner.training.training_state import TrainingError, TrainingState
 from node import durable
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
@@ -73,7 +73,7 @@ def one_thread() -> Iterator[None]:
 class RunningLearner:
     loop: TrainingLoop
     drain: RolloutDrain
-    gate: MasterGate
+    gate: MasterAccess
     policy: Policy
     registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
@@ -107,16 +107,16 @@ async def learner(
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
-    trainee = Trainee(policy, optimizer, checkpoints=checkpoints, settings=STEP, clock=clock)
+    training_state = TrainingState(policy, optimizer, checkpoints=checkpoints, settings=STEP, clock=clock)
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
     )
     drain = RolloutDrain(
         channel,
         learner_epoch=1,
-        version=trainee.version,
+        version=training_state.version,
         capacity_groups=buffer_groups,
-        unacknowledged=trainee.progress.unacknowledged,
+        unacknowledged=training_state.progress.unacknowledged,
         backoff=Backoff(lambda: 0.1),
         count_lost_stream=metrics.lost_drain_streams.inc,
         waiting=node_metrics.waiting,
@@ -129,9 +129,9 @@ async def learner(
         assert version == max_versions
 
     log = StepLog(state / "steps.jsonl")
-    log.catch_up(trainee.progress.step)
+    log.catch_up(training_state.progress.step)
     loop = TrainingLoop(
-        trainee,
+        training_state,
         step_log=log,
         settings=LoopSettings(
             buffer_groups=buffer_groups,
@@ -152,7 +152,7 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, trainee.gate, policy, registry, tasks, stopping)
+        yield RunningLearner(loop, drain, training_state.gate, policy, registry, tasks, stopping)
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -201,7 +201,7 @@ async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
 
 
 @contextmanager
-def waiting_in(gate: MasterGate) -> Iterator[threading.Event]:
+def waiting_in(gate: MasterAccess) -> Iterator[threading.Event]:
     """Give an event that is set when the optimizer comes to the gate."""
     came, begin_writing = threading.Event(), gate.begin_writing
 

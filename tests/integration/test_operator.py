@@ -133,7 +133,7 @@ async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun) -> Non
     waits_for = "a policy version that a relay behind a very long and narrow line has not passed on yet"
     async with running_hub(made) as hub, hub.peer(made.issue(Role.SAMPLER, name)) as peer:
         await peer.join()
-        await peer.beat(waits_for=waits_for)
+        await peer.heartbeat(waits_for=waits_for)
         said = await command("status", "--state-dir", made.directory, "--coordinator", hub.address)
     (row,) = [line for line in said.out.splitlines() if line.startswith("sampler-in")]
     assert name in row
@@ -141,7 +141,7 @@ async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun) -> Non
 
 
 async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Event) -> RefusedError:
-    """Beat once, say nothing more, and give the reason for which the hub ends the stream."""
+    """Send one heartbeat, say nothing more, and give the reason for which the hub ends the stream."""
     async with hub.peer(identity) as peer:
         await peer.join()
         stream = peer.membership.Heartbeat(timeout=60)

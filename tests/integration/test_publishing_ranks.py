@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.publishing.master_words import MasterWords
+from learner.training.master_words import MasterWords
 from node.identity.signatures import SigningKey
 from node.weights.assembly.encode import encode_version, join
 from node.weights.assembly.held import HeldPolicy

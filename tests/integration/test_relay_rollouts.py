@@ -94,7 +94,7 @@ async def test_a_group_the_coordinator_does_not_want_is_told_to_its_sampler_in_a
         lease.lease_id = "99.1"
         assert (await at(relay).submit(lease)).verdict == SPOOLED
         await until(lambda: relay.registry.value("heterorl_relay_spooled_groups") == 0)
-        (told,) = (await sampler.beat()).verdicts
+        (told,) = (await sampler.heartbeat()).verdicts
         assert (told.group_id, told.verdict) == ("99.1", common_pb2.VERDICT_FOREIGN)
 
 

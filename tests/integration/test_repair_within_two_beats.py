@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.coordinator.fleet.peers import Beat, BeatAnswer, Roster
+from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Roster
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
@@ -25,8 +25,8 @@ from support.sampler import learner_of, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
-BEAT_S = 2.0
-"""Time enough for one frame even on a machine that is busy: what is counted are beats."""
+HEARTBEAT_S = 2.0
+"""Time enough for one frame even on a machine that is busy: what is counted are heartbeats."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def same_threads_after() -> Iterator[None]:
 class Ears:
     """What the coordinator hears from its sampler and answers."""
 
-    beats: list[tuple[PolicyVersion | None, bool]] = field(default_factory=list)
+    heartbeats: list[tuple[PolicyVersion | None, bool]] = field(default_factory=list)
     """(held, must repair), in order."""
     hears: PolicyVersion | None = None
     """Heard instead, once."""
@@ -58,18 +58,18 @@ class Ears:
 
 @pytest.fixture
 def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
-    ears, beat = Ears(), Roster.beat
+    ears, heartbeat = Ears(), Roster.heartbeat
 
-    def heard(self: Roster, peer: Peer, said: Beat, *, now: float) -> BeatAnswer:
+    def heard(self: Roster, peer: Peer, said: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
         if peer.role is not Role.SAMPLER:
-            return beat(self, peer, said, now=now)
+            return heartbeat(self, peer, said, now=now)
         if ears.hears is not None:
             said, ears.hears = replace(said, held=ears.hears), None
-        answer = beat(self, peer, said, now=now)
-        ears.beats.append((said.held, answer.must_repair))
+        answer = heartbeat(self, peer, said, now=now)
+        ears.heartbeats.append((said.held, answer.must_repair))
         return answer
 
-    monkeypatch.setattr(Roster, "beat", heard)
+    monkeypatch.setattr(Roster, "heartbeat", heard)
     return ears
 
 
@@ -87,7 +87,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[TorchEngine]:
 
 
 @pytest.mark.parametrize("noticed_by", ["the sampler", "the coordinator"])
-async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_beats(
+async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heartbeats(
     made: MadeRun,
     model_dir: Path,
     ears: Ears,
@@ -98,32 +98,32 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_beats
     base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
     learner = learner_of(made, base)
     async with (
-        running_hub(made, heartbeat_interval_s=BEAT_S) as hub,
+        running_hub(made, heartbeat_interval_s=HEARTBEAT_S) as hub,
         learning(hub, base, model_dir) as peer,
         sampling(made, hub.address, model_dir) as sampler,
     ):
         await peer.publish(*learner.signed(1, None))
         signed = learner.versions[1].version
-        await until(lambda: (signed, False) in ears.beats, within_s=30)
+        await until(lambda: (signed, False) in ears.heartbeats, within_s=30)
         (engine,) = engines
         live, layout = engine.weights.live, engine.layout
         if noticed_by == "the coordinator":
             monkeypatch.setattr(Scrub, "turn", lambda self, live: None)
         spoilt = live.read(layout.frames[0]).copy()
         spoilt[7] ^= 1
-        before = len(ears.beats)
+        before = len(ears.heartbeats)
         live.write(layout.frames[0], spoilt)
         if noticed_by == "the coordinator":
             ears.hears = version_of(1, live, layout=layout)
-            await until(lambda: any(must_repair for _, must_repair in ears.beats), within_s=30)
-            noticed = next(n for n, (_, must_repair) in enumerate(ears.beats) if must_repair)
-            assert ears.beats[noticed][0] != signed
+            await until(lambda: any(must_repair for _, must_repair in ears.heartbeats), within_s=30)
+            noticed = next(n for n, (_, must_repair) in enumerate(ears.heartbeats) if must_repair)
+            assert ears.heartbeats[noticed][0] != signed
         else:
-            # The beat that says nothing of it yet is the one that has the sampler look.
+            # The heartbeat that says nothing of it yet is the one that has the sampler look.
             await until(lambda: sampler.value("repairs_total") == 1, within_s=30)
             noticed = before
-        await until(lambda: len(ears.beats) > noticed + 2, within_s=30)
-        assert ears.beats[noticed + 2] == (signed, False)
+        await until(lambda: len(ears.heartbeats) > noticed + 2, within_s=30)
+        assert ears.heartbeats[noticed + 2] == (signed, False)
         np.testing.assert_array_equal(words_of(engine.weights.live, layout=layout), learner.words(1))
         assert sampler.value("repairs_total") == 1
         assert sampler.transferred("frames_mended_total") == 1

@@ -71,7 +71,7 @@ class Policies:
             raise
 
 
-async def answer_beats(requests: Any, context: Any) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
+async def answer_heartbeats(requests: Any, context: Any) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
     async for request in requests:
         yield membership_pb2.HeartbeatResponse(sequence=request.sequence)
 
@@ -250,7 +250,7 @@ async def test_a_servicer_learns_the_callers_name_from_its_certificate(made: Mad
 
 async def test_a_revoked_nodes_live_streams_are_cut_and_its_neighbours_go_on(made: MadeRun) -> None:
     async with (
-        serving(made, rpcs({HEARTBEAT: answer_beats})) as hub,
+        serving(made, rpcs({HEARTBEAT: answer_heartbeats})) as hub,
         dial(hub.address, made.sampler, purpose=Purpose.CONTROL, now=time.time()) as channel,
         dial(hub.address, made.other_sampler, purpose=Purpose.CONTROL, now=time.time()) as other_channel,
     ):
@@ -357,18 +357,18 @@ async def test_a_reader_that_stops_loses_its_stream_quietly(
 async def test_an_upload_that_stops_is_given_up_and_a_silent_endless_stream_is_not(made: MadeRun) -> None:
     servicer = Policies(work)
     async with (
-        serving(made, servicer.add, rpcs({HEARTBEAT: answer_beats}), stall_s=0.1) as hub,
+        serving(made, servicer.add, rpcs({HEARTBEAT: answer_heartbeats}), stall_s=0.1) as hub,
         learner_channel(made, hub) as channel,
     ):
-        beats = membership_pb2_grpc.MembershipServiceStub(channel).Heartbeat(timeout=10)
+        heartbeats = membership_pb2_grpc.MembershipServiceStub(channel).Heartbeat(timeout=10)
         upload = policy_pb2_grpc.PolicyServiceStub(channel).UploadFrames(timeout=10)
         await upload.write(policy_pb2.UploadFramesRequest())
         with pytest.raises(RefusedError, match="took more than") as refused, classified():
             await upload
         assert refused.value.reason is Reason.BUSY
-        await beats.write(membership_pb2.HeartbeatRequest(sequence=1))
-        assert await beats.read() != grpc.aio.EOF
-        beats.cancel()
+        await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=1))
+        assert await heartbeats.read() != grpc.aio.EOF
+        heartbeats.cancel()
 
 
 async def test_a_unary_rpc_ends_even_if_its_caller_sets_no_deadline(made: MadeRun) -> None:

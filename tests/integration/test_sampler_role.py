@@ -218,13 +218,13 @@ class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
     async def Heartbeat(  # noqa: N802
         self, requests: Any, context: Any
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
-        async for beat in requests:
-            held = beat.held.number if beat.HasField("held") else None
+        async for heartbeat in requests:
+            held = heartbeat.held.number if heartbeat.HasField("held") else None
             is_suspected = held == self.suspected_version and not self.has_told
             if self.has_told:
                 self.held_after.append(held)
             self.has_told |= is_suspected
-            yield membership_pb2.HeartbeatResponse(sequence=beat.sequence, must_repair=is_suspected)
+            yield membership_pb2.HeartbeatResponse(sequence=heartbeat.sequence, must_repair=is_suspected)
 
     async def GetStatus(self, request: Any, context: Any) -> membership_pb2.GetStatusResponse:  # noqa: N802
         raise NotImplementedError

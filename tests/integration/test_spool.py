@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.drain_book import Judgement
+from node.coordinator import spool as spool_module
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work import spool as spool_module
+from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.history import Hello
-from node.coordinator.work.spool import Spool
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import Verdict

@@ -8,10 +8,11 @@ from cryptography.x509 import load_der_x509_csr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.enrolment.authority import Authority, new_key, read_signing_request, signing_request
+from node.enrolment.authority import Authority, read_signing_request, signing_request
 from node.enrolment.tokens import Token, issue_token
 from node.errors import RefusedError
 from node.identity.peer import Peer, is_name
+from node.identity.pem import new_key
 from node.identity.signatures import SigningKey, verify
 from node.run import Role
 from support.identity import NOW_S

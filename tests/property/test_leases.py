@@ -183,9 +183,9 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def bad_prompts_take_no_room(self) -> None:
         counts, load = self.desk.accounts.book.counts(), self.desk.accounts.load()
-        settled = counts[SlotState.ABANDONED] + counts[SlotState.SKIPPED] + counts[SlotState.AVAILABLE]
+        no_room = (SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED, SlotState.AVAILABLE)
         in_flight = load.running_groups + load.untrained_groups + load.trained_groups
-        assert in_flight == sum(counts.values()) - settled
+        assert in_flight == sum(counts.values()) - sum(counts[state] for state in no_room)
 
     @invariant()
     def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:

@@ -146,8 +146,8 @@ class HandPeer:
         }
         return await self.membership.Join(membership_pb2.JoinRequest(**(values | changes)), timeout=TIMEOUT_S)
 
-    async def beat(self, *leases: str, **changes: Any) -> membership_pb2.HeartbeatResponse:
-        """Beat once, on a stream of its own that is then cut rather than ended."""
+    async def heartbeat(self, *leases: str, **changes: Any) -> membership_pb2.HeartbeatResponse:
+        """Send one heartbeat, on a stream of its own that is then cut rather than ended."""
         values: dict[str, Any] = {"sequence": 1, "held": self.held, "running_lease_ids": leases}
         request = membership_pb2.HeartbeatRequest(**(values | changes))
         stream = self.membership.Heartbeat(timeout=TIMEOUT_S)

@@ -18,9 +18,9 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.transfer.sources import Source
+from sampler.engines.generation import Change
 from sampler.engines.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.generation import Change
 from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.policy_sync import PolicySync
 from support.model_words import live_words, words_of

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from learner.publishing.master_words import MasterWords
+from learner.training.master_words import MasterWords
 from node.weights.assembly.encode import CodedFrame, code_frames
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

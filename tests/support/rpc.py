@@ -17,7 +17,7 @@ from node.clock import Clock, SystemClock
 from node.errors import Reason
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
-from node.rpc.interceptor import GateLimits
+from node.rpc.interceptor import RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from support.identity import MadeRun
@@ -83,7 +83,7 @@ async def serving(
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(
-            gate=GateLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
+            gate=RpcLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
         ),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()

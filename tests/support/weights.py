@@ -11,10 +11,10 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import Codec
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import FrameRecord, Manifest, sign
+from node.weights.format.payload_codec import Codec
 from node.weights.store.artifact_store import ArtifactStore
 
 RUN_ID = "example"

@@ -1,8 +1,8 @@
 """Who is in the run; pure.
 
-    join --> joined --beat--> live --no beat for silent_after_s--> silent --for GONE_AFTER_S--> left
+    join --> joined --heartbeat--> live --no heartbeat for silent_after_s--> silent --for GONE_AFTER_S--> left
                                 ^                                    |                           |
-                                '---------------beat-----------------'        live --leave------>'
+                                '---------------heartbeat-----------------'        live --leave------>'
 
 A peer that left must join again; a peer that only fell silent goes on where it was. Joining is
 repeatable: a peer that comes back from a cut does it every time.
@@ -95,7 +95,7 @@ class Membership:
         )
         return self._put(joined)
 
-    def beat(self, peer: Peer, now: float, *, instance: str = "") -> Member:
+    def heartbeat(self, peer: Peer, now: float, *, instance: str = "") -> Member:
         """Note a sign of life.
 
         Raises:

@@ -1,6 +1,6 @@
 """Verdicts on their way to one sampler: told again until it has heard them; pure.
 
-put --> waiting --take--> told --the next beat of the same stream--> gone
+put --> waiting --take--> told --the next heartbeat of the same stream--> gone
            ^               |
            '--- a new stream: the answer may have been lost with the one before ---'
 """

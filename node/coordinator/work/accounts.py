@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from node.coordinator.ledger.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.work.buffer_room import Learner, Load
+from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.work.leases import SlotBook
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.ledger.generations import LostSlots
+from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState, parse_group_id
 from node.failure import FAULTS, Failure

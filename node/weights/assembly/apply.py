@@ -18,11 +18,12 @@ import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import Codec, decode_frame
+from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.dtypes import Dtype
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import FrameRecord, Manifest
+from node.weights.format.payload_codec import Codec
 
 
 class DamagedFrameError(RefusedError):

@@ -18,7 +18,6 @@ A payload comes from a stranger until its digest was checked, and from a possibl
 after that: every count is compared with the words of the frame before anything is made of it.
 """
 
-import enum
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -35,22 +34,7 @@ from node.weights.codec.keyframe import join_words, split_words
 from node.weights.codec.planes import add_step_planes, encode_planes, encode_step_planes, write_planes
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import BFLOAT16, Dtype
-
-
-class Codec(enum.IntEnum):
-    """How a frame is coded. The numbers are on the wire."""
-
-    UNCHANGED = 0
-    RAW = 1
-    GAP = 2
-    EXPONENT_CONDITIONED = 3
-    KEYFRAME = 4
-    PLANES = 5
-    STEP_PLANES = 6
-
-    @property
-    def needs_base(self) -> bool:
-        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
+from node.weights.format.payload_codec import Codec, payload_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +63,6 @@ _FEW_BITS: Final = 512
 """What the fields of a frame with few changes may cost besides. zstd's own header is 12 bytes."""
 _LEVEL: Final = 1
 """zstd level. Gaps are all but random: level 3 saves 2 % of a frame, level 19 6 % in thrice the time."""
-
-
-def payload_limit(codec: Codec, words: int) -> int:
-    """Give the most payload bytes an honest encoder makes of ``words``: it falls back to RAW beyond."""
-    return 0 if codec is Codec.UNCHANGED else 2 * words
 
 
 def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:

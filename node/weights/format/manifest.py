@@ -25,9 +25,9 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey, verify
 from node.policy import NO_BASE, ROOT_BYTES, Artifact, ArtifactKey, PolicyVersion
-from node.weights.codec.frame_codec import Codec, payload_limit
 from node.weights.format.digests import payload_digest, words_check
 from node.weights.format.layout import Layout
+from node.weights.format.payload_codec import Codec, payload_limit
 
 DOMAIN: Final = b"heterorl-manifest-v1\0"
 SIGNATURE_BYTES: Final = 64

@@ -41,7 +41,7 @@ from node.weights.store.listeners import Listeners
 from node.weights.store.offers import admit_offer
 from node.weights.store.readers import Readers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 INCOMING_ARTIFACTS: Final = 64
 """Unfinished offers kept; an honest learner has a handful."""
@@ -314,7 +314,7 @@ class ArtifactStore:
             artifact.forget(frame)
             key = artifact.manifest.key
             if self._artifacts.get(key) is artifact and self._is_complete(artifact):
-                log.warning(
+                logger.warning(
                     "a frame on disk is damaged",
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
@@ -392,7 +392,7 @@ class ArtifactStore:
         try:
             return StoreMark.load(self._root / _HEAD_FILE)
         except ValueError as error:
-            log.warning(
+            logger.warning(
                 "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
             )
             epochs = (artifact.manifest.learner_epoch for artifact in self._artifacts.values())
@@ -406,7 +406,7 @@ class ArtifactStore:
             if directory.name != directory_name(artifact.manifest.key):
                 raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
         except (RefusedError, OSError) as error:
-            log.warning(
+            logger.warning(
                 "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
             )
             shutil.rmtree(directory)

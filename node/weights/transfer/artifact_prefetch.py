@@ -28,7 +28,7 @@ from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 1.0
 """How long an announcement may be ahead of the artifact: they left together, on two connections."""
@@ -142,7 +142,7 @@ class Expected:
                 try:
                     self._pushed = await self._ask(source)
                 except ConnectionLost as lost:
-                    log.debug("not expected any more", extra={"source": source, "error": str(lost)})
+                    logger.debug("not expected any more", extra={"source": source, "error": str(lost)})
                 except RefusedError as refused:
                     if refused.reason not in RETRYABLE:
                         if refused.reason is not Reason.INTERNAL:

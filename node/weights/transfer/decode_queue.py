@@ -20,7 +20,7 @@ from node.weights.transfer.ranges import Arrived, PutFrame, Range, Transfer
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MOST: Final = min(4, os.cpu_count() or 1)
 """Messages of one lane being decoded; one more waits for room."""
@@ -92,7 +92,7 @@ class Deliveries:
             frame = each.frame
             self._metrics.count_damaged_frame()
             self._transfer.damaged[frame] += 1
-            log.warning(
+            logger.warning(
                 "a frame arrived damaged",
                 extra={"version": self._transfer.key.version, "frame": frame, "error": str(fault)},
             )

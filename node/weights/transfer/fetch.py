@@ -40,7 +40,7 @@ from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 from node.wire import artifact_key_to_wire
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.EXPIRED})
 """Refusals that pass while the plan stays right."""

@@ -5,7 +5,7 @@ import logging
 from node.errors import RefusedError
 from node.rpc.channel import Backoff, ConnectionLost
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Attempts:
@@ -30,6 +30,6 @@ class Attempts:
         self._failed += 1
         if not passes or self._failed >= self._limit:
             raise error
-        log.debug("trying again", extra={"error": str(error), "failed": self._failed})
+        logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
         if not at_once:
             await self._backoff.wait()

@@ -64,7 +64,7 @@ class _Standing:
         self.reach = NO_BASE if newest is None else newest
 
 
-class SourceBook:
+class SourceScores:
     """What is known of each source. Times are seconds on any clock that only grows."""
 
     def __init__(self, names: Sequence[str], *, last_resort: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """The hubs and relays a peer takes policy versions from: their channels, and what they announce.
 
 One watch per source, each reconnecting for ever; what they announce is put together by the
-SourceBook, which also says whom to ask for the next range and who is set aside.
+SourceScores, which also says whom to ask for the next range and who is set aside.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from node.rpc.channel import Purpose, dial
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import wait_at_most
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.source_scores import Fault, SourceBook
+from node.weights.transfer.source_scores import Fault, SourceScores
 from node.weights.transfer.watch import watch_versions
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
 """How late the passing of a term may be noticed; far below any of them."""
@@ -88,7 +88,7 @@ class Sources:
         """Ask ``sources``, at least one; ``last_resort`` only while they are all behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
-        self._book = SourceBook(
+        self._book = SourceScores(
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
@@ -197,7 +197,7 @@ class Sources:
         self._book.fault(name, fault, now=self._clock.monotonic())
         self._metrics.count_source_fault(fault.value)
         level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
-        log.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
+        logger.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
         self._changed.set()
 
     async def _watch(self, source: Source) -> None:

@@ -27,7 +27,7 @@ from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.watch import watch_versions
 from node.wire import artifact_key_to_wire
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ARTIFACTS_PER_ROUND: Final = 16
 """Offered together; what is published meanwhile changes the next round's plan."""
@@ -110,7 +110,7 @@ class Uploader:
             except (ConnectionLost, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.reason in _HOPELESS:
                     raise
-                log.info("an upload was cut", extra={"error": str(error), "retries": backoff.retries})
+                logger.info("an upload was cut", extra={"error": str(error), "retries": backoff.retries})
                 await backoff.wait()
 
     def _wanted(self, local: Announcement) -> tuple[Artifact, ...]:
@@ -141,7 +141,7 @@ class Uploader:
         except RefusedError as error:
             if error.reason is not Reason.ROLLBACK or key.version == local.head.number:
                 raise
-            log.warning(
+            logger.warning(
                 "the hub does not take an older version", extra={"version": key.version, "error": str(error)}
             )
             self._refused.add(key)
@@ -157,7 +157,7 @@ class Uploader:
                             group.create_task(self._send(stub, key, share))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        log.info(
+        logger.info(
             "uploaded",
             extra={"version": key.version, "base_version": key.base_version, "frames": len(frames)},
         )

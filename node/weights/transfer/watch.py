@@ -12,7 +12,7 @@ from node.policy import Announcement
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.wire import announcement_from_wire
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def watch_versions(
@@ -40,11 +40,11 @@ async def watch_versions(
                     backoff.reset()
                     yield announcement_from_wire(message)
         except ConnectionLost as error:
-            log.debug("the announcements were cut", extra={"error": str(error)})
+            logger.debug("the announcements were cut", extra={"error": str(error)})
         except RefusedError as error:
             if error.reason not in RETRYABLE:
                 raise
-            log.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
+            logger.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
         finally:
             call.cancel()
         lost()

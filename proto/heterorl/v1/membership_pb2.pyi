@@ -158,7 +158,7 @@ class JoinResponse(_message.Message):
     max_staleness_versions: _builtins.int
     """Staleness bound: largest accepted distance in versions, >= 0."""
     heartbeat_interval_s: _builtins.float
-    """Seconds between beats."""
+    """Seconds between heartbeats."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -188,7 +188,7 @@ Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
-    """One beat of a peer."""
+    """One heartbeat of a peer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,11 +203,11 @@ class HeartbeatRequest(_message.Message):
     REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Counts beats of this stream from 1."""
+    """Counts heartbeats of this stream from 1."""
     sent_at_s: _builtins.float
     """Unix seconds on the peer's clock when this was sent."""
     clock_offset_s: _builtins.float
-    """Coordinator's clock minus the peer's, seconds, as the peer estimates it from earlier beats."""
+    """Coordinator's clock minus the peer's, seconds, as the peer estimates it from earlier heartbeats."""
     waits_for: _builtins.str
     """What the peer waits for right now ("prompt lease", "policy version", ...). Empty: nothing."""
     revocations_digest: _builtins.bytes
@@ -270,7 +270,7 @@ class MetricFamily(_message.Message):
     """One line of explanation."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSample]:
-        """At most 10 000 in all families of a beat."""
+        """At most 10 000 in all families of a heartbeat."""
 
     def __init__(
         self,
@@ -400,7 +400,7 @@ Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
-    """One beat of the coordinator."""
+    """One heartbeat of the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -414,9 +414,9 @@ class HeartbeatResponse(_message.Message):
     LONGEST_LAG_VERSIONS_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """The beat this answers."""
+    """The heartbeat this answers."""
     received_at_s: _builtins.float
-    """Unix seconds on the coordinator's clock when that beat arrived."""
+    """Unix seconds on the coordinator's clock when that heartbeat arrived."""
     sent_at_s: _builtins.float
     """Unix seconds on the coordinator's clock when this was sent."""
     must_repair: _builtins.bool
@@ -769,7 +769,7 @@ class PeerStatus(_message.Message):
     lag_s: _builtins.float
     """Seconds since a newer version than the held one was announced; 0 when current."""
     last_seen_s: _builtins.float
-    """Seconds since the last beat."""
+    """Seconds since the last heartbeat."""
     clock_offset_s: _builtins.float
     """Coordinator's clock minus the peer's, seconds."""
     waits_for: _builtins.str

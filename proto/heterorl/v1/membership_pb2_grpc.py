@@ -172,9 +172,9 @@ class MembershipServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """One stream per peer for as long as it lives: a beat each way every interval. Renews
+        """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
         the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-        writes a beat only when it has the answer to the one before: a beat acknowledges it.
+        writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
 
         Errors:
 

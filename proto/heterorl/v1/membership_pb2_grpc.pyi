@@ -120,9 +120,9 @@ class MembershipServiceStub:
     * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
-    """One stream per peer for as long as it lives: a beat each way every interval. Renews
+    """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
     the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-    writes a beat only when it has the answer to the one before: a beat acknowledges it.
+    writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
 
     Errors:
 
@@ -161,9 +161,9 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """One stream per peer for as long as it lives: a beat each way every interval. Renews
+    """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
     the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-    writes a beat only when it has the answer to the one before: a beat acknowledges it.
+    writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
 
     Errors:
 
@@ -211,9 +211,9 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_membership_pb2.HeartbeatRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.HeartbeatResponse], _abc.AsyncIterator[_membership_pb2.HeartbeatResponse]]:
-        """One stream per peer for as long as it lives: a beat each way every interval. Renews
+        """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
         the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-        writes a beat only when it has the answer to the one before: a beat acknowledges it.
+        writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
 
         Errors:
 

@@ -39,8 +39,8 @@ def test_a_buffer_that_can_never_fill_a_batch_is_refused() -> None:
         config(buffer_groups=7, batch_groups=8)
 
 
-def test_a_lease_that_one_late_beat_would_end_is_refused() -> None:
-    with pytest.raises(ValidationError, match="two beats"):
+def test_a_lease_that_one_late_heartbeat_would_end_is_refused() -> None:
+    with pytest.raises(ValidationError, match="two heartbeats"):
         config(lease_ttl_s=3, heartbeat_interval_s=2)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.coordinator.work.drain_stream import Drain
+from node.coordinator.drain_stream import Drain
 from node.errors import RefusedError
 from support.coordinator import Desk
 

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.coordinator.fleet.membership import GONE_AFTER_S
-from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import HeartbeatReport, Roster
 from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
@@ -55,11 +55,11 @@ class Run:
     def join(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
             self.roster.join(peer, None, now=now)
-            self.beat(peer, now=now)
+            self.heartbeat(peer, now=now)
 
-    def beat(self, *peers: Peer, now: float = NOW_S) -> None:
+    def heartbeat(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
-            self.roster.beat(peer, Beat(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
+            self.roster.heartbeat(peer, HeartbeatReport(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
 
     def scrape(self) -> tuple[set[str], dict[str, float]]:
         """Return whose metrics are shown, and how many peers of each role have none."""
@@ -94,7 +94,7 @@ def test_the_learner_is_shown_when_it_joins_as_the_1001st(run: Run, caplog: pyte
 def test_a_sampler_that_leaves_frees_its_place_for_the_one_that_has_waited_longest(run: Run) -> None:
     run.join(*map(sampler, range(PEERS + 2)))
     run.roster.leave(sampler(7))
-    run.beat(sampler(PEERS + 1), sampler(PEERS))
+    run.heartbeat(sampler(PEERS + 1), sampler(PEERS))
     shown, left_out = run.scrape()
     assert "s7" not in shown
     assert f"s{PEERS}" in shown
@@ -107,9 +107,9 @@ def test_a_peer_that_is_not_heard_of_is_not_shown_and_frees_its_place(run: Run, 
     run.join(*map(sampler, range(PEERS + 1)))
     later = NOW_S + silence_s
     living = [sampler(n) for n in range(PEERS + 1) if n != 3]
-    run.beat(*living, now=later)
+    run.heartbeat(*living, now=later)
     run.roster.expire(later)
-    run.beat(*living, now=later)
+    run.heartbeat(*living, now=later)
     shown, left_out = run.scrape()
     assert shown == {peer.node_id for peer in living}
     assert left_out["sampler"] == 0
@@ -120,7 +120,7 @@ def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
     later = NOW_S + SILENT_AFTER_S + 1
     run.roster.expire(later)
     assert run.scrape()[0] == set()
-    run.beat(LEARNER_PEER, now=later)
+    run.heartbeat(LEARNER_PEER, now=later)
     assert run.scrape()[0] == {"late-learner"}
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.ledger.generations import Generation
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Balance
+from node.coordinator.work.generations import Generation
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError

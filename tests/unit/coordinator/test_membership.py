@@ -20,31 +20,31 @@ def state(members: Membership, peer: Peer = PEER) -> PeerState:
     return next(member.state for member in members.members if member.peer == peer)
 
 
-def test_a_peer_is_live_from_its_first_beat(members: Membership) -> None:
+def test_a_peer_is_live_from_its_first_heartbeat(members: Membership) -> None:
     members.join(PEER, 0)
     assert state(members) is PeerState.JOINED
-    members.beat(PEER, 1)
+    members.heartbeat(PEER, 1)
     assert state(members) is PeerState.LIVE
 
 
 def test_a_peer_that_never_joined_must_join(members: Membership) -> None:
     with pytest.raises(RefusedError) as error:
-        members.beat(PEER, 0)
+        members.heartbeat(PEER, 0)
     assert error.value.reason is Reason.NOT_JOINED
 
 
 def test_a_peer_falls_silent_after_its_time_and_not_before(members: Membership) -> None:
     members.join(PEER, 0)
-    members.beat(PEER, 5)
+    members.heartbeat(PEER, 5)
     assert members.expire(15) == ()
     assert [member.state for member in members.expire(15.1)] == [PeerState.SILENT]
     assert members.expire(16) == ()
 
 
-def test_a_silent_peer_goes_on_with_a_beat(members: Membership) -> None:
+def test_a_silent_peer_goes_on_with_a_heartbeat(members: Membership) -> None:
     members.join(PEER, 0)
     members.expire(100)
-    members.beat(PEER, 101)
+    members.heartbeat(PEER, 101)
     assert state(members) is PeerState.LIVE
 
 
@@ -56,15 +56,15 @@ def test_a_peer_that_left_must_join_again(members: Membership, how: str) -> None
     else:
         assert [member.state for member in members.expire(GONE_AFTER_S + 1)] == [PeerState.LEFT]
     with pytest.raises(RefusedError):
-        members.beat(PEER, 1)
+        members.heartbeat(PEER, 1)
     assert members.join(PEER, 2).joins == 2
-    members.beat(PEER, 3)
+    members.heartbeat(PEER, 3)
 
 
 def test_peers_of_one_name_and_two_roles_are_two_peers(members: Membership) -> None:
     members.join(PEER, 0)
     with pytest.raises(RefusedError):
-        members.beat(Peer("run", Role.LEARNER, "s1"), 0)
+        members.heartbeat(Peer("run", Role.LEARNER, "s1"), 0)
 
 
 def test_only_peers_that_left_are_forgotten_longest_gone_first(
@@ -88,13 +88,13 @@ def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: R
     peer = Peer("run", role, "s1")
     members.join(peer, 0, instance="first")
     for now in (1.0, 2.0):
-        for come in (members.join, members.beat):
+        for come in (members.join, members.heartbeat):
             with pytest.raises(
                 RefusedError, match=r"as another process, heard of 1\.0 s ago; stop one"
             ) as error:
                 come(peer, now, instance="second")
             assert error.value.reason is Reason.NAME_IN_USE
-        members.beat(peer, now, instance="first")
+        members.heartbeat(peer, now, instance="first")
     (member,) = members.members
     assert (member.instance, member.joins, member.state) == ("first", 1, PeerState.LIVE)
     assert (member.refused_twins, member.refused_twin_at_s) == (4, 2.0)
@@ -102,9 +102,9 @@ def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: R
 
 def test_a_process_that_comes_back_after_a_cut_is_no_twin(members: Membership) -> None:
     members.join(PEER, 0, instance="first")
-    members.beat(PEER, 1, instance="first")
+    members.heartbeat(PEER, 1, instance="first")
     assert members.join(PEER, 1.1, instance="first").joins == 2
-    members.beat(PEER, 1.2, instance="first")
+    members.heartbeat(PEER, 1.2, instance="first")
     assert members.members[0].refused_twins == 0
 
 
@@ -113,7 +113,7 @@ def test_a_name_is_free_when_its_process_is_gone_and_whoever_had_it_must_join_ag
     members: Membership, how: str
 ) -> None:
     members.join(PEER, 0, instance="first")
-    members.beat(PEER, 1, instance="first")
+    members.heartbeat(PEER, 1, instance="first")
     now = 1.5
     if how == "leave":
         members.leave(PEER)
@@ -124,20 +124,20 @@ def test_a_name_is_free_when_its_process_is_gone_and_whoever_had_it_must_join_ag
         if how == "silence":
             assert [member.state for member in members.expire(now)] == [PeerState.SILENT]
     assert members.join(PEER, now, instance="second").joins == 2
-    members.beat(PEER, now, instance="second")
+    members.heartbeat(PEER, now, instance="second")
     with pytest.raises(RefusedError) as error:
-        members.beat(PEER, now, instance="first")
+        members.heartbeat(PEER, now, instance="first")
     assert error.value.reason is Reason.NAME_IN_USE
     members.disconnected(PEER)
     with pytest.raises(RefusedError) as error:
-        members.beat(PEER, now, instance="first")
+        members.heartbeat(PEER, now, instance="first")
     assert error.value.reason is Reason.NOT_JOINED
 
 
 def test_a_stream_that_goes_on_is_a_connection_again(members: Membership) -> None:
     members.join(PEER, 0, instance="first")
     members.disconnected(PEER)
-    members.beat(PEER, 1, instance="first")
+    members.heartbeat(PEER, 1, instance="first")
     with pytest.raises(RefusedError):
         members.join(PEER, 2, instance="second")
 
@@ -149,13 +149,13 @@ def test_a_stream_that_goes_on_is_a_connection_again(members: Membership) -> Non
 )
 def test_who_cannot_be_told_apart_is_let_in(members: Membership, peer: Peer, first: str, second: str) -> None:
     members.join(peer, 0, instance=first)
-    members.beat(peer, 1, instance=first)
+    members.heartbeat(peer, 1, instance=first)
     assert members.join(peer, 2, instance=second).joins == 2
 
 
 def test_what_is_said_once_the_settings_are_known_belongs_to_the_same_join(members: Membership) -> None:
     members.join(PEER, 0)
-    members.beat(PEER, 1)
+    members.heartbeat(PEER, 1)
     assert members.join(PEER, 2, completes=True).joins == 1
     assert state(members) is PeerState.LIVE
     assert members.join(PEER, 3, completes=True).joins == 2

@@ -46,7 +46,7 @@ def test_the_oldest_go_when_it_is_full_even_where_they_were_told() -> None:
 def test_a_sampler_that_passes_over_what_the_last_answer_told_hears_everything_once(
     turns: list[tuple[int, str]],
 ) -> None:
-    """Answers are lost, or arrive and the stream is cut before the next beat says so."""
+    """Answers are lost, or arrive and the stream is cut before the next heartbeat says so."""
     outbox, put, heard = Outbox(capacity=1000), 0, list[int]()
     has_heard = False
     last: list[int] = []

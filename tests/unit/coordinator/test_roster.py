@@ -4,10 +4,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.drain_book import Judgement
-from node.coordinator.fleet import peers as roster_module
+from node.coordinator import peers as roster_module
 from node.coordinator.fleet.membership import GONE_AFTER_S
-from node.coordinator.fleet.peers import Beat, Roster
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import HeartbeatReport, Roster
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.versions import Announced
 from node.errors import RefusedError
@@ -44,10 +44,10 @@ def roster(fleet: FleetCollector, registry: CollectorRegistry) -> Roster:
     return roster
 
 
-def beat(
+def heartbeat(
     held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = (), has_heard: bool = True
-) -> Beat:
-    return Beat(
+) -> HeartbeatReport:
+    return HeartbeatReport(
         held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics, has_heard=has_heard
     )
 
@@ -70,51 +70,51 @@ def shown(fleet: FleetCollector) -> list[str]:
 def test_a_peer_whose_root_is_not_the_signed_one_must_repair(
     roster: Roster, held: PolicyVersion | None, must_repair: bool
 ) -> None:
-    assert roster.beat(SAMPLER, beat(held), now=NOW_S).must_repair is must_repair
+    assert roster.heartbeat(SAMPLER, heartbeat(held), now=NOW_S).must_repair is must_repair
 
 
-def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_beat_carries(
+def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carries(
     roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "VERDICTS_PER_BEAT", 2)
+    monkeypatch.setattr(roster_module, "VERDICTS_PER_HEARTBEAT", 2)
     told = [Judgement(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
     for judgement in told:
         roster.tell("s1", judgement)
-    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[:2])
-    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == tuple(told[2:])
-    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == ()
+    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[:2])
+    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[2:])
+    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
 
 
-def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_beat_acknowledges_it(
+def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_acknowledges_it(
     roster: Roster,
 ) -> None:
     told = (Judgement("1.1", Verdict.TRAINED),)
     roster.tell("s1", told[0])
-    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == told
-    assert roster.beat(SAMPLER, beat(has_heard=False), now=NOW_S).verdicts == told
-    assert roster.beat(SAMPLER, beat(), now=NOW_S).verdicts == ()
-    assert roster.beat(SAMPLER, beat(has_heard=False), now=NOW_S).verdicts == ()
+    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
+    assert roster.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
+    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
+    assert roster.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == ()
 
 
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
     roster.join(learner, None, now=NOW_S)
     roster.tell("s1", Judgement("0.1", Verdict.STALE))
-    assert roster.beat(learner, beat(), now=NOW_S).verdicts == ()
+    assert roster.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
 
 
-def test_verdicts_for_a_sampler_that_does_not_beat_are_dropped_oldest_first_and_counted(
+def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first_and_counted(
     roster: Roster, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster_module, "OUTBOX_VERDICTS", 2)
     for number in range(3):
         roster.tell("s1", Judgement(f"{number}.1", Verdict.ACCEPTED))
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
-    assert [v.group_id for v in roster.beat(SAMPLER, beat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
+    assert [v.group_id for v in roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
 
 
 def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(roster: Roster) -> None:
-    roster.beat(SAMPLER, beat(PolicyVersion(1)), now=NOW_S)
+    roster.heartbeat(SAMPLER, heartbeat(PolicyVersion(1)), now=NOW_S)
     (row,) = roster.rows(NOW_S + 5)
     assert (row.version_lag_versions, row.lag_s, row.last_seen_s) == (2, 25.0, 5.0)
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
@@ -137,8 +137,8 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
 
 
 def test_the_metrics_of_a_peer_that_left_for_good_disappear(roster: Roster, fleet: FleetCollector) -> None:
-    roster.beat(SAMPLER, beat(metrics=METRICS), now=NOW_S)
-    roster.beat(SAMPLER, beat(), now=NOW_S)  # unchanged
+    roster.heartbeat(SAMPLER, heartbeat(metrics=METRICS), now=NOW_S)
+    roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S)  # unchanged
     assert shown(fleet) == ["heterorl_sampler_x"]
     roster.expire(NOW_S + GONE_AFTER_S + 1)
     assert shown(fleet) == []
@@ -146,5 +146,5 @@ def test_the_metrics_of_a_peer_that_left_for_good_disappear(roster: Roster, flee
 
 def test_metrics_of_a_peer_that_did_not_join_are_not_taken(roster: Roster, fleet: FleetCollector) -> None:
     with pytest.raises(RefusedError):
-        roster.beat(Peer("run", Role.SAMPLER, "s2"), beat(metrics=METRICS), now=NOW_S)
+        roster.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(metrics=METRICS), now=NOW_S)
     assert shown(fleet) == []

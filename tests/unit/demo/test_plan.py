@@ -15,8 +15,8 @@ from deploy.demo.plan import (
     to_toml,
 )
 from deploy.demo.session import DAEMONS, free_ports
+from node.config.setting_sources import Reading
 from node.config.settings import NodeConfig, load
-from node.config.sources import Reading
 from node.coordinator.config import CoordinatorConfig
 from sampler.config import SamplerConfig
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from deploy.demo.records import Step, StepTail, Trained, read_ledger
-from learner.training.step_log import StepLine, StepLog, TrainedGroup
+from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState

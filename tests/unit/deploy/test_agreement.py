@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deploy.check import DEPLOY, ROLES
+from node.config.setting_sources import Reading
 from node.config.settings import NodeConfig, load
-from node.config.sources import Reading
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
 from node.identity.identity_store import load_identity

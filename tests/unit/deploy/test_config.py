@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.check import DEPLOY, ROLES
+from node.config.setting_sources import InvalidConfigError, Reading
 from node.config.settings import Resolved, load
-from node.config.sources import InvalidConfigError, Reading
 
 FILES = [
     pytest.param(role, DEPLOY / folder / f"{role}.toml", id=f"{folder}/{role}")

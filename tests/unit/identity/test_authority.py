@@ -12,12 +12,12 @@ from node.enrolment.authority import (
     CLOCK_SKEW_S,
     Authority,
     is_signed_by,
-    new_key,
     read_signing_request,
     signing_request,
 )
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer
+from node.identity.pem import new_key
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role
 from support.identity import NOW_S

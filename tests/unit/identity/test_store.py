@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from node.enrolment.authority import AUTHORITY_LIFETIME_S, new_key
+from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import StartupError
 from node.identity.files import write_secret
 from node.identity.identity_store import (
@@ -14,6 +14,7 @@ from node.identity.identity_store import (
     load_or_make_key,
     save_identity,
 )
+from node.identity.pem import new_key
 from node.run import Role
 from support.identity import NOW_S, MadeRun, make_run
 

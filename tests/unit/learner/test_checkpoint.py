@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from learner.publishing.learner_epoch import raise_epoch
+from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
 from learner.training.checkpoint import CheckpointStore, Progress
 from learner.training.model import Policy, load_policy
-from learner.training.step_log import StepLine, StepLog, TrainedGroup
 from learner.training.train_step import train_step
 from node import durable
 from node.errors import StartupError

@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from learner.metrics import LearnerMetrics
+from learner.step_log import StepLine
 from learner.training.flops import ModelSize
 from learner.training.model import Policy
-from learner.training.step_log import StepLine
 from learner.training.train_step import train_step
 from node.run import StepReport
 from support.made_up_groups import VERSION, made_up_groups

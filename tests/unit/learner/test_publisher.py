@@ -13,12 +13,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.disk_wait import DiskWait
-from learner.publishing.master_access import MasterGate
-from learner.publishing.master_words import MasterWords
 from learner.publishing.publisher import Publisher
+from learner.training.master_access import MasterAccess
+from learner.training.master_words import MasterWords
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
@@ -66,7 +66,7 @@ def open_store(directory: Path) -> ArtifactStore:
 
 @dataclass
 class Publishing:
-    gate: MasterGate
+    gate: MasterAccess
     masters: dict[str, torch.Tensor]
     store: ArtifactStore
     task: asyncio.Task[None]
@@ -130,7 +130,7 @@ async def publishing(
         return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
 
     store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
-    gate = MasterGate(version=start.version.number, monotonic=SystemClock().monotonic)
+    gate = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
     masters = masters_of(start.version.number)
     signer = Signer(KEY, "run", 1)
     publisher = Publisher(

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from learner.intake.full_logprobs import full_logprobs
 from learner.objective.importance import group_expectation_weight
 from learner.objective.truncation import least_kept_mass, untruncated_logprob
-from learner.training.micro_batches import full_logprobs, objective_batch
+from learner.training.micro_batches import objective_batch
 from node.rollout import LogprobMode
 from support.groups import SAMPLING, make_completion, make_group
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from learner.config import LearnerConfig
+from node.config.setting_sources import InvalidConfigError, read_flags
 from node.config.settings import Resolved, load
-from node.config.sources import InvalidConfigError, read_flags
 from node.errors import ConfigError
 
 STATE = {"node.state_dir": "/state"}

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.errors import StartupError
 from node.process.daemon import Phase
-from node.telemetry.http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
+from node.process.telemetry_http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
 from support.clock import ManualClock
 
 
@@ -74,7 +74,7 @@ async def test_health_is_the_age_of_the_event_loops_last_turn() -> None:
     async with serving(server):
         assert (await asyncio.to_thread(get, server, "/healthz"))[0] == 200
         clock.advance(LOOP_STALL_S)
-        status, text = get(server, "/healthz")  # on the loop: it cannot beat meanwhile
+        status, text = get(server, "/healthz")  # on the loop: it cannot heartbeat meanwhile
     assert (status, text) == (503, f"the event loop turned {LOOP_STALL_S:.1f} s ago\n")
 
 

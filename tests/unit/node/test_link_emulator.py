@@ -43,7 +43,7 @@ def test_a_long_idle_line_has_saved_no_more_than_one_bucket() -> None:
     pieces=st.lists(st.tuples(st.integers(0, PIECE_BYTES), st.floats(0, 0.5), st.floats(0, 1)), max_size=50),
     rate=st.none() | st.floats(1e3, 1e6),
 )
-def test_pieces_never_overtake_each_other_nor_beat_the_delay_or_the_rate(
+def test_pieces_never_overtake_each_other_nor_heartbeat_the_delay_or_the_rate(
     pieces: list[tuple[int, float, float]], rate: float | None
 ) -> None:
     line = Line(LinkProfile(delay_s=0.1, jitter_s=1.0, rate_bytes_per_s=rate))

@@ -31,10 +31,10 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
 
     def __init__(self) -> None:
         self.joins: asyncio.Queue[membership_pb2.JoinRequest] = asyncio.Queue()
-        self.beats: asyncio.Queue[membership_pb2.HeartbeatRequest] = asyncio.Queue()
+        self.heartbeats: asyncio.Queue[membership_pb2.HeartbeatRequest] = asyncio.Queue()
         self.farewells = asyncio.Event()
         self.refuse_join: Reason | None = None
-        self.refuse_beat: Reason | None = None
+        self.refuse_heartbeat: Reason | None = None
         self.answers = True
         self.repeats = False
         """Whether every answer says what the one before said."""
@@ -59,9 +59,9 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
         async for request in requests:
             received_at_s = time.time() + self.clock_ahead_s
-            await self.beats.put(request)
-            if self.refuse_beat is not None:
-                reason, self.refuse_beat = self.refuse_beat, None
+            await self.heartbeats.put(request)
+            if self.refuse_heartbeat is not None:
+                reason, self.refuse_heartbeat = self.refuse_heartbeat, None
                 await refuse(context, reason)
             if self.answers:
                 answer = membership_pb2.HeartbeatResponse(
@@ -148,16 +148,16 @@ async def test_it_joins_says_ready_and_hands_out_the_settings() -> None:
         assert peer.readies == 1
 
 
-async def test_a_beat_says_what_the_peer_holds_works_on_and_waits_for() -> None:
+async def test_a_heartbeat_says_what_the_peer_holds_works_on_and_waits_for() -> None:
     hub = Hub()
     async with serving(hub) as port, peering(port):
-        beat = await hub.beats.get()
-        assert (beat.held.number, beat.held.root) == (HELD.number, HELD.root)
-        assert list(beat.running_lease_ids) == ["5.1"]
-        assert beat.waits_for == "prompt lease"
-        assert beat.metrics[0].samples[0].value == 7.0
-        assert not beat.HasField("step")
-        assert [beat.sequence, (await hub.beats.get()).sequence] == [1, 2]
+        heartbeat = await hub.heartbeats.get()
+        assert (heartbeat.held.number, heartbeat.held.root) == (HELD.number, HELD.root)
+        assert list(heartbeat.running_lease_ids) == ["5.1"]
+        assert heartbeat.waits_for == "prompt lease"
+        assert heartbeat.metrics[0].samples[0].value == 7.0
+        assert not heartbeat.HasField("step")
+        assert [heartbeat.sequence, (await hub.heartbeats.get()).sequence] == [1, 2]
 
 
 async def test_verdicts_lost_leases_repairs_and_the_head_are_passed_on() -> None:
@@ -196,14 +196,14 @@ async def test_a_verdict_told_again_is_passed_on_once() -> None:
     ]
     hub.answer = membership_pb2.HeartbeatResponse(verdicts=told[:2])
     async with serving(hub) as port, peering(port, verdict=verdicts.put_nowait):
-        while (await hub.beats.get()).sequence < 4:
+        while (await hub.heartbeats.get()).sequence < 4:
             pass
-        hub.refuse_beat = Reason.NOT_JOINED
+        hub.refuse_heartbeat = Reason.NOT_JOINED
         hub.answer = membership_pb2.HeartbeatResponse(verdicts=told)
         # A new stream: the two of the last answer are told again, with one that is new.
-        while (await hub.beats.get()).sequence != 1:
+        while (await hub.heartbeats.get()).sequence != 1:
             pass
-        while (await hub.beats.get()).sequence < 4:
+        while (await hub.heartbeats.get()).sequence < 4:
             pass
         assert [(await verdicts.get()).group_id for _ in range(3)] == ["0.1", "1.1", "2.1"]
         assert verdicts.empty()
@@ -214,21 +214,21 @@ async def test_it_joins_again_as_the_same_peer_when_the_hub_comes_back() -> None
     async with AsyncExitStack() as stack:
         async with serving(first) as port:
             peer = await stack.enter_async_context(peering(port))
-            await first.beats.get()
+            await first.heartbeats.get()
         await stack.enter_async_context(serving(second, port))
         assert await second.joins.get() == await first.joins.get()
-        assert (await second.beats.get()).sequence == 1
+        assert (await second.heartbeats.get()).sequence == 1
         assert (peer.client.joins, peer.readies) == (2, 1)
 
 
 async def test_a_hub_that_does_not_know_the_peer_is_joined_again() -> None:
     hub = Hub()
-    hub.refuse_beat = Reason.NOT_JOINED
+    hub.refuse_heartbeat = Reason.NOT_JOINED
     async with serving(hub) as port, peering(port):
         await hub.joins.get()
         await hub.joins.get()
-        await hub.beats.get()
-        assert (await hub.beats.get()).sequence == 1
+        await hub.heartbeats.get()
+        assert (await hub.heartbeats.get()).sequence == 1
 
 
 @pytest.mark.parametrize("reason", sorted(membership_client.FINAL))
@@ -261,12 +261,12 @@ async def test_a_process_whose_name_is_in_use_waits_for_it_to_be_free() -> None:
         assert first.instance == second.instance != ""
         hub.refuse_join = None
         await peer.client.settings()
-        assert (await hub.beats.get()).instance == first.instance
+        assert (await hub.heartbeats.get()).instance == first.instance
 
 
 async def test_a_process_whose_name_was_taken_while_it_was_cut_off_ends() -> None:
     hub = Hub()
-    hub.refuse_beat = Reason.NAME_IN_USE
+    hub.refuse_heartbeat = Reason.NAME_IN_USE
     async with serving(hub) as port:
         peer = Peering(port)
         with pytest.raises(RefusedError) as caught:
@@ -290,11 +290,11 @@ async def test_a_hub_that_stops_answering_is_joined_again(monkeypatch: pytest.Mo
         await hub.joins.get()
 
 
-async def test_the_hubs_clock_is_estimated_from_the_beats() -> None:
+async def test_the_hubs_clock_is_estimated_from_the_heartbeats() -> None:
     hub = Hub()
     hub.clock_ahead_s = 100.0
     async with serving(hub) as port, peering(port) as peer:
-        while (await hub.beats.get()).sequence < 3:
+        while (await hub.heartbeats.get()).sequence < 3:
             pass
         assert peer.client.clock_offset_s == pytest.approx(100.0, abs=0.5)
 
@@ -302,7 +302,7 @@ async def test_the_hubs_clock_is_estimated_from_the_beats() -> None:
 async def test_stopping_says_farewell() -> None:
     hub = Hub()
     async with serving(hub) as port, peering(port) as peer:
-        await hub.beats.get()
+        await hub.heartbeats.get()
         peer.stopping.set()
         await asyncio.wait_for(hub.farewells.wait(), timeout=5)
 

@@ -69,16 +69,16 @@ def test_what_others_sent_us_and_what_is_not_ours_is_never_sent_on(registry: Col
 def test_a_snapshot_never_has_more_families_than_a_heartbeat_carries(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(limits.METRIC_FAMILIES_PER_BEAT + 2):
+    for number in range(limits.METRIC_FAMILIES_PER_HEARTBEAT + 2):
         Gauge(f"heterorl_x_{number}", "One of many.", registry=registry).set(number)
-    assert len(snapshot(registry)) == limits.METRIC_FAMILIES_PER_BEAT
+    assert len(snapshot(registry)) == limits.METRIC_FAMILIES_PER_HEARTBEAT
     (record,) = caplog.records
     assert vars(record)["left_out_families"] == 2
 
 
 def test_a_family_past_the_limit_of_samples_is_left_out_whole(registry: CollectorRegistry) -> None:
     many = Gauge("heterorl_x_many", "One label value too many.", ["of"], registry=registry)
-    for number in range(limits.METRIC_SAMPLES_PER_BEAT + 1):
+    for number in range(limits.METRIC_SAMPLES_PER_HEARTBEAT + 1):
         many.labels(str(number)).set(1)
     Gauge("heterorl_x_one", "Still fits.", registry=registry).set(1)
     assert families(registry).keys() == {"heterorl_x_one"}

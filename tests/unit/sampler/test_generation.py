@@ -11,9 +11,9 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.generation import Generation
 from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.generation import Generation
 from sampler.versions.model_words import version_of
 from support.tiny_model import make_tiny_model
 

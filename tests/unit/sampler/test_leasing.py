@@ -14,7 +14,7 @@ from node.policy import PolicyVersion
 from node.rollout import PromptLease
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.rollouts.generation import Generation
+from sampler.engines.generation import Generation
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.rollouts.work_queue import Stage, Workload
 from support.groups import SAMPLING

@@ -45,7 +45,7 @@ def test_peers_of_one_metric_share_one_family_that_prometheus_can_read(fleet: Fl
     assert {s.labels["node"]: s.value for s in read.samples} == {"s1": 5.0, "s2": 7.0}
 
 
-def test_the_newest_beat_replaces_the_one_before(fleet: FleetCollector) -> None:
+def test_the_newest_heartbeat_replaces_the_one_before(fleet: FleetCollector) -> None:
     fleet.update(S1, [family(5), family(name="heterorl_sampler_gone")])
     fleet.update(S1, [family(6)])
     assert shown(fleet) == {(TOKENS + "_total", "s1"): 6.0}

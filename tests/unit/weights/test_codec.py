@@ -7,8 +7,9 @@ import pytest
 import zstandard
 
 from node.errors import Reason, RefusedError
-from node.weights.codec.frame_codec import Codec, decode_frame, encode_frame, encode_gap, payload_limit
+from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_gap
 from node.weights.format.digests import Words, words_digest
+from node.weights.format.payload_codec import Codec, payload_limit
 from support.weights import drifted, random_words
 
 

@@ -8,10 +8,11 @@ import zstandard
 from node.errors import Reason, RefusedError
 from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import Codec, decode_frame, encode_frame
+from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import BFLOAT16, DTYPES, Dtype
 from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.payload_codec import Codec
 from support.weights import RUN_ID
 
 FLOATING = [dtype for dtype in DTYPES.values() if dtype.is_floating]

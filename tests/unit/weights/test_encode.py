@@ -11,9 +11,9 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.weights.assembly.encode import CodedFrame, code_frames, encode_version, join
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import Codec
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.payload_codec import Codec
 from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 

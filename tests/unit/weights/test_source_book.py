@@ -6,7 +6,7 @@ import pytest
 
 from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.transfer.source_scores import PATIENCE_S, Fault, SourceBook, merged
+from node.weights.transfer.source_scores import PATIENCE_S, Fault, SourceScores, merged
 from support.weights import Learner
 
 KEY = ArtifactKey(1, 0)
@@ -40,7 +40,7 @@ def test_a_head_there_is_no_way_to_hides_no_other() -> None:
 def test_of_two_sizes_the_smaller_counts_until_a_manifest_tells_who_lied() -> None:
     learner = Learner()
     manifest = learner.encode(1, 0).manifest
-    book = SourceBook(["honest", "liar"])
+    book = SourceScores(["honest", "liar"])
     assert book.heard("honest", said(1, (1, 0, manifest.size_bytes)))
     assert book.heard("liar", said(1, (1, 0, 1)))
     announced = book.announcement(0.0)
@@ -58,7 +58,7 @@ def test_of_two_sizes_the_smaller_counts_until_a_manifest_tells_who_lied() -> No
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_source_is_set_aside_for_longer_at_each_fault_and_then_asked_again(fault: Fault) -> None:
-    book = SourceBook(["good", "bad"])
+    book = SourceScores(["good", "bad"])
     for name in ("good", "bad"):
         book.heard(name, said(1, (1, 0, 10)))
     ends, now = [], 0.0
@@ -75,7 +75,7 @@ def test_a_source_is_set_aside_for_longer_at_each_fault_and_then_asked_again(fau
 
 @pytest.mark.parametrize("fault", [Fault.DAMAGED, Fault.LIED])
 def test_what_a_doubted_source_announces_is_not_planned_with_until_its_term_is_over(fault: Fault) -> None:
-    book = SourceBook(["good", "bad"])
+    book = SourceScores(["good", "bad"])
     honest, promise = said(1, (1, 0, 10)), said(9, (9, NO_BASE, 1))
     book.heard("good", honest)
     book.heard("bad", promise)
@@ -100,7 +100,7 @@ def test_what_a_doubted_source_announces_is_not_planned_with_until_its_term_is_o
 
 
 def test_a_source_that_was_only_lost_is_planned_with_all_the_same() -> None:
-    book = SourceBook(["good", "lost"])
+    book = SourceScores(["good", "lost"])
     book.heard("good", said(1, (1, 0, 10)))
     book.fault("lost", Fault.LOST, now=0.0)
     book.heard("lost", said(9, (9, NO_BASE, 1)))
@@ -110,7 +110,7 @@ def test_a_source_that_was_only_lost_is_planned_with_all_the_same() -> None:
 
 
 def test_a_source_that_delivers_after_it_was_lost_begins_again_with_the_shortest_term() -> None:
-    book = SourceBook(["one", "two"])
+    book = SourceScores(["one", "two"])
     for _ in range(3):
         book.fault("one", Fault.LOST, now=0.0)
     assert not book.is_standing("one", now=3.9)
@@ -121,7 +121,7 @@ def test_a_source_that_delivers_after_it_was_lost_begins_again_with_the_shortest
 
 
 def test_a_lesser_fault_does_not_shorten_a_term() -> None:
-    book = SourceBook(["one"])
+    book = SourceScores(["one"])
     book.fault("one", Fault.LIED, now=0.0)
     book.delivered("one", 1 << 20, took_s=1.0)
     book.fault("one", Fault.LOST, now=1.0)
@@ -130,7 +130,7 @@ def test_a_lesser_fault_does_not_shorten_a_term() -> None:
 
 
 def test_when_all_first_sources_are_doubted_they_still_count() -> None:
-    book = SourceBook(["bad", "worse"])
+    book = SourceScores(["bad", "worse"])
     for name in ("bad", "worse"):
         book.heard(name, said(1, (1, 0, 10)))
         book.fault(name, Fault.LIED, now=0.0)
@@ -140,7 +140,7 @@ def test_when_all_first_sources_are_doubted_they_still_count() -> None:
 
 @pytest.mark.parametrize(("fault", "longest_s"), [(Fault.LOST, 30.0), (Fault.LIED, 3600.0)])
 def test_a_term_has_an_end_however_many_faults_there_were(fault: Fault, longest_s: float) -> None:
-    book = SourceBook(["one"])
+    book = SourceScores(["one"])
     for _ in range(40):
         book.fault("one", fault, now=0.0)
     assert not book.is_standing("one", now=longest_s - 0.1)
@@ -150,7 +150,7 @@ def test_a_term_has_an_end_however_many_faults_there_were(fault: Fault, longest_
 def test_what_a_liar_announced_is_forgotten_and_what_it_announces_next_is_checked() -> None:
     learner = Learner()
     manifest = learner.encode(1, 0).manifest
-    book = SourceBook(["liar"])
+    book = SourceScores(["liar"])
     book.heard("liar", said(1, (1, 0, manifest.size_bytes), root=b"r" * 16))
     assert book.signed(manifest) == ("liar",)
     assert book.announcement(0.0) is None
@@ -161,7 +161,7 @@ def test_what_a_liar_announced_is_forgotten_and_what_it_announces_next_is_checke
 def test_the_manifests_remembered_are_bounded() -> None:
     learner = Learner()
     oldest = learner.encode(1, None).manifest
-    book = SourceBook(["one"])
+    book = SourceScores(["one"])
     book.signed(oldest)
     assert not book.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
     for version in range(2, ARTIFACTS_PER_ANNOUNCEMENT + 2):
@@ -170,7 +170,7 @@ def test_the_manifests_remembered_are_bounded() -> None:
 
 
 def test_what_a_source_lacked_is_asked_of_it_again_when_it_announces_it_anew_beside_others() -> None:
-    book = SourceBook(["one", "two"])
+    book = SourceScores(["one", "two"])
     for name in ("one", "two"):
         book.heard(name, said(1, (1, 0, 10)))
     book.lacks("one", KEY)
@@ -180,7 +180,7 @@ def test_what_a_source_lacked_is_asked_of_it_again_when_it_announces_it_anew_bes
 
 
 def test_when_everyone_is_set_aside_everyone_is_asked() -> None:
-    book = SourceBook(["one", "two"])
+    book = SourceScores(["one", "two"])
     for name in ("one", "two"):
         book.heard(name, said(1, (1, 0, 10)))
         book.fault(name, Fault.LOST, now=0.0)
@@ -189,7 +189,7 @@ def test_when_everyone_is_set_aside_everyone_is_asked() -> None:
 
 
 def test_a_source_without_an_artifact_is_not_asked_for_it_until_it_announces_again() -> None:
-    book = SourceBook(["one"])
+    book = SourceScores(["one"])
     book.heard("one", said(1, (1, 0, 10)))
     book.lacks("one", KEY)
     assert book.candidates(KEY, now=0.0) == ()
@@ -201,7 +201,7 @@ def test_a_source_without_an_artifact_is_not_asked_for_it_until_it_announces_aga
 
 
 def test_lanes_go_to_sources_in_proportion_to_their_goodput() -> None:
-    book = SourceBook(["slow", "fast"])
+    book = SourceScores(["slow", "fast"])
     book.delivered("slow", 1 << 20, took_s=1.0)
     book.delivered("fast", 3 << 20, took_s=1.0)
     lanes = []
@@ -214,21 +214,21 @@ def test_lanes_go_to_sources_in_proportion_to_their_goodput() -> None:
 
 
 def test_a_source_never_tried_is_tried() -> None:
-    book = SourceBook(["known", "new"])
+    book = SourceScores(["known", "new"])
     book.delivered("known", 1 << 20, took_s=1.0)
     book.take_lane("known")
     assert book.choose(["known", "new"]) == "new"
 
 
 def test_goodput_follows_what_is_measured_by_its_weight_in_bytes() -> None:
-    book = SourceBook(["one"])
+    book = SourceScores(["one"])
     book.delivered("one", 8 << 20, took_s=1.0)
     book.delivered("one", 2 << 20, took_s=1.0)
     assert book.bytes_per_s("one") == 5 << 20
 
 
 def test_the_last_resort_counts_only_when_the_others_have_been_behind_it_for_long() -> None:
-    book = SourceBook(["relay"], last_resort="hub")
+    book = SourceScores(["relay"], last_resort="hub")
     hub = said(2, (1, 0, 10), (2, 1, 10))
     book.heard("hub", hub)
     book.heard("relay", said(1, (1, 0, 10)))
@@ -252,7 +252,7 @@ def test_the_last_resort_counts_only_when_the_others_have_been_behind_it_for_lon
 
 
 def test_a_relay_that_promises_a_version_it_cannot_give_does_not_keep_the_last_resort_away() -> None:
-    book = SourceBook(["relay"], last_resort="hub")
+    book = SourceScores(["relay"], last_resort="hub")
     hub = said(1, (1, 0, 10))
     book.heard("hub", hub)
     book.heard("relay", replace(hub, artifacts=()))
@@ -267,7 +267,7 @@ def test_a_keyframe_is_a_way_for_everyone() -> None:
 
 
 def test_what_nobody_has_yet_is_asked_of_who_announces_and_is_not_set_aside() -> None:
-    book = SourceBook(["silent", "heard", "faulty"], last_resort="hub")
+    book = SourceScores(["silent", "heard", "faulty"], last_resort="hub")
     assert book.standing(now=0.0) == ("silent", "heard", "faulty")
     for name in ("heard", "faulty", "hub"):
         book.heard(name, said(1, (1, 0, 10)))

@@ -4,16 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from node.weights.codec.exponent_conditioned.choice import Implementation
 
 from node.weights.assembly.apply import Stage
 from node.weights.assembly.held import HeldPolicy
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import Fault
-from node.weights.codec.frame_codec import Codec, decode_frame
+from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check, words_digest
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import verify_signed
+from node.weights.format.payload_codec import Codec
 from support.exponent_conditioned import fault_of, implementations
 from support.weight_vectors import FILE, vectors
 

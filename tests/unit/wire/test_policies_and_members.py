@@ -84,7 +84,7 @@ def test_metrics_survive_the_wire() -> None:
     assert metric_families_from_wire(metric_families_to_wire([family])) == (family,)
 
 
-def test_a_beat_with_too_many_metrics_is_refused() -> None:
+def test_a_heartbeat_with_too_many_metrics_is_refused() -> None:
     with pytest.raises(RefusedError, match="1001 metric families"):
         metric_families_from_wire([membership_pb2.MetricFamily()] * 1001)
 

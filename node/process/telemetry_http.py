@@ -25,9 +25,9 @@ from node.process.daemon import Phase
 from node.rpc.address import split_address
 from node.telemetry.metrics import exposition
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 LOOP_STALL_S: Final = 15.0
 """No honest work holds the event loop this long: tensors and compression have threads of their own."""
 
@@ -47,7 +47,7 @@ class TelemetryServer:
         self._registry = registry
         self._clock = clock
         self._phase = Phase.STARTING
-        self._beat_at = clock.monotonic()
+        self._heartbeat_at = clock.monotonic()
         self._address: tuple[str, int] | None = None
 
     @property
@@ -65,7 +65,7 @@ class TelemetryServer:
             case "/metrics":
                 return HTTPStatus.OK, CONTENT_TYPE_LATEST, exposition(self._registry)
             case "/healthz":
-                silent_s = self._clock.monotonic() - self._beat_at
+                silent_s = self._clock.monotonic() - self._heartbeat_at
                 status = HTTPStatus.OK if silent_s < LOOP_STALL_S else HTTPStatus.SERVICE_UNAVAILABLE
                 return status, _TEXT, f"the event loop turned {silent_s:.1f} s ago\n".encode()
             case "/readyz":
@@ -86,11 +86,11 @@ class TelemetryServer:
         thread.start()
         try:
             self._address = server.server_name, server.server_port
-            _log.info("telemetry listens", extra={"host": server.server_name, "port": server.server_port})
+            logger.info("telemetry listens", extra={"host": server.server_name, "port": server.server_port})
             ready()
             while not stopping.is_set():
-                self._beat_at = self._clock.monotonic()
-                await _wait(stopping, timeout_s=BEAT_S)
+                self._heartbeat_at = self._clock.monotonic()
+                await _wait(stopping, timeout_s=HEARTBEAT_S)
         finally:
             server.shutdown()
             thread.join()
@@ -141,7 +141,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.warning("telemetry request failed", exc_info=True)
+        logger.warning("telemetry request failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

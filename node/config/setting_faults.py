@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from node.config.sources import Setting, environment_name
+from node.config.setting_sources import Setting, environment_name
 from node.errors import ConfigError
 
 _SECONDS: Final = {

@@ -24,8 +24,8 @@ from node.rollout import Completion, LogprobMode, PromptLease, RolloutGroup, Ver
 from node.rpc.channel import ConnectionLost
 from node.until import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.generation import Generation
 from sampler.metrics import Dropped, SamplerMetrics
-from sampler.rollouts.generation import Generation
 from sampler.rollouts.group_submission import Uploader
 from sampler.rollouts.group_tally import GroupTally
 from sampler.rollouts.leasing import Leasing

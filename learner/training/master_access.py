@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 
 
-class MasterGate:
+class MasterAccess:
     """Stands between three threads: event loop, training, publishing."""
 
     def __init__(self, *, version: int, monotonic: Callable[[], float]) -> None:

@@ -24,20 +24,20 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.limits import VERDICTS_PER_BEAT
+from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, StepReport
 from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
-OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_BEAT
-"""Verdicts kept for a sampler that does not beat; then the oldest go. The ledger counts them all."""
+OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
+"""Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
 
 _WAITS_FOR_CHARACTERS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class HeartbeatReport:
     """What a peer says of itself."""
 
     held: PolicyVersion | None
@@ -47,13 +47,13 @@ class Beat:
     """Empty: as before."""
     step: StepReport | None = None
     has_heard: bool = False
-    """Whether the answer before arrived: a peer writes the next beat of a stream only then."""
+    """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
     """Which process of the peer's name this is."""
 
 
 @dataclass(frozen=True, slots=True)
-class BeatAnswer:
+class HeartbeatAnswer:
     """What it is told."""
 
     head: PolicyVersion | None
@@ -131,25 +131,25 @@ class Roster:
         """Return whether the metrics of a peer are shown, so that a heartbeat's are worth reading."""
         return self._fleet.shows(peer)
 
-    def beat(self, peer: Peer, beat: Beat, *, now: float) -> BeatAnswer:
-        """Take a beat.
+    def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
+        """Take a heartbeat.
 
         Raises:
             RefusedError: NOT_JOINED; NAME_IN_USE.
         """
         with self._twins_counted():
-            self._membership.beat(peer, now, instance=beat.instance)
-        self._lag_table.holds(peer, beat.held)
-        self._said[peer] = _Said(beat.clock_offset_s, beat.waits_for[:_WAITS_FOR_CHARACTERS])
+            self._membership.heartbeat(peer, now, instance=heartbeat.instance)
+        self._lag_table.holds(peer, heartbeat.held)
+        self._said[peer] = _Said(heartbeat.clock_offset_s, heartbeat.waits_for[:_WAITS_FOR_CHARACTERS])
         self._fleet.admit(peer)  # again: one that fell silent gave its place up
-        if beat.metrics:
-            self._fleet.update(peer, beat.metrics)
-        if beat.step is not None and (self.step is None or beat.step.version >= self.step.version):
-            self.step = beat.step
-        return BeatAnswer(
+        if heartbeat.metrics:
+            self._fleet.update(peer, heartbeat.metrics)
+        if heartbeat.step is not None and (self.step is None or heartbeat.step.version >= self.step.version):
+            self.step = heartbeat.step
+        return HeartbeatAnswer(
             self.head,
-            self._verdicts_for(peer, has_heard=beat.has_heard),
-            self._must_repair(beat.held),
+            self._verdicts_for(peer, has_heard=heartbeat.has_heard),
+            self._must_repair(heartbeat.held),
             self._lag_table.longest(head=self.head) if peer.role is Role.LEARNER else 0,
         )
 
@@ -164,7 +164,7 @@ class Roster:
         self._membership.disconnected(peer)
 
     def tell(self, sampler_id: str, judgement: Judgement) -> None:
-        """Keep a verdict until the sampler has heard it in the answer to a beat."""
+        """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
         outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
         self._metrics.dropped_verdicts.inc(outbox.put(judgement))
 
@@ -222,7 +222,7 @@ class Roster:
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
         outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
-        return () if outbox is None else outbox.take(VERDICTS_PER_BEAT, has_heard=has_heard)
+        return () if outbox is None else outbox.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

@@ -16,13 +16,13 @@ from typing import Any, Final, TypeVar
 
 from node.clients.drain_book import Judgement
 from node.clock import Clock
+from node.coordinator.drain_stream import Drain
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.buffer_room import Bounds, Capacity, Learner, Work, capacities, capacity
 from node.coordinator.work.decisions import NOTHING, Decision, Grant, Submitted
-from node.coordinator.work.drain_stream import Drain
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.slots import Slot, SlotState
 from node.coordinator.work.versions import Announced

@@ -19,7 +19,7 @@ from node.errors import Reason, RefusedError
 from node.rpc.channel import Backoff
 from node.telemetry.metrics import NodeMetrics
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 5.0
 """Between two tries: training goes on within seconds of there being room, and a large checkpoint that is
@@ -62,16 +62,16 @@ class DiskWait:
                 else:
                     if backoff.retries:
                         waited_s = round(self._clock.monotonic() - since_s, 3)
-                        _log.info("disk takes writes again", extra={"what": what, "waited_s": waited_s})
+                        logger.info("disk takes writes again", extra={"what": what, "waited_s": waited_s})
                     return written
                 if not backoff.retries:
                     wait.enter_context(self._node_metrics.waiting("disk"))
                 self._node_metrics.count_refusal(service="Learner", reason=Reason.DISK)
                 fields = {"what": what, "tries": backoff.retries + 1, "detail": detail}
                 if is_last:
-                    _log.warning("stopped before the disk took it", extra=fields)
+                    logger.warning("stopped before the disk took it", extra=fields)
                     return None
-                _log.warning(
+                logger.warning(
                     "disk takes no writes",
                     extra={**fields, "fix": "make room on the disk of the state directory"},
                 )

@@ -1,0 +1,27 @@
+"""The codecs a frame may be coded with, and how long a payload of each may be.
+
+``node.weights.codec.frame_codec`` codes and decodes them.
+"""
+
+import enum
+
+
+class Codec(enum.IntEnum):
+    """How a frame is coded. The numbers are on the wire."""
+
+    UNCHANGED = 0
+    RAW = 1
+    GAP = 2
+    EXPONENT_CONDITIONED = 3
+    KEYFRAME = 4
+    PLANES = 5
+    STEP_PLANES = 6
+
+    @property
+    def needs_base(self) -> bool:
+        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
+
+
+def payload_limit(codec: Codec, words: int) -> int:
+    """Give the most payload bytes an honest encoder makes of ``words``: it falls back to RAW beyond."""
+    return 0 if codec is Codec.UNCHANGED else 2 * words
