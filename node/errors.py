@@ -152,12 +152,6 @@ class RefusedError(HeteroRLError):
         self.hub_now_s = hub_now_s
 
 
-class CountRefusal(Protocol):
-    """Counts a refusal under its reason: ``NodeMetrics.count_refusal``."""
-
-    def __call__(self, *, service: str, reason: Reason) -> None: ...
-
-
 class ConfigError(HeteroRLError):
     """A configuration value breaks a rule. The daemon exits with 2 before anything is loaded."""
 

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
-from node.until import run_until
 from node.waits import run_until
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.planning.chain import PUBLIC_VERSION, plan_upload

@@ -25,7 +25,6 @@ from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-from sampler.engines.distribution import sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
 from sampler.engines.sampling_distribution import sampling_distribution

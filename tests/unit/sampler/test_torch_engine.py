@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sampler.engines.distribution import sampling_distribution
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
@@ -12,7 +11,7 @@ from node.rollout import SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.sampling_distribution import sampling_distribution
-from sampler.engines.torch_engine import TorchEngine, canonical_tensors
+from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
