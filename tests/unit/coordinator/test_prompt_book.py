@@ -58,8 +58,11 @@ def test_the_newest_are_shown_first_and_the_oldest_forgotten() -> None:
     book = PromptBook(retry_s=600)
     for number in range(BAD_PROMPTS + 2):
         abandon(book, number, now=number)
-    abandon(book, 5, now=BAD_PROMPTS + 2)
+    abandon(book, 2, now=BAD_PROMPTS + 2)
     assert len(book) == BAD_PROMPTS
-    assert [bad.prompt_index for bad in book.newest(2)] == [5, BAD_PROMPTS + 1]
+    assert [bad.prompt_index for bad in book.newest(2)] == [2, BAD_PROMPTS + 1]
     assert 1 not in book
     assert book.aside(0) <= 1
+    abandon(book, BAD_PROMPTS + 2, now=BAD_PROMPTS + 3)
+    assert 2 in book  # the oldest to be abandoned first, and the newest to be abandoned last
+    assert 3 not in book
