@@ -12,7 +12,7 @@ from bench.mutants.faults import Fault
 NARROW_FILES: Final = 5
 """So many files of tests are tried first: those that call the faulty function and little else."""
 
-MOST_S: Final = 20.0
+MOST_S: Final = 8.0
 """Of tests against one fault at each width, by their time when they were observed."""
 
 _OUTER: Final = ("tests/integration/",)
