@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_gap
 from node.weights.codec.planes import encode_planes, encode_step_planes
@@ -89,11 +90,11 @@ def flips(content: bytes) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
-def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> Stage:
-    return Stage(manifest, layout=LAYOUT, base=base)
+def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> WholeVersion:
+    return WholeVersion(manifest, layout=LAYOUT, base=base)
 
 
-def take(stage: Stage) -> set[int]:
+def take(stage: WholeVersion) -> set[int]:
     """Put everything; give the frames that nothing held could be used for."""
     wrong = set(stage.take_held())
     for frame in stage.missing():

@@ -1,10 +1,7 @@
-"""One step of a chain: fetch an artifact, apply it to what is held, mend what does not fit.
+"""One step of a chain: fetch an artifact, apply it to what is held, repair the frames that do not fit.
 
-A caller walks the path of ``chain.plan_catch_up`` with two arrays that swap places:
-
-    held = await fetch_version(..., held=old, spare=spare)      then spare = old.words
-
-Before the last step it lets its ``HighWater`` admit the manifest, and keeps the new mark.
+A caller walks the path of ``chain.plan_catch_up``. Before the last step it lets its ``HighWater`` admit the
+manifest, and keeps the new mark.
 """
 
 import asyncio
@@ -16,8 +13,7 @@ from typing import Final, Protocol
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError, check_payload, rebuild_frame
-from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, check_payload, rebuild_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
@@ -56,32 +52,6 @@ class Remedy:
     """As announced."""
     public_frame: Callable[[FrameSpan], Words] | None = None
     """Reads a frame of the public base model, in a thread; None: only keyframes help."""
-
-
-async def fetch_version(
-    fetcher: Fetcher,
-    manifest: Manifest,
-    *,
-    layout: Layout,
-    held: HeldPolicy | None,
-    spare: Words | None,
-    remedy: Remedy,
-    metrics: TransferMetrics,
-) -> HeldPolicy:
-    """Give the manifest's version, every frame and the root verified; CPU work is done in threads.
-
-    Args:
-        manifest: verified, from ``fetcher.manifest``.
-        held: what it starts from; for a keyframe anything or nothing.
-        spare: overwritten, and then owned by the result; None: allocated.
-    Raises:
-        RefusedError: WRONG_BASE, if ``held`` cannot be used: plan again from NO_BASE; others as
-            ``Stage`` and ``Fetcher.fetch``. ``held`` is as it was, ``spare`` is worthless.
-        ConnectionLost: as ``Fetcher.fetch``.
-    """
-    stage = Stage(manifest, layout=layout, base=held, spare=spare)
-    await fetch_into(stage, fetcher, manifest, layout=layout, remedy=remedy, metrics=metrics)
-    return await asyncio.to_thread(stage.finish)
 
 
 async def fetch_into(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
-from node.weights.assembly.encode import EncodedVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from sampler.engines.live_words import ModelWords
