@@ -102,7 +102,7 @@ class WholeVersion:
         self._verified = np.zeros(len(layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Copy every frame the base has already, and give the unchanged ones it does not have: mend them."""
+        """Copy every frame the base has already; return the unchanged ones that have to be repaired."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self._manifest.frames, self._layout.frames, strict=True)):
             if self._base is None or not may_be_held(record, self._manifest):
@@ -127,7 +127,7 @@ class WholeVersion:
 
         Raises:
             DamagedFrameError: the payload is not the signed one, or does not make the signed words.
-            WrongBaseError: this frame has to be mended.
+            WrongBaseError: this frame has to be repaired.
         """
         if self._verified[frame]:
             return
@@ -136,7 +136,7 @@ class WholeVersion:
         make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
         self._verified[frame] = True
 
-    def mend(self, frame: int, words: Words) -> None:
+    def repair(self, frame: int, words: Words) -> None:
         """Take the words of a frame that were made another way, such as by ``rebuild_frame``.
 
         Raises:

@@ -20,7 +20,7 @@ from node.until import run_until
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.planning.chain import PUBLIC_VERSION, plan_upload
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Mirror:
                 wanted = await self._wanted()
                 if wanted is None:
                     head = PUBLIC_VERSION if self._upstream is None else self._upstream.head.number
-                    self._fetcher.expect(head, tasks)
+                    self._fetcher.prefetch(head, tasks)
                     await self._changed.wait()
                 else:
                     await self._copy_unless_late(wanted)

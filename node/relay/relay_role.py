@@ -38,7 +38,7 @@ from node.run import Role
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
 logger = logging.getLogger(__name__)

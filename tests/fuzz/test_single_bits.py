@@ -143,7 +143,7 @@ def test_every_bit_of_the_words_held_is_found_in_its_frame_where_they_matter(fra
         wrong = take(stage)
         assert wrong == ({frame} if CODECS[frame].needs_base else set())
         for each in wrong:
-            stage.mend(each, WANTED.words[LAYOUT.frames[each].slice])
+            stage.repair(each, WANTED.words[LAYOUT.frames[each].slice])
         np.testing.assert_array_equal(stage.finish().words, WANTED.words)
 
 
@@ -158,7 +158,7 @@ def test_every_bit_of_the_frame_records_and_roots_is_found_even_when_the_learner
             wrong = take(stage)
             assert len(wrong) == (manifest.frames != MANIFEST.frames)
             for frame in wrong:
-                stage.mend(frame, WANTED.words[LAYOUT.frames[frame].slice])
+                stage.repair(frame, WANTED.words[LAYOUT.frames[frame].slice])
             made = stage.finish().version.root
         except RefusedError:
             continue

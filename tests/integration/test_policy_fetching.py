@@ -21,7 +21,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.chain import plan_fresh
 from node.weights.transfer.advance import Remedy
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub

@@ -17,7 +17,7 @@ from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.advance import Remedy
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
 from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
@@ -72,7 +72,7 @@ async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
 
     async def expect() -> None:
         async with asyncio.TaskGroup() as tasks:
-            fetcher.expect(0, tasks)
+            fetcher.prefetch(0, tasks)
             await asyncio.Event().wait()
 
     expecting = asyncio.create_task(expect())

@@ -9,7 +9,7 @@ from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.advance import Remedy, fetch_into
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 
 
 async def fetch_version(

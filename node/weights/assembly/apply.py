@@ -98,7 +98,7 @@ def make_frame(
     except RefusedError as error:
         fault = str(error)
     # The base is hashed only now: words that came out right need no more proof. What was signed made the
-    # right words of the right base; if it did not, whoever mends the frame finds out.
+    # right words of the right base; if it did not, whoever repairs the frame finds out.
     if base is not None and record.makes(digest := words_digest(base)):
         np.copyto(out, base)
         return digest

@@ -41,8 +41,8 @@ def plan_catch_up(
         held: a version number, or NO_BASE.
         head: where to get to.
         artifacts: what can be had, in any order.
-        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's line could have
-            carried while it asked. Fewer, larger artifacts are then cheaper on a long line.
+        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's link could have
+            carried while it asked. Fewer, larger artifacts are then cheaper on a long link.
     """
     if head < held:
         return None

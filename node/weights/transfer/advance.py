@@ -18,17 +18,17 @@ from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.chain import plan, plan_fresh
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 
-MENDED_FRAMES: Final = 64
-"""Frames mended one by one; beyond, what is held is not what it claims to be: begin again."""
+REPAIRED_FRAMES: Final = 64
+"""Frames repaired one by one; beyond, what is held is not what it claims to be: begin again."""
 
 
-class Staged(Protocol):
+class VersionInProgress(Protocol):
     """A version being put together, as ``node.weights.assembly.apply.Stage``. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
-        """Take what the base has already, and give the frames to be mended."""
+        """Take what the base has already, and give the frames to be repaired."""
         ...
 
     def missing(self) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ class Staged(Protocol):
         """Take a payload; raise DamagedFrameError or WrongBaseError."""
         ...
 
-    def mend(self, frame: int, words: Words) -> None:
+    def repair(self, frame: int, words: Words) -> None:
         """Take the words of a frame."""
         ...
 
@@ -55,7 +55,7 @@ class Remedy:
 
 
 async def fetch_into(
-    stage: Staged,
+    stage: VersionInProgress,
     fetcher: Fetcher,
     manifest: Manifest,
     *,
@@ -63,10 +63,10 @@ async def fetch_into(
     remedy: Remedy,
     metrics: TransferMetrics,
 ) -> None:
-    """Put every frame of the manifest's version that ``stage`` lacks into it, and mend what does not fit.
+    """Put every frame of the manifest's version that ``stage`` lacks into it, and repair what does not fit.
 
     Raises:
-        RefusedError: WRONG_BASE, if too much has to be mended or there is nothing to mend it from;
+        RefusedError: WRONG_BASE, if too much has to be repaired or there is nothing to repair it from;
             others as ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
@@ -86,8 +86,8 @@ async def fetch_into(
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)
     metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started)
     async for frame, words in rebuilt_frames(fetcher, sorted(wrong), manifest, layout=layout, remedy=remedy):
-        await asyncio.to_thread(stage.mend, frame, words)
-    metrics.count_mended_frames(len(wrong))
+        await asyncio.to_thread(stage.repair, frame, words)
+    metrics.count_repaired_frames(len(wrong))
 
 
 async def rebuilt_frames(
@@ -106,7 +106,7 @@ async def rebuilt_frames(
     if path is None and remedy.public_frame is not None:
         path = plan_fresh(manifest.version, remedy.artifacts)
         public_frame = remedy.public_frame
-    if path is None or len(frames) > MENDED_FRAMES:
+    if path is None or len(frames) > REPAIRED_FRAMES:
         raise RefusedError(
             Reason.WRONG_BASE,
             f"{len(frames)} frames held are not what version {manifest.version} needs",
