@@ -91,6 +91,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         watch=sources.announcements,
         count_refusal=context.node_metrics.count_refusal,
+        monotonic=clock.monotonic,
         random=random.random,
     )
     metrics = RelayMetrics(context.registry)
