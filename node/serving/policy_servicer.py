@@ -148,8 +148,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
             for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
                 chunk = data[offset : offset + limits.CHUNK_BYTES]
-                yield _Chunk(batch[0], offset, chunk if self._damage is None else self._damage(chunk))
+                # Before it is sent: a reader that has all it wants cancels, and nothing runs after the last.
                 self._metrics.count_sent(key, len(chunk))
+                yield _Chunk(batch[0], offset, chunk if self._damage is None else self._damage(chunk))
             start_bytes = 0
 
     def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
