@@ -8,7 +8,7 @@ from pathlib import Path
 from deploy.demo.link_emulator import LinkEmulator, LinkProfile
 from node.clock import SystemClock
 from support.identity import make_run
-from support.policy_hub import PolicyHub, Registry, make_sources, policy_hub
+from support.policy_hub import PolicyHub, Pushing, Registry, make_sources, policy_hub
 from support.relay import running_relay
 
 DELAY_S = 0.5
