@@ -197,7 +197,7 @@ async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Pat
     [
         ("x" * TOKEN_BYTES, b"", "new", Reason.MALFORMED),
         ("x" * (TOKEN_BYTES + 1), None, "new", Reason.TOKEN_REFUSED),
-        ("hrl1.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
+        ("AAAA.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
         (None, b"\x30\x03\x02\x01\x00", "new", Reason.MALFORMED),
         (None, b"x" * (SIGNING_REQUEST_BYTES + 1), "new", Reason.OVER_LIMIT),
         (None, None, "Not A Name", Reason.MALFORMED),
