@@ -13,8 +13,9 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.enrolment import EnrolmentServicer, enrol
+from node.enrolment.enrolment_client import enrol
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
