@@ -25,7 +25,7 @@ from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
@@ -97,15 +97,6 @@ class PeerState:
     step_report: Callable[[], StepReport | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
-    """What became of one group of this peer."""
-
-    group_id: str
-    verdict: Verdict
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
