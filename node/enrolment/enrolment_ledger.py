@@ -1,7 +1,7 @@
 """What the coordinator remembers of enrolments: tokens spent, and node ids given out.
 
-SQLite, synchronous=FULL: a token is spent on disk before the coordinator answers, so that no crash makes it good
-for two peers.
+SQLite, synchronous=FULL: a token is spent on disk before the coordinator answers, so that no crash makes it
+good for two peers.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from node.errors import Reason, RefusedError
 FILE_NAME: Final = "enrolments.sqlite"
 
 REMEMBERED_TOKENS: Final = 65_536
-"""Spent tokens kept beyond their expiry, 10 MB. Tokens that expired only because a clock was ahead for a minute
-must not be good again once it is set back."""
+"""Spent tokens kept beyond their expiry, 10 MB. A token that expired only because a clock was ahead for a
+minute must not be good again once it is set back."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spent (
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL
 
 
 def known_members(path: Path) -> frozenset[str] | None:
-    """Return every node id ever given out; None where that cannot be known. The coordinator may be running."""
+    """Return every node id ever given out; None where that cannot be known. The coordinator may run."""
     if not path.exists():
         return None
     try:

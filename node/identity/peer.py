@@ -52,7 +52,6 @@ def is_name(text: str) -> bool:
 def hub_name(run_id: str) -> str:
     """Return the DNS name in the certificate of every hub of the run, whatever host it is reached at.
 
-    Clients verify this name and no other. So addresses may change, and no other member of the run can pose as a
-    hub.
+    Clients verify this name and no other. So addresses may change, and no other member can pose as a hub.
     """
     return f"hub.{run_id}.heterorl"

@@ -88,7 +88,7 @@ class RevocationList:
         self._files = [_File(path) for path in paths]
 
     def is_revoked(self, node_id: str) -> bool:
-        """Return whether a file names ``node_id`` now. Costs one ``stat`` a file where nothing has changed."""
+        """Return whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
         return any(node_id in file.node_ids() for file in self._files)
 
     def current(self) -> Revocations:

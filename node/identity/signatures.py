@@ -1,6 +1,6 @@
 """The learner's signature, by which a policy version is known to be this run's, whoever carries it.
 
-What is signed is the domain followed by the message. A domain ends with its only NUL, so no domain is a prefix of
+What is signed is the domain followed by the message. A domain ends with its only NUL: none is a prefix of
 another, and a signature made for one purpose is worthless for every other.
 """
 
