@@ -33,10 +33,10 @@ from learner.publishing.catch_up_deltas import CatchUp, Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import Clock
-from node.errors import RETRYABLE, Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -151,7 +151,7 @@ class Publisher:
                 try:
                     await self._publish(version, partial(self._make_version, version))
                 except RefusedError as refused:
-                    if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
+                    if refused.reason is not Reason.DISK and refused.reason.is_retryable:
                         told = {"version": version, "error": str(refused)}
                         logger.error("publishing failed", extra=told)
                         return False
@@ -185,7 +185,7 @@ class Publisher:
                 self._thread, lambda: self._store_keyframe(version)
             )
         except RefusedError as refused:
-            if refused.reason not in RETRYABLE:
+            if not refused.reason.is_retryable:
                 raise
             told = {"version": version.version.number, "error": str(refused)}
             logger.error("keyframe not stored", extra=told)

@@ -28,7 +28,7 @@ from node.errors import StartupError
 from node.rollout import DeliveredGroup, Verdict
 from node.run import RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from node.identity.peer import Peer, hub_name
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.waits import wait_at_most
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -100,10 +101,7 @@ class Backoff:
 
     async def wait(self, until: asyncio.Event | None = None) -> None:
         """Wait for the next delay, or until an event, whichever is sooner."""
-        event = until or asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.next_s()):
-                await event.wait()
+        await wait_at_most(until or asyncio.Event(), self.next_s())
 
     def reset(self) -> None:
         """Say that something worked: the next delay is a short one."""

@@ -1,4 +1,4 @@
-"""Generation with a transformers causal language model, every running completion one row of a batch.
+"""EngineThread with a transformers causal language model, every running completion one row of a batch.
 
     add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
 
@@ -25,9 +25,9 @@ from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-from sampler.engines.distribution import sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.sampling_distribution import sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
 

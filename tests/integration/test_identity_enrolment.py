@@ -227,7 +227,7 @@ async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRu
         with pytest.raises(RefusedError) as refused, classified():
             await invoke(channel, "/heterorl.v1.EnrolmentService/Enrol", bytes(1 << 20))
         assert refused.value.reason is Reason.OVER_LIMIT
-        # gRPC refused it by its header: it never came as far as the gate.
+        # gRPC refused it by its header: it never came as far as the interceptor.
         assert port.refusals == {}
 
 
