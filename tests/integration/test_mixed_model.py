@@ -12,8 +12,8 @@ from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
 
