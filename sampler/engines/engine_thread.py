@@ -6,7 +6,8 @@
 
 A version is handed over as a change of the engine's live words. The caller waits until the change is made, so
 at most one is pending. After a change that fails, the live words are no version, and nothing is sampled until
-another change succeeds."""
+another change succeeds.
+"""
 
 import asyncio
 import time

@@ -2,7 +2,8 @@
 
 Keys are stored with their rotary position applied, and positions count from a row's own first token. So rows
 can be dropped, repeated and padded without changing their contents. A cache is at least one column wide, so
-that empty rows need no special case."""
+that empty rows need no special case.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 

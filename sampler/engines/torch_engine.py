@@ -5,9 +5,10 @@
 A row is its tokens. The cache covers all but the last, which is the input of the next step. So new weights in
 mid-generation cost one more prefill: ``serve`` discards the cache and computes it again from prompt and
 generated tokens, and every later logprob is exactly that of the new weights. The price is one forward pass
-over all running tokens per version, as much as decoding them once as a batch."""
+over all running tokens per version, as much as decoding them once as a batch.
+"""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from node.errors import Reason, RefusedError, StartupError
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
+from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
 from sampler.engines.sampling_distribution import sampling_distribution
@@ -110,7 +112,7 @@ class TorchEngine:
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        self._layout = Layout.of(_specs(state, stored))
+        self._layout = Layout.of(tensor_specs(state, stored))
         del state
         self._weights = LiveTensors(
             tensors,
@@ -266,27 +268,6 @@ class TorchEngine:
         kept = [number for number, is_wanted in enumerate(wanted) if is_wanted]
         self._rows = [self._rows[number] for number in kept]
         self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
-
-
-def canonical_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors sorted by name, each storage once, under its bytewise smallest name.
-
-    Tied weights are one tensor with several names.
-    """
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    for name in sorted(state, key=str.encode):
-        tensors.setdefault(state[name].data_ptr(), (name, state[name]))
-    return dict(tensors.values())
-
-
-def _specs(state: Mapping[str, Tensor], stored: StoredDtypes) -> Iterator[TensorSpec]:
-    """Describe the tensors in the dtypes they are published in."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(tensor.data_ptr(), []).append(name)
-    for name, tensor in canonical_tensors(state).items():
-        held = str(tensor.dtype).removeprefix("torch.")
-        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
 
 
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:

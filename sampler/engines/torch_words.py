@@ -6,7 +6,8 @@
 A version is assembled in a second flat tensor while the model computes, and swapping it in is a change of
 pointers; or frames are written into the live one between two steps. Where the model computes in float32,
 bfloat16 words become values by a shift. Tensors of other dtypes are kept separately in the dtype they are
-published in; a model that computes them in another dtype has copies, rewritten with every version."""
+published in; a model that computes them in another dtype has copies, rewritten with every version.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,8 @@ class TorchWords:
 
     def values(self, span: TensorSpan) -> Tensor:
         """Return a view of a tensor, in the computing dtype if it is published in bfloat16, else as
-        published."""
+        published.
+        """
         part = self._part(span.start_word, span.words, span.dtype)
         if span.dtype is not BFLOAT16:
             part = part.view(getattr(torch, span.dtype.name))[: span.elements]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from node.errors import RETRYABLE, RefusedError
+from node.errors import RefusedError
 from node.rollout import RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost
 
@@ -64,7 +64,7 @@ class GroupSubmitter:
                 logger.debug("submission lost", extra={"group_id": group.group_id, "detail": str(lost)})
             except RefusedError as refused:
                 fields = {"group_id": group.group_id, "reason": refused.reason.value, "detail": str(refused)}
-                if refused.reason not in RETRYABLE:
+                if not refused.reason.is_retryable:
                     logger.warning("group refused", extra=fields)
                     return None
                 logger.debug("submission put off", extra=fields)

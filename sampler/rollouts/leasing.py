@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from node.clients.rollout_client import LeaseGrant, SamplerRolloutClient
+from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import RefusedError
 from node.failure import FailedLease
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.rollout import PromptLease
+from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from sampler.engines.engine_thread import EngineThread

@@ -17,13 +17,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from node.clients.membership_client import GroupVerdict, MembershipClient
+from node.clients.membership_client import MembershipClient
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
-from node.rollout import Completion, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics

@@ -77,7 +77,8 @@ def load_held(path: Path, *, layout: Layout, into: ModelWords) -> PolicyVersion 
     """Load the copy of the held policy and return its version.
 
     Return None and write nothing if there is no copy, or if it is damaged or of another model. The file is
-    read twice: nothing is written before all of it is verified."""
+    read twice: nothing is written before all of it is verified.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER.size)

@@ -6,12 +6,12 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.rollout_client import LeaseGrant, SamplerRolloutClient
+from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import PromptLease
+from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from sampler.engines.engine_thread import EngineThread
