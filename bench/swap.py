@@ -41,7 +41,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ModelWords
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.delta_log import DeltaLog
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly

@@ -32,12 +32,11 @@ from node.weights.store.head_file import Head, StoreMark
 from node.weights.transfer.advance import Remedy, fetch_into, rebuilt_frames
 from node.weights.transfer.fetcher import Fetcher
 from sampler.engines.engine_thread import Change
-from sampler.engines.live_words import LiveWords, ModelWords
+from sampler.engines.model_words import LiveWords, ModelWords, copy_words, frame_digests
 from sampler.metrics import SamplerMetrics
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.fetch_choice import FetchChoice
 from sampler.versions.memory_scrub import MemoryScrub
-from sampler.versions.model_words import copy_words, frame_digests
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.starvation import DroppedFetch
 from sampler.versions.sync_state import SyncState

@@ -26,9 +26,8 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
-from sampler.engines.live_words import LiveWords, ModelWords
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
-from sampler.versions.model_words import THREADS, frame_digests
 
 
 class VersionAssembly(ABC):

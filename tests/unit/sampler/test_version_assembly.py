@@ -13,10 +13,9 @@ from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.model_words import ArrayWords
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
