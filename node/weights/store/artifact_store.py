@@ -1,4 +1,4 @@
-"""The artifacts a peer retains on disk, and which of them the world is told of.
+"""The artifacts a peer retains on disk, and which of them it announces.
 
     offer -> incoming/ --last frame verified, fsync, rename--> complete/ --retention--> gone
                  ^                                                |
@@ -7,7 +7,7 @@
 Only what is in complete/ is announced. The head is the newest version that a peer with nothing
 but the public base model can get to; once announced it never goes back, across restarts too
 (``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
-A relay announces what is arriving too, and whoever asks for a frame of it waits: a chain of relays
+A relay also announces what is arriving, and whoever asks for a frame of it waits: a chain of relays
 then takes hardly longer than one.
 
 Every method may block on the disk and may be called from any thread: not from an event loop,
@@ -15,7 +15,6 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 """
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -24,27 +23,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node import durable, limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.chain import newest_reachable
 from node.weights.planning.retention import surplus
-from node.weights.store.artifact_files import (
-    ArtifactFiles,
-    Draft,
-    directory_name,
-    disk_errors_refused,
-)
+from node.weights.store.artifact_directories import ArtifactDirectories
+from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.store.listeners import Listeners
 from node.weights.store.offers import admit_offer
 from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
-
-INCOMING_ARTIFACTS: Final = 64
-"""Unfinished offers kept; an honest learner has a handful."""
 
 _HEAD_FILE: Final = "head.json"
 
@@ -70,23 +61,18 @@ class ArtifactStore:
             StartupError: the directory cannot be used.
         """
         self._root = root
-        self._complete = root / "complete"
-        self._incoming = root / "incoming"
-        self._scratch = root / "scratch"
         self._public_key = public_key
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
         self._arriving: set[ArtifactKey] = set()
-        self._quarantined: set[ArtifactKey] = set()
-        """Whole once, with a frame that is damaged on disk: it is sent again."""
         self._lock = threading.Lock()
-        self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
         self.readers = Readers(monotonic=monotonic)
         self._listeners = Listeners()
         self._frame_listeners = Listeners()
         self._announcement: Announcement | None = None
         try:
-            self._mark = self._recover()
+            self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
+            self._mark = self._load_mark()
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -104,8 +90,8 @@ class ArtifactStore:
     def whole(self) -> tuple[Artifact, ...]:
         """Give every artifact of which no frame is missing, whatever is announced."""
         with self._lock:
-            whole = (a.manifest.artifact for a in self._artifacts.values() if self._is_complete(a))
-            return tuple(sorted(whole, key=lambda artifact: artifact.key))
+            whole = self._directories.complete_artifacts()
+            return tuple(whole[key] for key in sorted(whole))
 
     def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
@@ -119,7 +105,7 @@ class ArtifactStore:
         """
         with self._lock, disk_errors_refused(key):
             if is_arriving:
-                self._find(key)
+                self._directories.find(key)
                 self._arriving.add(key)
             else:
                 self._arriving.discard(key)
@@ -132,7 +118,7 @@ class ArtifactStore:
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return self._find(key).has(frame)
+        return self._directories.find(key).has(frame)
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
         """Say whether a frame is on its way here.
@@ -140,7 +126,7 @@ class ArtifactStore:
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return key in self._arriving and not self._find(key).has(frame)
+        return key in self._arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
         """Give room for the payloads of an artifact that this process makes; ``put_version`` takes it.
@@ -148,7 +134,7 @@ class ArtifactStore:
         Raises:
             RefusedError: DISK.
         """
-        return closing(Draft(self._scratch))
+        return closing(self._directories.draft())
 
     def put_version(self, signed: bytes, draft: Draft) -> None:
         """Make a whole artifact of its manifest and its payloads, and make it visible.
@@ -162,7 +148,7 @@ class ArtifactStore:
         if not missing:
             return
         with self._lock, disk_errors_refused(manifest.key):
-            artifact = self._find(manifest.key)
+            artifact = self._directories.find(manifest.key)
             artifact.adopt(draft)
         self._frame_listeners.notify()
         self._finish(artifact)
@@ -176,17 +162,17 @@ class ArtifactStore:
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
         with self._lock, disk_errors_refused(manifest.key):
-            known = self._artifacts.get(manifest.key)
+            known = self._directories.get(manifest.key)
             if known is None or known.signed != signed:
-                retained = [artifact.manifest for artifact in self._artifacts.values()]
+                retained = [artifact.manifest for artifact in self._directories]
                 forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
                 self._raise_epoch(manifest.learner_epoch)
                 for key in forked:
-                    self._remove(key)
+                    self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
-                if known is None or not self._is_complete(known):
-                    self._create(manifest, signed)
-            artifact = self._artifacts[manifest.key]
+                if known is None or not self._directories.is_complete(known):
+                    self._directories.create(manifest, signed)
+            artifact = self._directories.find(manifest.key)
         if artifact.is_whole:
             self._finish(artifact)
         return manifest, artifact.missing()
@@ -198,7 +184,7 @@ class ArtifactStore:
             RefusedError: UNKNOWN_VERSION, if it was not offered; DAMAGED; DISK.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
         self._frame_listeners.notify()
@@ -212,7 +198,7 @@ class ArtifactStore:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lock:
-            return self._find(key).missing()
+            return self._directories.find(key).missing()
 
     def manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
         """Give the manifest of an artifact, parsed and as signed.
@@ -221,7 +207,7 @@ class ArtifactStore:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             return artifact.manifest, artifact.signed
 
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
@@ -232,9 +218,9 @@ class ArtifactStore:
                 arrives; DAMAGED, if the payload fails its digest.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             is_here = artifact.has(frame)
-            if not is_here and key not in self._arriving | self._quarantined:
+            if not is_here and not (key in self._arriving or self._directories.is_quarantined(key)):
                 # Whoever waits for it here may wait for ever: a relay goes on with what is newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
@@ -264,70 +250,35 @@ class ArtifactStore:
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return self.readers.reading(key, find=lambda: self._find(key), lingers=lingers)
-
-    def _find(self, key: ArtifactKey) -> ArtifactFiles:
-        artifact = self._artifacts.get(key)
-        if artifact is None:
-            raise RefusedError(
-                Reason.UNKNOWN_VERSION,
-                f"version {key.version} from {key.base_version} is not here",
-                fix="plan again from a new announcement",
-            )
-        return artifact
-
-    def _is_complete(self, artifact: ArtifactFiles) -> bool:
-        return artifact.directory.parent == self._complete
-
-    def _create(self, manifest: Manifest, signed: bytes) -> None:
-        self._remove(manifest.key)
-        self._bound_incoming()
-        if len(self._artifacts) >= limits.ARTIFACTS_PER_ANNOUNCEMENT:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"{len(self._artifacts)} artifacts are retained already",
-                fix="publish keyframes, so that what is older can go",
-            )
-        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
-        self._artifacts[manifest.key] = artifact
-        artifact.move(self._incoming)
-
-    def _bound_incoming(self) -> None:
-        """Make room for one more unfinished artifact: the oldest version goes."""
-        incoming = sorted(key for key, artifact in self._artifacts.items() if not self._is_complete(artifact))
-        for key in incoming[: max(0, len(incoming) + 1 - INCOMING_ARTIFACTS)]:
-            self._remove(key)
+        return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 
     def _finish(self, artifact: ArtifactFiles) -> None:
         """Make a whole artifact visible. The lock is not held while the disk is waited for."""
         with disk_errors_refused(artifact.manifest.key):
             artifact.sync()
             with self._lock:
-                current = self._artifacts.get(artifact.manifest.key) is artifact
-                if current and artifact.is_whole and not self._is_complete(artifact):
-                    artifact.move(self._complete)
-                    self._quarantined.discard(artifact.manifest.key)
+                is_current = self._directories.is_current(artifact)
+                if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
+                    self._directories.complete(artifact)
                     self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
         with self._lock:
             artifact.forget(frame)
             key = artifact.manifest.key
-            if self._artifacts.get(key) is artifact and self._is_complete(artifact):
+            if self._directories.is_current(artifact) and self._directories.is_complete(artifact):
                 logger.warning(
                     "a frame on disk is damaged",
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
-                artifact.move(self._incoming)
-                self._quarantined.add(key)
+                self._directories.quarantine(artifact)
                 self._announce()
 
     def _announce(self) -> None:
-        """Remove what is surplus, move the head on, and tell the listeners if anything changed."""
-        complete = {k: a.manifest.artifact for k, a in self._artifacts.items() if self._is_complete(a)}
-        visible = {
-            k: a.manifest.artifact for k, a in self._artifacts.items() if k in complete or k in self._arriving
-        }
+        """Remove what is surplus, advance the head, and notify the listeners if anything changed."""
+        complete = self._directories.complete_artifacts()
+        manifests = {artifact.manifest.key: artifact.manifest for artifact in self._directories}
+        visible = {k: m.artifact for k, m in manifests.items() if k in complete or k in self._arriving}
         newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
@@ -337,10 +288,10 @@ class ArtifactStore:
             return
         goes = surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes)
         for key in self.readers.removable(goes):
-            artifact = self.readers.remove_unless_read(key, partial(self._artifacts.pop, key))
+            artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:
                 del visible[key]
-                self._discard(artifact)
+                self._directories.discard(artifact)
         announcement = Announcement(
             head=head.policy_version,
             learner_epoch=head.learner_epoch,
@@ -352,8 +303,8 @@ class ArtifactStore:
             self._listeners.notify()
 
     def _head_of(self, number: int) -> Head:
-        manifests = (artifact.manifest for artifact in self._artifacts.values())
-        manifest = max((m for m in manifests if m.version == number), key=lambda m: m.learner_epoch)
+        manifests = (a.manifest for a in self._directories if a.manifest.version == number)
+        manifest = max(manifests, key=lambda manifest: manifest.learner_epoch)
         return Head(
             number=number,
             root=manifest.root.hex(),
@@ -369,56 +320,12 @@ class ArtifactStore:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _remove(self, key: ArtifactKey) -> None:
-        artifact = self._artifacts.pop(key, None)
-        if artifact is not None:
-            self._discard(artifact)
-
-    def _discard(self, artifact: ArtifactFiles) -> None:
-        self._quarantined.discard(artifact.manifest.key)
-        # By way of scratch/: a directory half removed is never mistaken for an artifact.
-        artifact.move(self._scratch)
-        # What cannot be removed now is removed at the next start.
-        shutil.rmtree(artifact.directory, ignore_errors=True)
-
-    def _recover(self) -> StoreMark:
-        if self._scratch.exists():
-            shutil.rmtree(self._scratch)
-        for room in (self._complete, self._incoming, self._scratch):
-            durable.make_directory(room)
-        for room in (self._complete, self._incoming):
-            for directory in sorted(room.iterdir()):
-                self._recover_artifact(directory, whole=room == self._complete)
+    def _load_mark(self) -> StoreMark:
         try:
             return StoreMark.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
                 "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
             )
-            epochs = (artifact.manifest.learner_epoch for artifact in self._artifacts.values())
+            epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
             return StoreMark(learner_epoch=max(epochs, default=0))
-
-    def _recover_artifact(self, directory: Path, *, whole: bool) -> None:
-        try:
-            artifact = ArtifactFiles.load(
-                directory, public_key=self._public_key, run_id=self._run_id, whole=whole
-            )
-            if directory.name != directory_name(artifact.manifest.key):
-                raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
-        except (RefusedError, OSError) as error:
-            logger.warning(
-                "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
-            )
-            shutil.rmtree(directory)
-            return
-        if artifact.manifest.key in self._artifacts:
-            # Without power between the syncs of a move it is in both rooms.
-            shutil.rmtree(directory)
-            return
-        self._artifacts[artifact.manifest.key] = artifact
-        if artifact.is_whole and not whole:
-            artifact.sync()
-            artifact.move(self._complete)
-        elif whole and not artifact.is_whole:
-            shutil.rmtree(self._incoming / directory.name, ignore_errors=True)
-            artifact.move(self._incoming)
