@@ -126,7 +126,7 @@ def _size(candidate: tuple[Codec, bytes]) -> int:
 
 
 def encode_gap(words: Words, *, base: Words) -> bytes:
-    """Give the GAP payload that makes ``words`` of ``base``, which differ: for those who will merge it."""
+    """Return the GAP payload that makes ``words`` of ``base``, which differ: for those who will merge it."""
     changed = _changed(base, words)
     skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
     ends = np.cumsum(skips + 1) - 1
@@ -143,7 +143,7 @@ def encode_gap(words: Words, *, base: Words) -> bytes:
 def decode_frame(
     codec: Codec, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype = BFLOAT16
 ) -> int:
-    """Write the words of a payload to ``out``, whose size is the frame's; give their ``words_digest``.
+    """Write the words of a payload to ``out``, whose size is the frame's; return their ``words_digest``.
 
     Args:
         base: the words the payload was coded against; needed if ``codec.needs_base``.
@@ -188,7 +188,7 @@ def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> 
 
 
 def _changed(base: Words, words: Words) -> NDArray[np.intp]:
-    """Give the positions that differ, in order; looks at four words at a time."""
+    """Return the positions that differ, in order; looks at four words at a time."""
     wide = base.size & ~3
     hits = np.flatnonzero(base[:wide].view(np.uint64) != words[:wide].view(np.uint64))
     near = (4 * hits[:, None] + np.arange(4)).ravel()
@@ -245,7 +245,7 @@ def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:
 
 
 def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
-    """Give the content of exactly one zstd frame that says its size, after that size was found to be fair."""
+    """Return the content of exactly one zstd frame, after checking the size and window that it declares."""
     try:
         promised = zstandard.get_frame_parameters(data)
         if not 0 <= promised.content_size <= limit_bytes:

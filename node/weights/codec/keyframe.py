@@ -23,7 +23,7 @@ def split_words(words: Words) -> tuple[bytes, bytes]:
 
 
 def join_words(rest: bytes, exponents: bytes, *, out: Words) -> int:
-    """Write the words to ``out``, of which there is a byte each, and give their ``words_digest``."""
+    """Write the words to ``out``, of which there is a byte each, and return their ``words_digest``."""
     kernel = _kernel()
     if kernel is not None:
         return kernel.join(rest, exponents, out=out).digest or words_digest(out)

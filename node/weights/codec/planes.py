@@ -19,12 +19,12 @@ _LEVEL: Final = 1
 
 
 def encode_planes(words: Words, *, element_bytes: int) -> bytes:
-    """Give the elements, plane by plane."""
+    """Return the elements, plane by plane."""
     return _compress(_elements(words, element_bytes))
 
 
 def encode_step_planes(words: Words, *, base: Words, element_bytes: int) -> bytes:
-    """Give what makes the elements of those of ``base``, plane by plane."""
+    """Return what makes the elements of those of ``base``, plane by plane."""
     step = _elements(words, element_bytes) - _elements(base, element_bytes)
     down = step.view(f"<i{element_bytes}") >> (8 * element_bytes - 1)
     return _compress((step << 1) ^ down.view(step.dtype))

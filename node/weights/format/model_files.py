@@ -1,7 +1,7 @@
-"""In which dtype a model's own files hold each tensor: that is the dtype it is published in.
+"""The dtype each tensor is published in: the one that the model's own files hold it in.
 
-Learner and sampler load the same directory, each in the dtype it computes with; what they exchange
-must not depend on that. Only the headers of the safetensors files are read.
+Learner and sampler load the same directory, each in the dtype it computes with; what they exchange must not
+depend on that. Only the headers of the safetensors files are read.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from node.weights.format.dtypes import BFLOAT16, DTYPES
 
 _HEADER_BYTES: Final = 100_000_000
-"""As safetensors itself allows."""
+"""The limit of safetensors itself."""
 
 _NAMES: Final = {
     "BF16": "bfloat16",
@@ -46,18 +46,18 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoredDtypes:
-    """Floating tensors by name -> dtype; without any, everything is bfloat16."""
+    """Name -> dtype of the floating-point tensors; without any, everything is bfloat16."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     most: str = BFLOAT16.name
-    """Of most elements: for tensors that the files have under no name of the model's."""
+    """The dtype of most elements: for tensors that the files have under another name than the model."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "StoredDtypes":
-        """Read them.
+        """Read the headers of the files in ``model_dir``.
 
         Raises:
-            ValueError: a file is not what safetensors makes.
+            ValueError: a file is not a safetensors file.
             OSError: a file cannot be read.
         """
         by_name: dict[str, str] = {}
@@ -71,10 +71,10 @@ class StoredDtypes:
         return cls(by_name, most)
 
     def published(self, names: Iterable[str], *, held: str) -> str:
-        """Give the dtype that a tensor with these names, one of them or more, is published in.
+        """Return the dtype that a tensor with these names, at least one, is published in.
 
         Args:
-            held: what it has in memory; kept, unless it is floating.
+            held: its dtype in memory, which is kept unless it is floating.
         """
         if held in DTYPES and not DTYPES[held].is_floating:
             return held
@@ -83,7 +83,7 @@ class StoredDtypes:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Give the files that transformers would load."""
+    """Return the files that transformers would load."""
     whole, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
     if whole.exists() or not index.exists():
         return [whole]

@@ -1,7 +1,7 @@
 """The directories of a store: every artifact is in one of two, and passes through a third.
 
     root/incoming     offered; frames are missing
-    root/complete     whole: all frames were verified and are on disk
+    root/complete     all frames were verified and are on disk
     root/scratch      being made or removed; emptied at the start
 
 Not thread-safe: the store's lock serialises the calls.
@@ -85,11 +85,11 @@ class ArtifactDirectories:
         return {key: a.manifest.artifact for key, a in self._artifacts.items() if self.is_complete(a)}
 
     def is_complete(self, artifact: ArtifactFiles) -> bool:
-        """Whether an artifact is in ``complete``."""
+        """Return whether an artifact is in ``complete``."""
         return artifact.directory.parent == self._complete
 
     def is_current(self, artifact: ArtifactFiles) -> bool:
-        """Whether an artifact was neither removed nor replaced."""
+        """Return whether an artifact was neither removed nor replaced."""
         return self._artifacts.get(artifact.manifest.key) is artifact
 
     def create(self, manifest: Manifest, signed: bytes) -> None:
@@ -126,7 +126,7 @@ class ArtifactDirectories:
         self._quarantined.add(artifact.manifest.key)
 
     def is_quarantined(self, key: ArtifactKey) -> bool:
-        """Whether an artifact was complete and waits for a damaged frame."""
+        """Return whether an artifact was complete and waits for a damaged frame."""
         return key in self._quarantined
 
     def pop(self, key: ArtifactKey) -> ArtifactFiles:

@@ -41,7 +41,7 @@ _HEAD_FILE: Final = "head.json"
 
 
 class ArtifactStore:
-    """Offers in, verified frames in, verified frames out."""
+    """Takes offers and verified frames in, and hands verified frames out."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class ArtifactStore:
         retained_keyframes: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open ``root``, made if need be, and take up what an earlier process left there.
+        """Open ``root``, made if need be, and load what an earlier process left there.
 
         Args:
             retained_keyframes: at least 1; what starts before the oldest of them is removed.
-            monotonic: seconds; what was asked for lingers by it.
+            monotonic: the clock that lingering is measured by, seconds.
         Raises:
             StartupError: the directory cannot be used.
         """
@@ -80,7 +80,7 @@ class ArtifactStore:
             ) from error
 
     def announcement(self) -> Announcement | None:
-        """Give the head and every artifact that can be fetched; None before the first version."""
+        """Return the head and every artifact that can be fetched; None before the first version."""
         return self._announcement
 
     def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ class ArtifactStore:
         return self._listeners.listening(listener)
 
     def whole(self) -> tuple[Artifact, ...]:
-        """Give every artifact of which no frame is missing, whatever is announced."""
+        """Return every complete artifact, announced or not."""
         with self._lock:
             whole = self._directories.complete_artifacts()
             return tuple(whole[key] for key in sorted(whole))
@@ -98,7 +98,7 @@ class ArtifactStore:
         return self._frame_listeners.listening(listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
-        """Announce an offered artifact while its frames arrive, or only once it is whole.
+        """Announce an offered artifact while its frames arrive, or only once it is complete.
 
         Raises:
             RefusedError: UNKNOWN_VERSION; DISK.
@@ -113,7 +113,7 @@ class ArtifactStore:
         self._frame_listeners.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
-        """Say whether a frame is here.
+        """Return whether a frame is here.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
@@ -121,7 +121,7 @@ class ArtifactStore:
         return self._directories.find(key).has(frame)
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
-        """Say whether a frame is on its way here.
+        """Return whether a frame is on its way here.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
@@ -129,7 +129,7 @@ class ArtifactStore:
         return key in self._arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
-        """Give room for the payloads of an artifact that this process makes; ``put_version`` takes it.
+        """Return a draft for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
         Raises:
             RefusedError: DISK.
@@ -137,7 +137,7 @@ class ArtifactStore:
         return closing(self._directories.draft())
 
     def put_version(self, signed: bytes, draft: Draft) -> None:
-        """Make a whole artifact of its manifest and its payloads, and make it visible.
+        """Store an artifact from its manifest and its payloads, and announce it.
 
         Raises:
             RefusedError: as ``offer``.
@@ -154,11 +154,11 @@ class ArtifactStore:
         self._finish(artifact)
 
     def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
-        """Make room for an artifact, and give its manifest and the frames that are missing.
+        """Prepare for an artifact; return its manifest and the frames that are missing.
 
         Raises:
             RefusedError: BAD_SIGNATURE, MALFORMED, FOREIGN_RUN, OVER_LIMIT; FENCED by a newer epoch;
-                ROLLBACK, if the version is older than the head or another policy has its number; DISK.
+                ROLLBACK: the version is older than the head, or another policy has its number; DISK.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
         with self._lock, disk_errors_refused(manifest.key):
@@ -178,10 +178,10 @@ class ArtifactStore:
         return manifest, artifact.missing()
 
     def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
-        """Store one payload; with the last one the artifact becomes visible.
+        """Store one payload. With the last one the artifact is complete and announced.
 
         Raises:
-            RefusedError: UNKNOWN_VERSION, if it was not offered; DAMAGED; DISK.
+            RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
         """
         with self._lock:
             artifact = self._directories.find(key)
@@ -192,7 +192,7 @@ class ArtifactStore:
             self._finish(artifact)
 
     def missing(self, key: ArtifactKey) -> tuple[int, ...]:
-        """Give the frames an offered artifact lacks.
+        """Return the frames an offered artifact lacks.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
@@ -201,7 +201,7 @@ class ArtifactStore:
             return self._directories.find(key).missing()
 
     def manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
-        """Give the manifest of an artifact, parsed and as signed.
+        """Return the manifest of an artifact, parsed and as signed.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
@@ -211,20 +211,20 @@ class ArtifactStore:
             return artifact.manifest, artifact.signed
 
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
-        """Give a payload whose digest was checked just now: what a disk did to it meanwhile is found.
+        """Return a payload after checking its digest, which finds what the disk has damaged since.
 
         Raises:
-            RefusedError: UNKNOWN_VERSION, also where the frame is missing and nothing more of its artifact
-                arrives; DAMAGED, if the payload fails its digest.
+            RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
+                arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
         with self._lock:
             artifact = self._directories.find(key)
             is_here = artifact.has(frame)
             if not is_here and not (key in self._arriving or self._directories.is_quarantined(key)):
-                # Whoever waits for it here may wait for ever: a relay goes on with what is newer.
+                # Waiting for it could take for ever: a relay may have left it for something newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
-                    f"version {key.version} from {key.base_version} is not whole here and not on its way",
+                    f"version {key.version} from {key.base_version} is incomplete here and not on its way",
                     fix="plan again from a new announcement",
                 )
             # Opened under the lock: the directory may be moved or removed while it is read.
@@ -242,18 +242,17 @@ class ArtifactStore:
         return payload
 
     def lease(self, key: ArtifactKey, *, lingers: bool = False) -> AbstractContextManager[None]:
-        """Keep an artifact from being removed while it is read; it may go at the next change after that.
+        """Keep an artifact from being removed for the time of the body.
 
         Args:
-            key: which.
-            lingers: its reader will come back for more: it may go only ``LINGER_S`` later.
+            lingers: its reader is expected back for more: it stays ``LINGER_S`` longer.
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
         return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 
     def _finish(self, artifact: ArtifactFiles) -> None:
-        """Make a whole artifact visible. The lock is not held while the disk is waited for."""
+        """Announce a whole artifact once it is on disk. The lock is not held during the sync."""
         with disk_errors_refused(artifact.manifest.key):
             artifact.sync()
             with self._lock:

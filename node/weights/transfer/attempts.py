@@ -48,7 +48,7 @@ class Attempts:
         return names
 
     def reset(self) -> None:
-        """Note progress: earlier failures no longer count."""
+        """Record progress: earlier failures no longer count."""
         self._failed = 0
         self._backoff.reset()
 

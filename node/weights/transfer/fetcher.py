@@ -97,7 +97,7 @@ class Fetcher:
         return await self._prefetch.artifact(patience_s=patience_s)
 
     def give_up(self) -> None:
-        """Note that the fetch under way is dropped: a link silent for so long may be that long."""
+        """Record that the fetch under way is dropped: a link silent for so long may be that long."""
         self.link = self.link.silent(self.progress.silence_s(time.monotonic()))
 
     async def manifest(self, key: ArtifactKey) -> Manifest:

@@ -21,7 +21,7 @@ class Implementation(Protocol):
         """Code what makes ``words`` of ``base``."""
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Make the words in ``out``, and give their digest, or raise BrokenPayloadError."""
+        """Make the words in ``out``, and return their digest, or raise BrokenPayloadError."""
 
 
 @functools.cache

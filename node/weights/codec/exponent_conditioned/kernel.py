@@ -31,7 +31,7 @@ class NativeCodec:
         )
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Make the words in ``out``, and give their digest.
+        """Make the words in ``out``, and return their digest.
 
         Raises:
             BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.

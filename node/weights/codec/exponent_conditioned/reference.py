@@ -47,7 +47,7 @@ def encode(words: Words, *, base: Words, limit_bytes: int) -> Delta:
 
 
 def decode(payload: bytes, *, base: Words, out: Words) -> int:
-    """Make the words in ``out``, and give their digest.
+    """Make the words in ``out``, and return their digest.
 
     Raises:
         BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
