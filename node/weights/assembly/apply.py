@@ -43,7 +43,7 @@ class WrongBaseError(RefusedError):
 def may_be_held(record: FrameRecord, manifest: Manifest) -> bool:
     """Return whether a peer that holds an artifact's base may already have a frame's new words.
 
-    A frame of a delta that has a payload differs from its base: comparing it would cost a pass over the model.
+    A frame of a delta that has a payload differs from its base; to compare it costs a pass over the model.
     """
     return record.codec is Codec.UNCHANGED or manifest.key.is_keyframe
 
