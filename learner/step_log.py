@@ -63,7 +63,7 @@ class StepLog:
         durable.append(self._path, line.to_json().encode() + b"\n")
 
     def catch_up(self, newest: StepLine | None) -> None:
-        """Mend the end of the file after a kill: drop half a line, add the newest if it is missing."""
+        """Repair the end of the file after a kill: drop half a line, add the newest if it is missing."""
         self._path.touch()
         with self._path.open("r+b") as file:
             end = file.seek(0, os.SEEK_END)

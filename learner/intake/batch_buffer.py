@@ -8,8 +8,8 @@ Oldest first, because a group only grows staler: the newer ones can still wait.
 
 import itertools
 
-from learner.intake.group_verdict import Judged, stale
-from node.rollout import DeliveredGroup
+from learner.intake.group_verdict import stale
+from node.rollout import DeliveredGroup, GroupVerdict
 
 
 class BatchBuffer:
@@ -45,16 +45,16 @@ class BatchBuffer:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
         self._waiting[group_id] = (delivered.group.oldest_version, next(self._arrivals), delivered)
 
-    def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, Judged]]:
+    def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, GroupVerdict]]:
         """Give up, with the verdict, every group whose staleness is beyond the bound at ``version``."""
         evicted = []
         for group_id, (_, _, delivered) in list(self._waiting.items()):
-            judged = stale(
+            verdict = stale(
                 delivered.group, version=version, max_staleness_versions=self._max_staleness_versions
             )
-            if judged is not None:
+            if verdict is not None:
                 del self._waiting[group_id]
-                evicted.append((delivered, judged))
+                evicted.append((delivered, verdict))
         return evicted
 
     def take_batch(self) -> tuple[DeliveredGroup, ...]:

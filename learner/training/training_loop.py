@@ -18,14 +18,14 @@ from typing import Any, Final, TypeVar
 
 from learner.disk_wait import DiskWait
 from learner.intake.batch_buffer import BatchBuffer
-from learner.intake.group_verdict import GroupRules, Judged, judge
+from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.mismatch import MismatchBook
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.run import RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
@@ -171,50 +171,44 @@ class TrainingLoop:
             self._admit(self._drain.groups.get_nowait(), rules, buffer)
 
     def _admit(self, delivered: DeliveredGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
-        group = delivered.group
-        judged = self._quarantined(delivered.sampler_id) or judge(
-            group, rules, version=self.version, trained_group_ids=self._trained_slots
+        judged = self._quarantined(delivered) or judge(
+            delivered.group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
         self._observe_lag("delivered", since_s=delivered.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(delivered)
             self._metrics.buffered_groups.set(len(buffer))
-        self._tell(delivered, judged.verdict, judged.detail)
+        self._report(judged, delivered)
 
-    def _quarantined(self, sampler_id: str) -> Judged | None:
-        found = self._mismatches.quarantine(sampler_id)
+    def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:
+        found = self._mismatches.quarantine(delivered.sampler_id)
         if found is None:
             return None
         limit = self._settings.quarantine_mismatch_nats
-        return Judged(
+        return GroupVerdict(
+            delivered.group.group_id,
             Verdict.SUSPECT,
-            f"groups of {sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token further "
-            f"from the learner than their age explains, the bound is {limit:g}: its logprobs are not those "
-            "of the version it names. Mend its engine or sampling parameters, then restart the learner",
+            f"groups of {delivered.sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token "
+            f"further from the learner than their age explains, the bound is {limit:g}: its logprobs are not "
+            "those of the version it names. Correct its engine or sampling parameters, then restart the "
+            "learner",
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
         for delivered, judged in buffer.evict_stale(self.version):
-            self._tell(delivered, judged.verdict, judged.detail)
+            self._report(judged, delivered)
         batch = buffer.take_batch()
         self._metrics.buffered_groups.set(len(buffer))
         return batch
 
-    def _tell(self, delivered: DeliveredGroup, verdict: Verdict, detail: str) -> None:
-        self._metrics.groups.labels(verdict).inc()
-        self._drain.judge(delivered.group.group_id, verdict, detail)
-        if verdict is Verdict.DUPLICATE:
+    def _report(self, judged: GroupVerdict, delivered: DeliveredGroup) -> None:
+        self._metrics.groups.labels(judged.verdict).inc()
+        self._drain.judge(judged)
+        if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_groups.inc()
-        if verdict is not Verdict.ACCEPTED:
-            logger.warning(
-                "group refused",
-                extra={
-                    "group_id": delivered.group.group_id,
-                    "sampler": delivered.sampler_id,
-                    "verdict": verdict.value,
-                    "detail": detail,
-                },
-            )
+        if judged.verdict is not Verdict.ACCEPTED:
+            fields = {**asdict(judged), "sampler": delivered.sampler_id}
+            logger.warning("group refused", extra=fields)
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
@@ -253,7 +247,8 @@ class TrainingLoop:
             "step skipped", extra={"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
         )
         for delivered in batch:
-            self._tell(delivered, Verdict.SUSPECT, "the gradient of its batch was not finite")
+            detail = "the gradient of its batch was not finite"
+            self._report(GroupVerdict(delivered.group.group_id, Verdict.SUSPECT, detail), delivered)
         if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
