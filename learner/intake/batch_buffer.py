@@ -3,7 +3,7 @@
     admitted --> buffered --> batch      whole groups, oldest behaviour version first
                     '-------> evicted    too stale to be taken now
 
-Oldest first, because a group only grows staler: the newer ones can still wait.
+Oldest first: newer groups can still wait.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from node.rollout import DeliveredGroup, GroupVerdict
 
 
 class BatchBuffer:
-    """Groups that wait for a step, at most ``capacity_groups``.
+    """Admitted groups that wait for a step, at most ``capacity_groups``.
 
     Raises:
         ValueError: the capacity is below one batch, which could then never fill.
@@ -35,8 +35,8 @@ class BatchBuffer:
         """Keep an admitted group.
 
         Raises:
-            ValueError: the buffer is full or holds this group already; the credits given to the
-                hub rule both out.
+            ValueError: the buffer is full or holds this group already; the coordinator's credits rule
+                both out.
         """
         group_id = delivered.group.group_id
         if group_id in self._waiting:
@@ -46,7 +46,7 @@ class BatchBuffer:
         self._waiting[group_id] = (delivered.group.oldest_version, next(self._arrivals), delivered)
 
     def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, GroupVerdict]]:
-        """Give up, with the verdict, every group whose staleness is beyond the bound at ``version``."""
+        """Remove and return, with its verdict, every group that is too stale at ``version``."""
         evicted = []
         for group_id, (_, _, delivered) in list(self._waiting.items()):
             verdict = stale(
@@ -58,7 +58,8 @@ class BatchBuffer:
         return evicted
 
     def take_batch(self) -> tuple[DeliveredGroup, ...]:
-        """Give the oldest whole batch, ordered by behaviour version and arrival; empty if none is full."""
+        """Remove and return the oldest whole batch, by behaviour version and arrival; empty if none is
+        full."""
         if len(self._waiting) < self._batch_groups:
             return ()
         oldest = sorted(self._waiting.values(), key=lambda entry: entry[:2])[: self._batch_groups]

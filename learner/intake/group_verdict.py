@@ -1,8 +1,8 @@
 """The verdict on a delivered group; pure.
 
-The hub has checked the sender and the shape of the message. What only the learner knows is
-decided here: whether the group is about this model, whether its staleness is within the bound
-now, and whether its numbers can be trusted with a gradient. A refusal says rule and values.
+The coordinator has checked the sender and the shape of the message. What only the learner knows is decided
+here: whether the group is of this model, whether its staleness is within the bound now, and whether its
+numbers can be trusted with a gradient. A refusal names the rule and the values.
 
 Order: malformed, foreign, suspect, duplicate, stale; the first rule broken gives the verdict.
 """
@@ -17,23 +17,23 @@ from node.errors import RefusedError
 from node.rollout import GroupVerdict, RolloutGroup, Verdict, check_group
 
 LEAST_LOGPROB: Final = -30.0
-"""Nobody draws a token at e^-30: the tail below it holds 1.5e-8 of a vocabulary of 150 000.
-A group full of such claims would otherwise get weights beyond float32."""
+"""No sampler draws a token at e^-30: of a vocabulary of 150 000 the tail below holds 1.5e-8. A group full of
+such claims would otherwise get weights beyond float32."""
 
 ROUNDED_MASS: Final = 0.99
-"""What narrow arithmetic may leave of a kept mass."""
+"""Share of a kept mass that rounding to narrow floats may leave."""
 
 LARGEST_REWARD: Final = 1e4
 """Times the largest weight (e^30), squared in a gradient norm, it stays within float32."""
 
 LEAST_TEMPERATURE: Final = 0.01
 LARGEST_TEMPERATURE: Final = 100.0
-"""Logits divided by anything smaller overflow; by anything larger, they say nothing."""
+"""Logits divided by less overflow; divided by more, they are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """What a group must agree with."""
+    """What a group is compared with; fixed for the life of the process."""
 
     run_id: str
     layout_digest: bytes
@@ -51,10 +51,9 @@ def judge(
     """Judge a group against the rules and the learner's current version.
 
     Args:
-        group: As delivered; arrays may hold anything.
-        rules: Fixed for the life of the process.
-        version: The version the learner's parameters have now.
-        trained_group_ids: Groups already consumed by a step.
+        group: as delivered; arrays may hold anything.
+        version: of the learner's parameters now.
+        trained_group_ids: groups already consumed by a step.
 
     Returns:
         ACCEPTED, STALE, DUPLICATE, FOREIGN, MALFORMED or SUSPECT.

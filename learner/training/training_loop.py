@@ -4,9 +4,8 @@
                |                          |                '-- disk full: waits for room, again and again
              refused                   not finite: skipped, its groups refused; three in a row end the learner
 
-Decisions are made on the event loop between steps; tensor work and the disk are in one thread
-of this loop's own. The order after a step is the guarantee: what the hub or a sampler is told
-of a step is in a checkpoint already.
+Decisions are made on the event loop between steps; tensor work and disk writes run in one thread of this
+loop's own. The order after a step is the guarantee: nobody hears of a step that is not in a checkpoint.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 from learner.disk_wait import DiskWait
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
-from learner.intake.mismatch import MismatchBook
+from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
-"""One bad batch is bad data; three from different groups are a broken model or learning rate."""
+"""One such batch is bad data; three of different groups mean a broken model or learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupIdentity:
-    """What a group must be about."""
+    """The run and tokenizer that a group must name."""
 
     run_id: str
     tokenizer_digest: bytes
@@ -70,17 +69,17 @@ class TrainingLoop:
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
-        hub_now: Callable[[], float],
+        coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
-        """Go on from where ``training_state`` was restored to.
+        """Continue from where ``training_state`` was restored to.
 
         Args:
             run_settings: waits until the learner has joined.
-            announced: waits until the hub announces a version, or a newer one.
-            hub_now: Unix seconds on the hub's clock, on which groups are stamped.
+            announced: waits until the coordinator announces a version, or a newer one.
+            coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
         self._state = training_state
         self._step_log = step_log
@@ -89,13 +88,13 @@ class TrainingLoop:
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
-        self._hub_now = hub_now
+        self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
-        self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
+        self._mismatches = SamplerMismatches(settings.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
@@ -105,17 +104,17 @@ class TrainingLoop:
 
     @property
     def report(self) -> StepReport | None:
-        """What the newest step was like."""
+        """The report of the newest step."""
         step = self._state.progress.step
         return None if step is None else step.report
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
-        At ``max_versions`` returns by itself, when the hub announces that version.
+        Returns by itself at ``max_versions``, once the coordinator announces that version.
 
         Raises:
-            StartupError: the run's settings and this learner's do not go together.
+            StartupError: this learner's buffer is too small for the run's batches.
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
         rules, buffer = self._prepare(await self._run_settings())
@@ -276,4 +275,4 @@ class TrainingLoop:
         self._metrics.sampler_measured_groups.labels(sampler_id).set(measured_groups)
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
-        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._hub_now() - since_s))
+        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._coordinator_now() - since_s))

@@ -142,7 +142,7 @@ async def learner(
         run_settings=run_settings,
         drain=drain,
         announced=announced,
-        hub_now=clock.now,
+        coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
         metrics=metrics,
         node_metrics=node_metrics,
