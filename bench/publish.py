@@ -32,6 +32,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
+from bench.whole_versions import encode_version
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUpDeltas
@@ -45,7 +46,7 @@ from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.assembly.encode import code_frames, encode_version
+from node.weights.assembly.encode import code_frames
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

@@ -46,7 +46,7 @@ from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.upload import Uploader
+from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.watch import watch_versions
 
 BULK_CONNECTIONS: Final = 4
@@ -155,7 +155,7 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
         metrics=metrics,
     )
-    uploader = Uploader(
+    uploader = ArtifactUploader(
         store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
     loop = TrainingLoop(

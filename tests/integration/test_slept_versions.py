@@ -23,10 +23,11 @@ from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.chain import PUBLIC_VERSION, plan, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.advance import Remedy, fetch_version
-from sampler.versions.held_file import save_held
-from sampler.versions.model_words import ArrayWords
+from node.weights.transfer.advance import Remedy
+from sampler.engines.model_words import ArrayWords
 from sampler.versions.saved_policy import HELD_FILE
+from sampler.versions.version_files import save_held
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing

@@ -13,6 +13,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from bench.whole_versions import WholeVersion, encode_version
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.publishing.catch_up_deltas import CatchUpDeltas
@@ -27,8 +28,6 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.assembly.apply import Stage
-from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -177,7 +176,9 @@ def fetched(
     assert path is not None
     for artifact in path:
         manifest, _ = store.manifest(artifact.key)
-        stage = Stage(manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None)
+        stage = WholeVersion(
+            manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None
+        )
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, store.read_payload(artifact.key, frame))
