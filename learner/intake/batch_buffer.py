@@ -6,8 +6,6 @@
 Oldest first: newer groups can still wait.
 """
 
-import itertools
-
 from learner.intake.group_verdict import stale
 from node.rollout import DeliveredGroup, GroupVerdict
 
@@ -25,8 +23,7 @@ class BatchBuffer:
         self._capacity_groups = capacity_groups
         self._batch_groups = batch_groups
         self._max_staleness_versions = max_staleness_versions
-        self._arrivals = itertools.count()
-        self._waiting: dict[str, tuple[int, int, DeliveredGroup]] = {}
+        self._waiting: dict[str, DeliveredGroup] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -43,12 +40,12 @@ class BatchBuffer:
             raise ValueError(f"group {group_id} is buffered already")
         if len(self._waiting) == self._capacity_groups:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
-        self._waiting[group_id] = (delivered.group.oldest_version, next(self._arrivals), delivered)
+        self._waiting[group_id] = delivered
 
     def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, GroupVerdict]]:
         """Remove and return, with its verdict, every group that is too stale at ``version``."""
         evicted = []
-        for group_id, (_, _, delivered) in list(self._waiting.items()):
+        for group_id, delivered in list(self._waiting.items()):
             verdict = stale(
                 delivered.group, version=version, max_staleness_versions=self._max_staleness_versions
             )
@@ -62,7 +59,8 @@ class BatchBuffer:
         full."""
         if len(self._waiting) < self._batch_groups:
             return ()
-        oldest = sorted(self._waiting.values(), key=lambda entry: entry[:2])[: self._batch_groups]
-        for _, _, delivered in oldest:
+        by_version = sorted(self._waiting.values(), key=lambda delivered: delivered.group.oldest_version)
+        batch = tuple(by_version[: self._batch_groups])
+        for delivered in batch:
             del self._waiting[delivered.group.group_id]
-        return tuple(delivered for _, _, delivered in oldest)
+        return batch

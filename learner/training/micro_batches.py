@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learner.intake.full_logprobs import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from node.rollout import Completion, RolloutGroup
+from node.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,9 @@ def objective_batch(
         behaviour_logprob=behaviour_logprob,
         mask=torch.from_numpy(mask).to(device),
         group_index=per_completion(np.arange(len(groups))),
-        reward=_rewards(completions).to(device),
+        reward=torch.tensor([completion.reward for completion in completions], dtype=torch.float64).to(
+            device
+        ),
         staleness_versions=per_completion(staleness),
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
@@ -146,7 +148,3 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
         target_ids=torch.from_numpy(target_ids).to(device),
         temperature=torch.from_numpy(temperature).to(device, dtype),
     )
-
-
-def _rewards(completions: Sequence[Completion]) -> Tensor:
-    return torch.tensor([completion.reward for completion in completions], dtype=torch.float64)
