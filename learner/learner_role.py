@@ -30,7 +30,7 @@ from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from learner.step_log import StepLog
 from learner.training.model import Policy, load_policy
-from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clients.rollout_drain import RolloutDrain
@@ -161,8 +161,9 @@ async def build(context: RoleContext) -> list[Service]:
     loop = TrainingLoop(
         training_state,
         step_log=step_log,
-        settings=LoopSettings(config.buffer_groups, config.max_versions, config.quarantine_mismatch_nats),
-        identity=GroupIdentity(run_id, digest),
+        config=config,
+        run_id=run_id,
+        tokenizer_digest=digest,
         run_settings=membership.settings,
         drain=drain,
         announced=announced,

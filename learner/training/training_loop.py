@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
+from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
@@ -37,23 +38,6 @@ SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """Numbers of the loop; fields as in LearnerConfig."""
-
-    buffer_groups: int
-    max_versions: int
-    quarantine_mismatch_nats: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupIdentity:
-    """The run and tokenizer that a group must name."""
-
-    run_id: str
-    tokenizer_digest: bytes
-
-
 class TrainingLoop:
     """A service that trains until it is stopped or has made ``max_versions``."""
 
@@ -64,8 +48,9 @@ class TrainingLoop:
         training_state: TrainingState,
         *,
         step_log: StepLog,
-        settings: LoopSettings,
-        identity: GroupIdentity,
+        config: LearnerConfig,
+        run_id: str,
+        tokenizer_digest: bytes,
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
@@ -83,8 +68,9 @@ class TrainingLoop:
         """
         self._state = training_state
         self._step_log = step_log
-        self._settings = settings
-        self._identity = identity
+        self._config = config
+        self._run_id = run_id
+        self._tokenizer_digest = tokenizer_digest
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
@@ -94,7 +80,7 @@ class TrainingLoop:
         self._node_metrics = node_metrics
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
-        self._mismatches = SamplerMismatches(settings.quarantine_mismatch_nats)
+        self._mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
@@ -136,27 +122,27 @@ class TrainingLoop:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _is_complete(self) -> bool:
-        return 0 < self._settings.max_versions <= self.version
+        return 0 < self._config.max_versions <= self.version
 
     def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
-        if self._settings.buffer_groups < run.batch_groups:
+        if self._config.buffer_groups < run.batch_groups:
             raise StartupError(
-                f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "
+                f"learner.buffer_groups = {self._config.buffer_groups} never fills a batch of "
                 f"{run.batch_groups} groups",
                 fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
             )
         policy = self._state.policy
         rules = GroupRules(
-            run_id=self._identity.run_id,
+            run_id=self._run_id,
             layout_digest=policy.layout.digest,
-            tokenizer_digest=self._identity.tokenizer_digest,
+            tokenizer_digest=self._tokenizer_digest,
             vocabulary_size=policy.vocabulary_size,
             context_tokens=policy.context_tokens,
             group_size=run.group_size,
             max_staleness_versions=run.max_staleness_versions,
         )
         buffer = BatchBuffer(
-            capacity_groups=self._settings.buffer_groups,
+            capacity_groups=self._config.buffer_groups,
             batch_groups=run.batch_groups,
             max_staleness_versions=run.max_staleness_versions,
         )
@@ -183,7 +169,7 @@ class TrainingLoop:
         found = self._mismatches.quarantine(delivered.sampler_id)
         if found is None:
             return None
-        limit = self._settings.quarantine_mismatch_nats
+        limit = self._config.quarantine_mismatch_nats
         return GroupVerdict(
             delivered.group.group_id,
             Verdict.SUSPECT,
