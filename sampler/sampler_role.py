@@ -25,7 +25,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
 from sampler.engines.engine_registry import load_engine

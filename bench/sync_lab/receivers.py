@@ -41,7 +41,7 @@ from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.digests import Words
 from node.weights.store.head_file import StoreMark
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
 from sampler.engines.engine_thread import Change

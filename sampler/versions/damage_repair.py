@@ -17,7 +17,7 @@ from node.rpc.channel import ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.layout import Layout
 from node.weights.transfer.advance import Remedy, rebuilt_frames
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from sampler.versions.held_version import HeldVersion
 
 logger = logging.getLogger(__name__)
@@ -81,5 +81,5 @@ class DamageRepair:
         rebuilt = rebuilt_frames(self._fetcher, damaged, manifest, layout=self._layout, remedy=remedy)
         frames = [(self._layout.frames[frame], words) async for frame, words in rebuilt]
         await self._held.repair(manifest, frames)
-        self._transfer_metrics.count_mended_frames(len(frames))
+        self._transfer_metrics.count_repaired_frames(len(frames))
         logger.warning("held policy repaired", extra={"version": manifest.version, "frames": len(frames)})

@@ -13,7 +13,7 @@ from typing import Final
 
 from node.policy import Announcement, Artifact
 from node.weights.planning.pursuit import Pursuit
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from sampler.metrics import SamplerMetrics
 from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.starvation import DroppedFetch, Starvation
@@ -49,7 +49,7 @@ class FetchChoice:
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
         """Describe how far this sampler's link keeps it from the staleness bound."""
-        pursuit = self._pursuit.measured(self._fetcher.line)
+        pursuit = self._pursuit.measured(self._fetcher.link)
         return pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def waits(self) -> AbstractContextManager[None]:
@@ -78,23 +78,23 @@ class FetchChoice:
             tasks: Owns the request to the source.
         """
         path = plan().path()
-        self._pursuit = self._pursuit.measured(self._fetcher.line)
-        self._metrics.round_trip.set(self._pursuit.line.round_trip_s)
+        self._pursuit = self._pursuit.measured(self._fetcher.link)
+        self._metrics.round_trip.set(self._pursuit.link.round_trip_s)
         if not path or self._pursuit.keeps_up(path, behind_versions=plan().behind_versions):
             return next(iter(path), None)
         with self.waits():
-            coming = await self._fetcher.coming(
+            pushed = await self._fetcher.pushed_artifact(
                 plan().held.number, tasks, patience_s=self._pursuit.patience_s
             )
-        if coming is not None and plan().can_start(coming.key):
-            return coming
+        if pushed is not None and plan().can_start(pushed.key):
+            return pushed
         return plan().next_artifact()
 
     def reason_to_drop(self, artifact: Artifact, plan: FetchPlan) -> DroppedFetch | None:
         """Return why to drop the fetch under way; None: continue it."""
         if not plan.is_useless(artifact.key):
             return None
-        is_worth_finishing = self._pursuit.measured(self._fetcher.line).is_worth_finishing(
+        is_worth_finishing = self._pursuit.measured(self._fetcher.link).is_worth_finishing(
             self._fetcher.progress, artifact, instead=plan.next_artifact(), now=self._monotonic()
         )
         return None if is_worth_finishing else DroppedFetch.SUPERSEDED
@@ -113,8 +113,8 @@ class FetchChoice:
 
     def log_starvation(self, plan: FetchPlan) -> None:
         """Log, once in a while, that nothing was taken for long."""
-        now, line = self._monotonic(), self._fetcher.line
-        if not self._starvation.is_log_due(line, now=now):
+        now, link = self._monotonic(), self._fetcher.link
+        if not self._starvation.is_log_due(link, now=now):
             return
         logger.warning(
             "no version taken",
@@ -122,8 +122,8 @@ class FetchChoice:
                 "version": plan.held.number,
                 "behind_versions": plan.behind_versions,
                 "for_s": round(self._starvation.for_s(now), 1),
-                "round_trip_s": round(line.round_trip_s, 3),
-                "mbytes_per_s": round(line.bytes_per_s / 1e6, 3),
+                "round_trip_s": round(link.round_trip_s, 3),
+                "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
                 "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
                 "fix": "put a relay near this sampler, give it a faster link, or make steps longer",
             },

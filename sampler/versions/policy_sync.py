@@ -25,7 +25,7 @@ from node.weights.format.layout import Layout
 from node.weights.planning.chain import PUBLIC_VERSION
 from node.weights.store.high_water import HighWater
 from node.weights.transfer.advance import Remedy, fetch_into
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from sampler.metrics import SamplerMetrics
 from sampler.versions.damage_repair import DamageRepair
 from sampler.versions.fetch_choice import FetchChoice
@@ -128,7 +128,7 @@ class PolicySync:
                     await self._backoff.wait(self._changed)
                     self._plan = self._plan.reconsidered()
                 else:
-                    self._fetcher.expect(self._held.version.number, tasks)
+                    self._fetcher.prefetch(self._held.version.number, tasks)
                     await self._changed.wait()
 
     async def _listen(self) -> None:

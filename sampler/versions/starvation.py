@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.weights.planning.link_time import Line
+from node.weights.planning.link_time import Link
 
 FIRST_LOGGED_S: Final = 30.0
 """Longer than an ordinary fetch takes."""
@@ -59,10 +59,10 @@ class Starvation:
         """Return for how long newer versions have been available and none was taken; 0: there are none."""
         return 0.0 if self.behind_since_s is None else now - self.behind_since_s
 
-    def is_log_due(self, line: Line, *, now: float) -> bool:
+    def is_log_due(self, link: Link, *, now: float) -> bool:
         """Whether to log it now; if so, not again before twice as long."""
         for_s = self.for_s(now)
-        if for_s < max(FIRST_LOGGED_S, _ROUND_TRIPS * line.round_trip_s, self._logged_after_s):
+        if for_s < max(FIRST_LOGGED_S, _ROUND_TRIPS * link.round_trip_s, self._logged_after_s):
             return False
         self._logged_after_s = 2 * for_s
         return True

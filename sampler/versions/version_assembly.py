@@ -113,7 +113,7 @@ class VersionAssembly(ABC):
         self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
         self._set_verified(frame, digest)
 
-    def mend(self, frame: int, words: Words) -> None:
+    def repair(self, frame: int, words: Words) -> None:
         """Take the words of a frame that was rebuilt from other artifacts.
 
         Raises:
@@ -235,7 +235,7 @@ class InPlaceAssembly(VersionAssembly):
     _from_payload: set[int] = field(init=False, default_factory=set)
     _unkept: dict[int, bytes] = field(init=False, default_factory=dict)
     """Payloads that cannot be kept on disk."""
-    _mended: dict[int, Words] = field(init=False, default_factory=dict)
+    _repaired: dict[int, Words] = field(init=False, default_factory=dict)
 
     def apply(self) -> None:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
@@ -251,8 +251,8 @@ class InPlaceAssembly(VersionAssembly):
 
     def _final(self, frame: int) -> Words | None:
         """Return the words to write; None: they are live already."""
-        if frame in self._mended:
-            return self._mended[frame]
+        if frame in self._repaired:
+            return self._repaired[frame]
         if frame in self._from_base:
             return self.base.read(self.layout.frames[frame])
         if frame not in self._from_payload:
@@ -275,4 +275,4 @@ class InPlaceAssembly(VersionAssembly):
             self._unkept[frame] = unkept
 
     def _take_words(self, frame: int, words: Words) -> None:
-        self._mended[frame] = words
+        self._repaired[frame] = words

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.learner_epoch import raise_epoch
 from learner.publishing.public_base import keep_public_base
+from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint import CheckpointStore, Progress
 from learner.training.master_words import MasterWords
