@@ -203,7 +203,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     metrics.watch(
         unbegun=lambda: work_queue.count(*UNBEGUN),
-        outbox=lambda: work_queue.count(JobState.SUBMITTING),
+        unsubmitted=lambda: work_queue.count(JobState.SUBMITTING),
         leases=lambda: len(work_queue),
         policy_age_s=lambda: held_version.age_s(clock.now() + membership.clock_offset_s),
         starving_s=policy_sync.starving_s,
