@@ -13,8 +13,8 @@ from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
 from node.weights.planning.retention import surplus
 from node.weights.store.high_water import HighWater
+from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.policy_sync import LOOK_AGAIN_S
-from sampler.versions.sync_state import SyncState
 
 MB = 1_000_000
 KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 20), MB)
@@ -164,7 +164,7 @@ class Sampler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = 0.0
-        self.state = SyncState(PolicyVersion(0), HighWater())
+        self.state = FetchPlan(PolicyVersion(0), HighWater())
         self.pursuit = Pursuit()
         self.taken: list[tuple[float, int]] = []
         self.begun = self.longest_in_vain = self.in_vain = 0
