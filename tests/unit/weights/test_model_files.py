@@ -9,7 +9,6 @@ import pytest
 
 from node.weights.format.model_files import StoredDtypes
 
-
 _BITS = {"BF16": 16, "F16": 16, "F32": 32, "F64": 64, "F8_E4M3": 8, "I64": 64, "I8": 8, "U8": 8}
 
 
