@@ -16,8 +16,8 @@ from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
 from node.errors import ExitCode, StartupError
 from node.identity.files import make_private_directory
+from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries
-from node.identity.on_disk import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon

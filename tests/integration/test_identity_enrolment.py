@@ -17,9 +17,9 @@ from node.enrolment.enrolment import EnrolmentServicer, enrol
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import hub_name
-from node.identity.pem import new_key
 from node.identity.revocation import RevocationList
 from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
