@@ -171,12 +171,3 @@ class StartupError(HeteroRLError):
         super().__init__(f"{what}. {fix}")
         self.what = what
         self.fix = fix
-
-
-class ExitCode(enum.IntEnum):
-    """How the daemon ends. README.md has a line on each."""
-
-    DRAINED = 0
-    FAILED = 1
-    CONFIGURATION = 2
-    COULD_NOT_START = 3

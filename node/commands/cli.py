@@ -10,19 +10,20 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
-from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
+from node.errors import ConfigError, HeteroRLError, StartupError
+from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
-    "init": ("node.enrolment.init_run", "make a new run: its keys and certificates"),
+    "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
     "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
-    "status": ("node.commands.status", "show who is in the run and how far behind"),
+    "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "config": (
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",
@@ -153,16 +154,14 @@ def _answering_errors(command: Callable[[], int]) -> int:
         return ExitCode.FAILED
 
 
-def _answer_faults(faults: Iterable[StartupError | ConfigError]) -> int:
-    code = ExitCode.COULD_NOT_START
+def _answer_faults(faults: Sequence[StartupError | ConfigError]) -> ExitCode:
     for fault in faults:
         if isinstance(fault, StartupError):
             _answer(f"could not start: {fault.what}", fix=fault.fix)
-            continue
-        code = ExitCode.CONFIGURATION
-        value = "" if fault.value is None else f" = {fault.value!r}"
-        _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
-    return code
+        else:
+            value = "" if fault.value is None else f" = {fault.value!r}"
+            _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+    return exit_code_of_faults(faults)
 
 
 def _answer(what: str, *, fix: str = "") -> None:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.process.role_context import ROLE_MODULES
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Final
 from node.coordinator.ledger.ledger_check import Findings, examine
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.run import Role
 
 EXAMPLE: Final = """\

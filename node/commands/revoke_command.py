@@ -13,7 +13,8 @@ from typing import Final
 
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import ConfigError, ExitCode, StartupError
+from node.errors import ConfigError, StartupError
+from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.peer import is_name

@@ -11,7 +11,8 @@ from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.token_file import write_token_file
 from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
-from node.errors import ConfigError, ExitCode
+from node.errors import ConfigError
+from node.exit_code import ExitCode
 from node.identity.peer import is_name
 from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role

@@ -14,7 +14,8 @@ from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.first_start import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.identity.files import make_private_directory
 from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries

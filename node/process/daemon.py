@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.errors import ConfigError, ExitCode, RefusedError, StartupError
+from node.errors import ConfigError, RefusedError, StartupError
+from node.exit_code import ExitCode, exit_code_of_failure
 from node.process.service import Service
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class _Daemon:
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]  # of a service that is a task group inside
         if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
-            self.exit_code = _exit_code_of(error, was_serving=self._is_serving)
+            self.exit_code = exit_code_of_failure(error, was_serving=self._is_serving)
         is_told = isinstance(
             error, ConfigError | StartupError | RefusedError
         )  # say what to do; no trace helps
@@ -169,12 +170,6 @@ class _Daemon:
 
 async def _build(stage: StartStage) -> Sequence[Service]:
     return await stage.build()
-
-
-def _exit_code_of(error: Exception, *, was_serving: bool) -> ExitCode:
-    if was_serving:
-        return ExitCode.FAILED
-    return ExitCode.CONFIGURATION if isinstance(error, ConfigError) else ExitCode.COULD_NOT_START
 
 
 @contextlib.contextmanager
