@@ -22,5 +22,5 @@ def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
 
 
 def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
-    """Return the exit code of a daemon in which a service raised ``error``, before or after all were ready."""
+    """Return the exit code of a daemon whose service raised ``error``, before or after all were ready."""
     return ExitCode.FAILED if was_serving else exit_code_of_faults([error])

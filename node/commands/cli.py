@@ -100,7 +100,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
     # to exec, which needs none of them. Read when grpc is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # Before anything heavy is imported: see node.telemetry.foreign_output.
+    # Before anything heavy is imported: see node.telemetry.stderr_capture.
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(

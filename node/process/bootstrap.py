@@ -28,7 +28,7 @@ from node.process.state_lock import StateLock
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
-from node.telemetry.disk import DiskWatch
+from node.telemetry.disk_watch import DiskWatch
 from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics

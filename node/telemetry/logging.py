@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
-from node.telemetry.foreign_output import capture_standard_error
-from node.telemetry.repeats import RepeatLimit
+from node.telemetry.repeat_limit import RepeatLimit
+from node.telemetry.stderr_capture import capture_standard_error
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -54,7 +54,7 @@ def configure_process_logging(
 ) -> None:
     """Make everything this process writes its log: records, what native code says, and how it ends.
 
-    Off a terminal, standard output and error are taken over; see ``foreign_output``. To be called
+    Off a terminal, standard output and error are taken over; see ``stderr_capture``. To be called
     before threads are started and before anything heavy is imported.
     """
     roles = tuple(roles)

@@ -31,7 +31,7 @@ class TransferMetrics:
             "Frames that arrived with another digest than signed; each was asked for again alone.",
             registry=registry,
         )
-        self._mended = Counter(
+        self._repaired = Counter(
             "heterorl_node_frames_mended",
             "Frames whose words in memory were not what they should be, rebuilt from a keyframe.",
             registry=registry,
@@ -42,7 +42,7 @@ class TransferMetrics:
             ["fault"],
             registry=registry,
         )
-        self._unfinished = Gauge(
+        self._paused = Gauge(
             "heterorl_node_unfinished_fetch_bytes",
             "Bytes in memory of fetches that were broken off and may be gone on with.",
             registry=registry,
@@ -85,14 +85,14 @@ class TransferMetrics:
     def count_damaged_frame(self) -> None:
         self._damaged.inc()
 
-    def count_mended_frames(self, frames: int) -> None:
-        self._mended.inc(frames)
+    def count_repaired_frames(self, frames: int) -> None:
+        self._repaired.inc(frames)
 
     def count_source_fault(self, fault: str) -> None:
         self._source_faults.labels(fault).inc()
 
-    def add_unfinished(self, size_bytes: int) -> None:
-        self._unfinished.inc(size_bytes)
+    def add_paused_bytes(self, size_bytes: int) -> None:
+        self._paused.inc(size_bytes)
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()

@@ -390,7 +390,7 @@ class PolicySync:
             return self._held
 
         await self._serve(change)
-        self._transfer_metrics.count_mended_frames(len(mended))
+        self._transfer_metrics.count_repaired_frames(len(mended))
         logger.warning("held policy mended", extra={"version": manifest.version, "frames": len(mended)})
         self._state = self._state.advanced(self._held, self._state.high_water)
 

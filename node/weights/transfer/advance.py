@@ -117,7 +117,7 @@ async def fetch_into(
     metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started)
     async for frame, words in rebuilt_frames(fetcher, sorted(wrong), manifest, layout=layout, remedy=remedy):
         await asyncio.to_thread(stage.mend, frame, words)
-    metrics.count_mended_frames(len(wrong))
+    metrics.count_repaired_frames(len(wrong))
 
 
 async def rebuilt_frames(

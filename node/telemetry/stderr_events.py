@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from node.telemetry.repeats import RepeatLimit
+from node.telemetry.repeat_limit import RepeatLimit
 
 _ABSEIL: Final = re.compile(rb"([IWEF])\d{4} [\d:.]+ +\d+ ([\w./+-]+:\d+)\] (.*)", re.DOTALL)
 """Level, month and day, time, thread, file:line, text: how gRPC writes."""
@@ -33,7 +33,7 @@ PLAIN_PER_MINUTE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class StderrEvent:
     """Something that was written by others."""
 
     level: str
@@ -43,7 +43,7 @@ class Foreign:
     """file:line where it says so."""
 
 
-class ForeignText:
+class StderrParser:
     """Makes events out of bytes; pure."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ForeignText:
         """Return whether nothing waits for more."""
         return not self._unfinished and not self._plain
 
-    def feed(self, data: bytes) -> list[Foreign]:
+    def feed(self, data: bytes) -> list[StderrEvent]:
         """Return the events that are finished with ``data``."""
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         events = [event for line in lines for event in self._line(line)]
@@ -65,47 +65,47 @@ class ForeignText:
             events += self._line(line)
         return events
 
-    def flush(self) -> list[Foreign]:
+    def flush(self) -> list[StderrEvent]:
         """Return what waited for more, because nothing more came."""
         line, self._unfinished = self._unfinished, b""
         return [*(self._line(line) if line else ()), *self._plain_event()]
 
-    def _line(self, line: bytes) -> list[Foreign]:
+    def _line(self, line: bytes) -> list[StderrEvent]:
         if line.startswith(_PREAMBLE):
             return []
         if match := _ABSEIL.fullmatch(line):
             level, source, text = match.groups()
-            native = Foreign(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
+            native = StderrEvent(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
             return [*self._plain_event(), native]
         self._plain.append(line)
         self._plain_bytes += len(line) + 1
         return self._plain_event() if self._plain_bytes > TEXT_BYTES else []
 
-    def _plain_event(self) -> list[Foreign]:
+    def _plain_event(self) -> list[StderrEvent]:
         text = _text(b"\n".join(self._plain)).strip("\n")
         self._plain, self._plain_bytes = [], 0
-        return [Foreign("warning", PLAIN, text)] if text.strip() else []
+        return [StderrEvent("warning", PLAIN, text)] if text.strip() else []
 
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
-class RepeatBound:
+class StderrRepeatLimit:
     """Passes what does not repeat too often, and how much of it there was."""
 
     def __init__(self) -> None:
         self._native = RepeatLimit[tuple[str, str]](passed=NATIVE_PER_MINUTE, interval_s=60)
         self._plain = RepeatLimit[tuple[str, str]](passed=PLAIN_PER_MINUTE, interval_s=60)
 
-    def passed(self, events: Iterable[Foreign], *, now: float) -> Iterator[Foreign]:
+    def passed(self, events: Iterable[StderrEvent], *, now: float) -> Iterator[StderrEvent]:
         """Return the events to be logged at ``now``, seconds."""
         for event in events:
             limit = self._native if event.event == NATIVE else self._plain
             decision = limit.decide((event.level, event.source), now=now)
             for told in decision.suppressed:
                 level, source = told.key
-                yield Foreign(
+                yield StderrEvent(
                     level, event.event, f"{told.count} more were not logged within a minute", source
                 )
             if decision.passes:

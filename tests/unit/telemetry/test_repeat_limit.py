@@ -1,6 +1,6 @@
 """A message that repeats is logged some times, then counted, and the count is told."""
 
-from node.telemetry.repeats import Decision, RepeatLimit, Suppressed
+from node.telemetry.repeat_limit import Decision, RepeatLimit, Suppressed
 
 
 def test_the_first_of_an_interval_pass_and_the_others_are_counted_and_told_when_it_is_over() -> None:

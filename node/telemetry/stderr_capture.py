@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn, TextIO
 
-from node.telemetry.foreign_text import Foreign, ForeignText, RepeatBound
+from node.telemetry.stderr_events import StderrEvent, StderrParser, StderrRepeatLimit
 
 QUIET_S: Final = 0.1
 """Lines that follow each other faster belong together: a traceback is one event."""
@@ -69,7 +69,7 @@ def _relay(reading: int, log: int, format_record: FormatRecord) -> NoReturn:
 
 
 def _copy(reading: int, out: TextIO, format_record: FormatRecord) -> None:
-    text, bound = ForeignText(), RepeatBound()
+    text, bound = StderrParser(), StderrRepeatLimit()
     is_open = True
     while is_open:
         if not text.is_empty and not select.select([reading], [], [], QUIET_S)[0]:
@@ -83,7 +83,7 @@ def _copy(reading: int, out: TextIO, format_record: FormatRecord) -> None:
         out.flush()
 
 
-def _record(event: Foreign) -> logging.LogRecord:
+def _record(event: StderrEvent) -> logging.LogRecord:
     level = logging.getLevelNamesMapping()[event.level.upper()]
     record = logging.LogRecord("native", level, "", 0, event.event, None, None)
     vars(record).update(text=event.text, **({"source": event.source} if event.source else {}))
