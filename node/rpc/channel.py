@@ -31,6 +31,8 @@ Response = TypeVar("Response")
 REASON_KEY: Final = "heterorl-reason"
 """Trailing metadata that tells our refusals from gRPC's own."""
 
+_REASONS: Final = {str(reason): reason for reason in Reason}
+
 HUB_CLOCK_KEY: Final = "heterorl-now"
 """Trailing metadata beside it: Unix seconds on the hub's clock."""
 
@@ -180,9 +182,9 @@ def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
     """
     code, details = error.code(), error.details() or ""
     trailing = dict(error.trailing_metadata() or ())
-    reason = str(trailing.get(REASON_KEY, ""))
-    if reason in set(Reason):
-        return RefusedError(Reason(reason), details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
+    reason = _REASONS.get(str(trailing.get(REASON_KEY, "")))
+    if reason is not None:
+        return RefusedError(reason, details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(
             Reason.INTERNAL,

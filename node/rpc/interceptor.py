@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import STATUS_OF_REASON, CountRefusal, Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -267,7 +267,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 "peer": context.peer(),
             },
         )
-        status = grpc.StatusCode[STATUS_OF_REASON[refusal.reason]]
+        status = grpc.StatusCode[refusal.reason.status]
         try:
             async with asyncio.timeout(self._limits.refusal_s):
                 await context.abort(
