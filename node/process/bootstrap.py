@@ -14,7 +14,7 @@ from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.first_start import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
-from node.identity.files import make_private_directory
+from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries
 from node.identity.run_description import RunDescription
@@ -119,9 +119,7 @@ def _hold_state(state_dir: Path) -> None:
     try:
         make_private_directory(state_dir)
     except OSError as error:
-        raise cannot_make(
-            state_dir, error, fix="Set node.state_dir to a directory that can be made."
-        ) from error
+        raise cannot_make(state_dir, error, fix="Set node.state_dir to another directory.") from error
     StateLock.take(state_dir)
 
 

@@ -152,7 +152,7 @@ def _check_model(model_dir: Path, *, key: str) -> None:
 
 
 def _check_state_dir(directory: Path) -> None:
-    fix = "Set node.state_dir to a directory that can be made."
+    fix = "Set node.state_dir to another directory."
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent

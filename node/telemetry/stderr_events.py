@@ -1,7 +1,7 @@
-"""Text that others write to a process's standard error, taken apart into events; pure.
+"""Parses what native code writes to standard error into events; pure.
 
-gRPC, CUDA, the C library and a dying interpreter write lines in forms of their own. A line of gRPC is an
-event with its level and the place it comes from; other lines that come together are one event.
+gRPC, CUDA, the C library and a crashing interpreter each have their own format. A line of gRPC becomes an
+event with its level and source; other lines that arrive together become one event.
 """
 
 import re
@@ -25,26 +25,26 @@ NATIVE: Final = "native message"
 PLAIN: Final = "standard error"
 
 TEXT_BYTES: Final = 64 << 10
-"""Longest text of one event; a longer one is cut in two."""
+"""Longest text of one event; a longer one is split."""
 
 NATIVE_PER_MINUTE: Final = 10
-"""Of one place in a source. Anybody can make a handshake fail, as often as they like."""
+"""Of one place in a source file: strangers can make handshakes fail as often as they like."""
 PLAIN_PER_MINUTE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StderrEvent:
-    """Something that was written by others."""
+    """An event parsed from standard error."""
 
     level: str
     event: str
     text: str
     source: str = ""
-    """file:line where it says so."""
+    """file:line, where the text has it."""
 
 
 class StderrParser:
-    """Makes events out of bytes; pure."""
+    """Splits a stream of bytes into events."""
 
     def __init__(self) -> None:
         self._unfinished = b""
@@ -53,11 +53,11 @@ class StderrParser:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing waits for more."""
+        """Return whether no text is waiting for more."""
         return not self._unfinished and not self._plain
 
     def feed(self, data: bytes) -> list[StderrEvent]:
-        """Return the events that are finished with ``data``."""
+        """Return the events that ``data`` completes."""
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         events = [event for line in lines for event in self._line(line)]
         if len(self._unfinished) > TEXT_BYTES:
@@ -66,7 +66,7 @@ class StderrParser:
         return events
 
     def flush(self) -> list[StderrEvent]:
-        """Return what waited for more, because nothing more came."""
+        """Return the text that was waiting for more as events."""
         line, self._unfinished = self._unfinished, b""
         return [*(self._line(line) if line else ()), *self._plain_event()]
 
@@ -92,7 +92,7 @@ def _text(raw: bytes) -> str:
 
 
 class StderrRepeatLimit:
-    """Passes what does not repeat too often, and how much of it there was."""
+    """Bounds how often events from one source are logged, and reports how many were not."""
 
     def __init__(self) -> None:
         self._native = RepeatLimit[tuple[str, str]](passed=NATIVE_PER_MINUTE, interval_s=60)
@@ -103,10 +103,10 @@ class StderrRepeatLimit:
         for event in events:
             limit = self._native if event.event == NATIVE else self._plain
             decision = limit.decide((event.level, event.source), now=now)
-            for told in decision.suppressed:
-                level, source = told.key
+            for suppressed in decision.suppressed:
+                level, source = suppressed.key
                 yield StderrEvent(
-                    level, event.event, f"{told.count} more were not logged within a minute", source
+                    level, event.event, f"{suppressed.count} more were not logged within a minute", source
                 )
             if decision.passes:
                 yield event
