@@ -28,11 +28,11 @@ On several:
   1. Move {directory}/learner to the learner's machine (its state_dir) and delete it here:
      learner/signing.key signs every policy version, and nothing else needs it.
   2. Copy {directory}/run.json to every machine (node.run_file).
-  3. Let each sampler in with a token of its own, good for one hour and one use:
+  3. Let each sampler in with a token of its own, valid for one hour and one use:
      heterorl-node token {directory} --role sampler --address {address} --out sampler.token
      where PORT is that of coordinator.enrolment_listen (7701 unless configured). Move the file to the
      sampler's machine and set node.token_file to it.
-  4. Shut a node out, should its machine be lost or sold:
+  4. Shut a node out if its machine is lost or sold:
      heterorl-node revoke NODE --state-dir {directory}
 """
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the run and say what to do next."""
+    """Make the run and print what to do next."""
     run_id = arguments.run_id or f"run-{secrets.token_hex(3)}"
     if not is_name(run_id):
         raise ConfigError(

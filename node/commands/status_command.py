@@ -1,7 +1,7 @@
 """``heterorl-node status``: who is in the run, how far behind, and how the run goes.
 
-One call to the coordinator, as an operator; changes nothing there. An operator's certificate is made
-by `init` or, on any other machine, got for a token the first time.
+One call to the coordinator as an operator, which changes nothing there. `init` makes an operator's
+certificate; on any other machine the first call obtains one with a token.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from node.run import Role, RunStatus
 from node.wire import run_status_from_wire
 
 TIMEOUT_S: Final = 10.0
-"""Deadline of the call: a handshake and two round trips on the worst link."""
+"""Deadline of the call: a handshake and two round trips on the slowest link."""
 
 REFRESH_S: Final = 2.0
 
@@ -50,11 +50,11 @@ EXAMPLE: Final = """\
 """
 
 _PIPE_COLUMNS: Final = 1 << 16
-"""Wider than any line: 11 columns of at most some hundred characters."""
+"""Wider than any line: 11 columns of at most a few hundred characters."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Declare the arguments of ``heterorl-node status``."""
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -77,15 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="a token of `heterorl-node token --role operator`: spent the first time, then not needed",
+        help="a token from `heterorl-node token --role operator`: used once, then not needed",
     )
     parser.add_argument("--no-tls", action="store_true", help="for a coordinator on this machine without TLS")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--watch", action="store_true", help=f"again every {REFRESH_S:g} s until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help=f"refresh every {REFRESH_S:g} s until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
-    """Run the command; 1 where the coordinator cannot be reached or refuses."""
+    """Run the command; return 1 if the coordinator cannot be reached or refuses."""
     clock = clock or SystemClock()
     check_target(arguments.coordinator, flag="--coordinator", example_port=MEMBERS_PORT)
     description = RunDescription.load(arguments.run_file or arguments.state_dir / FILE_NAME)
@@ -141,7 +141,7 @@ async def _show_for_ever(coordinator: str, caller: Identity | Peer, *, as_json: 
             try:
                 status = await fetch_status(coordinator, caller, clock=clock)
             except ConnectionLost as lost:
-                # A coordinator that restarts is worth watching for.
+                # It may be restarting: keep watching.
                 print(f"heterorl-node: no status from {coordinator}: {lost}", file=sys.stderr)
             else:
                 if live is None:
@@ -155,7 +155,7 @@ def _print(status: RunStatus, *, as_json: bool) -> None:
     if as_json:
         print(to_json(status), flush=True)
     else:
-        # A pipe has no width: whoever reads it wants whole lines.
+        # A pipe has no width, and its reader wants whole lines.
         Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(render(status))
 
 

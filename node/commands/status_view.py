@@ -12,15 +12,15 @@ from node.rollout import Verdict
 from node.run import PeerStatus, Role, RunStatus, StepReport
 
 SHOW_TWINS_S: Final = 120.0
-"""How long a process that was refused is shown: several of its retries, which are up to 30 s apart."""
+"""How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
 
 CLOCKS_APART_S: Final = 60.0
-"""From here on a clock is shown as off: beyond any line's delay, far from what certificates allow for."""
+"""Offset from which a clock is shown as wrong: above any link's delay, far below what certificates allow."""
 
 _REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
 
 _BAD_PROMPTS_SHOWN: Final = 5
-"""Enough to see what is wrong; --json has more."""
+"""Enough to see the cause; --json has more."""
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
 
@@ -61,12 +61,12 @@ def _header(status: RunStatus) -> Text:
 
 
 def _ledger(gap: str) -> Text:
-    """Return what the ledger lacks, as a warning; empty where nothing is known to be missing."""
+    """Return a warning of what the ledger lacks; empty if nothing is known to be missing."""
     return Text(f"behind: {_printable(gap)}" if gap else "", "bold red")
 
 
 def _clocks(peers: Iterable[PeerStatus]) -> str:
-    """Return whose clock is far from the coordinator's; empty where nobody's is."""
+    """Return the peers whose clock is far from the coordinator's; empty if there are none."""
     return ", ".join(
         f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s "
         + ("behind" if peer.clock_offset_s > 0 else "ahead")
@@ -76,11 +76,11 @@ def _clocks(peers: Iterable[PeerStatus]) -> str:
 
 
 def _bad_prompts(status: RunStatus) -> Iterator[str]:
-    """Yield a line on the prompts that nobody could answer, and one on each of the newest."""
+    """Yield a line on the prompts that no sampler could answer, and one on each of the newest."""
     if not status.bad_prompts:
         return
     of = f" of {status.prompts}" if status.prompts else ""
-    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are passed over for a while"
+    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are skipped for a while"
     for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
         retry_s = bad.retry_at_s - status.now_s
         again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
@@ -114,13 +114,13 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(f"{peer.staleness_mean_versions:.2f}" if has_groups else "-"),
         Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
         Text(_counts(peer.verdicts, _REFUSALS)),
-        # From the peer itself: no control characters reach the terminal.
+        # From the peer itself: control characters must not reach the terminal.
         Text(_printable(peer.waits_for)),
     )
 
 
 def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
-    """Say of which peers a second process was kept out lately."""
+    """Yield a line for each peer of whose name a second process was refused lately."""
     for peer in peers:
         if peer.refused_twins and peer.refused_twin_s <= SHOW_TWINS_S:
             yield Text(

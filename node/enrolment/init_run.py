@@ -33,7 +33,7 @@ INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)
 
 
 def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) -> RunDescription:
-    """Make a run: its authority, its signing key, and the identities that no token can give.
+    """Make a run: its authority, its signing key, and the first identities.
 
     Args:
         directory: made if missing.

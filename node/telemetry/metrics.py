@@ -1,7 +1,7 @@
 """The registry of a process, the instruments every peer has, and the snapshot that heartbeats carry.
 
 Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_total]``. The label
-``node`` is reserved: the coordinator adds it to other peers' samples, and a sample that has it is not sent on.
+``node`` is reserved: the coordinator adds it to other peers' samples, and a sample with it is not sent on.
 """
 
 import contextlib
@@ -126,10 +126,10 @@ class NodeMetrics:
             "Requests and payloads refused, by the service that refused and why.",
             ["service", "reason"],
         )
-        self._waiting = gauge("heterorl_node_waiting_tasks", "Tasks waiting now, by their reason.", ["for"])
+        self._waiting = gauge("heterorl_node_waiting_tasks", "Tasks waiting now, by what for.", ["for"])
         self._wait_seconds = counter(
             "heterorl_node_wait_seconds",
-            "Time spent in waits that have ended, by their reason.",
+            "Time spent in waits that have ended, by what for.",
             ["for"],
         )
         self._certificates = gauge(
