@@ -32,7 +32,7 @@ from node.process.service import Service
 from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
 from node.serving.policy_servicer import PolicyServicer, damage_first
-from node.telemetry.fleet import FleetCollector
+from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 
 VERSIONS_DIRECTORY: Final = "versions"

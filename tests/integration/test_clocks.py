@@ -18,10 +18,11 @@ from prometheus_client import CollectorRegistry
 
 from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clock import Clock, SystemClock
-from node.commands import status
+from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
-from node.errors import ExitCode, Reason, RefusedError
+from node.errors import Reason, RefusedError
+from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
@@ -219,9 +220,9 @@ async def status_says(
     save_identity(operator, state_dir / "operator" / "identity")
     made.run.save(state_dir / "run.json")
     parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
+    status_command.add_arguments(parser)
     arguments = parser.parse_args(["--state-dir", str(state_dir), "--coordinator", address])
-    assert await asyncio.to_thread(status.run, arguments, clock=clock) == ExitCode.FAILED
+    assert await asyncio.to_thread(status_command.run, arguments, clock=clock) == ExitCode.FAILED
     return capsys.readouterr().err
 
 

@@ -26,7 +26,8 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.hub import Hub
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext

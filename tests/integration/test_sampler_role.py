@@ -13,7 +13,7 @@ import torch
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore

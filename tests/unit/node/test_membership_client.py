@@ -11,7 +11,7 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import membership_client
 from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clock import SystemClock
-from node.errors import STATUS_OF_REASON, Reason, Recovery, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
@@ -80,7 +80,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
 
 
 async def refuse(context: Any, reason: Reason) -> None:
-    await context.abort(grpc.StatusCode[STATUS_OF_REASON[reason]], "no", ((REASON_KEY, reason.value),))
+    await context.abort(grpc.StatusCode[reason.status], "no", ((REASON_KEY, reason.value),))
 
 
 @asynccontextmanager
