@@ -35,7 +35,7 @@ from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepSettings
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
 from learner.training.training_state import TrainingState
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
 from node.clients.rollout_drain import RolloutDrain
 from node.enrolment.init_run import SIGNING_KEY_FILE
 from node.errors import StartupError
@@ -108,7 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
             learner_epoch=signer.learner_epoch,
             vocabulary_size=policy.vocabulary_size,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -154,7 +154,7 @@ async def build(context: RoleContext) -> list[Service]:
             layout_digest=engine.layout.digest,
             tokenizer_digest=engine.tokenizer_digest,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=held,
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),

@@ -87,7 +87,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerState:
+class PeerReports:
     """What each heartbeat says of the peer, asked anew for each; all called on the event loop's thread."""
 
     held: Callable[[], PolicyVersion | None]
@@ -127,7 +127,7 @@ class MembershipClient:
         channel: grpc.aio.Channel,
         member: Member,
         *,
-        state: PeerState,
+        reports: PeerReports,
         notices: Notices,
         clock: Clock,
         backoff: Backoff,
@@ -139,7 +139,7 @@ class MembershipClient:
         Args:
             channel: to the coordinator, for control.
             member: who joins.
-            state: asked for each heartbeat.
+            reports: asked for each heartbeat.
             notices: told what the answers say.
             clock: this machine's.
             backoff: between two attempts to join.
@@ -148,7 +148,7 @@ class MembershipClient:
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
-        self._state = state
+        self._reports = reports
         self._notices = notices
         self._clock = clock
         self._backoff = backoff
@@ -256,7 +256,7 @@ class MembershipClient:
         logger.info("joined", extra={"task": self._settings.task, "joins": self.joins})
 
     async def _call_join(self) -> RunSettings:
-        held = self._state.held()
+        held = self._reports.held()
         request = membership_pb2.JoinRequest(
             run_id=self._member.run_id,
             role=role_to_wire(self._member.role),
@@ -327,17 +327,17 @@ class MembershipClient:
         self._last_verdicts = frozenset(verdicts)
 
     def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
-        held = self._state.held()
-        step = self._state.step_report()
-        revocations = self._state.revocations()
+        held = self._reports.held()
+        step = self._reports.step_report()
+        revocations = self._reports.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
             held=None if held is None else policy_version_to_wire(held),
-            running_lease_ids=self._state.running_leases(),
+            running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
-            metrics=metric_families_to_wire(self._state.metrics()),
-            waits_for=self._state.waits_for(),
+            metrics=metric_families_to_wire(self._reports.metrics()),
+            waits_for=self._reports.waits_for(),
             step=None if step is None else step_report_to_wire(step),
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,

@@ -1,6 +1,6 @@
 """The learner's half of DrainRollouts: a stream that reconnects for ever.
 
-Decisions are in ``node.clients.drain_book``; this is the shell: one writer that says what is owed
+Decisions are in ``node.clients.outstanding_rollouts``; this is the shell: one writer that says what is owed
 whenever something is, one reader that takes groups and acknowledgements.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.clients.drain_book import DrainBook, Owed
+from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import RETRYABLE, Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
@@ -52,7 +52,7 @@ class RolloutDrain:
         """Go on from the checkpoint of ``version``; ``waiting`` shows what the body waits for."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
-        self._book = DrainBook(
+        self._outstanding = OutstandingRollouts(
             version=version, capacity_groups=capacity_groups, unacknowledged=unacknowledged
         )
         self._backoff = backoff
@@ -65,16 +65,16 @@ class RolloutDrain:
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
         """Step records the hub may not have: part of every checkpoint."""
-        return self._book.unacknowledged
+        return self._outstanding.unacknowledged
 
     def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
         """Say what became of a delivered group."""
-        self._book.judged(GroupVerdict(group_id, verdict, detail))
+        self._outstanding.judged(GroupVerdict(group_id, verdict, detail))
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
         """Say which groups a step consumed; the step must be durable already."""
-        self._book.stepped(step)
+        self._outstanding.stepped(step)
         self._something_owed.set()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
@@ -91,7 +91,7 @@ class RolloutDrain:
                 behind; or the ledger is behind, and this is to stop.
         """
         ready()
-        while not stopping.is_set() or self._book.unacknowledged:
+        while not stopping.is_set() or self._outstanding.unacknowledged:
             wait: AbstractContextManager[None] = nullcontext()
             try:
                 await self._one_stream(stopping)
@@ -112,7 +112,7 @@ class RolloutDrain:
 
     async def _one_stream(self, stopping: asyncio.Event) -> None:
         call = self._stub.DrainRollouts()
-        self._book.connected()
+        self._outstanding.connected()
         reader = asyncio.create_task(self._read(call, stopping))
         writer = asyncio.create_task(self._write(call))
         settled = asyncio.create_task(self._settled(stopping))
@@ -132,9 +132,9 @@ class RolloutDrain:
         return rollout_pb2.DrainRolloutsRequest(
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
-                version=self._book.version,
-                steps=[step_record_to_wire(step) for step in self._book.unacknowledged],
-                held_group_ids=self._book.held_group_ids,
+                version=self._outstanding.version,
+                steps=[step_record_to_wire(step) for step in self._outstanding.unacknowledged],
+                held_group_ids=self._outstanding.held_group_ids,
             )
         )
 
@@ -142,7 +142,7 @@ class RolloutDrain:
         await call.write(self._hello())
         while True:
             self._something_owed.clear()
-            for message in _messages(self._book.take_owed()):
+            for message in _messages(self._outstanding.take_owed()):
                 await call.write(message)
             await self._something_owed.wait()
 
@@ -156,12 +156,12 @@ class RolloutDrain:
                 case "group":
                     self._receive(response.group, stopping)
                 case "step_acknowledged":
-                    self._book.acknowledged(response.step_acknowledged.version)
+                    self._outstanding.acknowledged(response.step_acknowledged.version)
                     self._acknowledgement.set()
 
     def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
         group_id = message.group.group_id
-        if not self._book.delivered(group_id) or stopping.is_set():
+        if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:
             self.groups.put_nowait(delivered_group_from_wire(message))
@@ -172,7 +172,7 @@ class RolloutDrain:
 
     async def _settled(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        while self._book.unacknowledged:
+        while self._outstanding.unacknowledged:
             self._acknowledgement.clear()
             await self._acknowledgement.wait()
 

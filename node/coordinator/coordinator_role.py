@@ -8,12 +8,12 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.hub import Hub
+from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import Roster
+from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
@@ -70,7 +70,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     published = Published(store, accounts.versions)
     _check_remembered(accounts, published, ledger)
-    roster = Roster(
+    peers = Peers(
         accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
     )
     spool = Spool(
@@ -80,7 +80,7 @@ async def build(context: RoleContext) -> list[Service]:
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
         is_published=published.has,
-        tell=roster.tell,
+        tell=peers.tell,
         metrics=metrics,
         clock=clock,
     )
@@ -89,10 +89,10 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
         damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
     )
-    rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
+    rollouts = RolloutServicer(spool, peers, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     membership = MembershipServicer(
-        roster,
+        peers,
         spool,
         run_id=run_id,
         settings=_settings(config),
@@ -111,9 +111,9 @@ async def build(context: RoleContext) -> list[Service]:
         ),
     )
     return [
-        Hub(
+        CoordinatorService(
             spool=spool,
-            roster=roster,
+            peers=peers,
             store=store,
             published=published,
             members=members,

@@ -11,7 +11,7 @@ _CREDITS: Final = 1 << 20
 """Room no learner has; a larger sum is a mistake or an attack."""
 
 
-class Drain:
+class DrainStream:
     """A learner's stream; the spool delivers on it until it ends."""
 
     def __init__(self, held_group_ids: Iterable[str], *, learner_epoch: int) -> None:

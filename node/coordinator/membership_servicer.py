@@ -1,4 +1,4 @@
-"""MembershipService at the coordinator: the edge between the wire and roster and spool."""
+"""MembershipService at the coordinator: the edge between the wire and peers and spool."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.coordinator.peers import HeartbeatReport, Roster
+from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.buffer_room import Learner
 from node.coordinator.work.decisions import check_model
@@ -53,7 +53,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
     def __init__(
         self,
-        roster: Roster,
+        peers: Peers,
         spool: Spool,
         *,
         run_id: str,
@@ -69,7 +69,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             configured_prompts: ``coordinator.prompts``; None: unset.
         """
         self._configured_prompts = configured_prompts
-        self._roster = roster
+        self._peers = peers
         self._spool = spool
         self._run_id = run_id
         self._settings = settings_to_wire(settings)
@@ -100,7 +100,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
             )
         with _twins_logged(peer, context):
-            member = self._roster.join(
+            member = self._peers.join(
                 peer,
                 _held(request),
                 now=self._clock.now(),
@@ -119,7 +119,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
         response = membership_pb2.JoinResponse()
         response.CopyFrom(self._settings)
-        if (head := self._roster.head) is not None:
+        if (head := self._peers.head) is not None:
             response.head.CopyFrom(policy_version_to_wire(head))
         return response
 
@@ -145,7 +145,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
             if self._streams.get(peer) is stream:
-                self._roster.leave(peer)
+                self._peers.leave(peer)
                 logger.info("peer left", extra={"peer_role": peer.role, "node_id": peer.node_id})
         finally:
             self._disconnected(peer, stream)
@@ -164,24 +164,24 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         learner = accounts.learner
         return RunStatus(
             run_id=self._run_id,
-            head=self._roster.head,
+            head=self._peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=self._roster.rows(now),
-            slots={state.value: n for state, n in accounts.book.counts().items()},
+            peers=self._peers.rows(now),
+            slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
-            step=self._roster.step,
+            step=self._peers.step,
             capacity_groups=capacity.groups,
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
-            prompts=accounts.book.prompts or 0,
-            bad_prompts=accounts.prompts.newest(BAD_PROMPTS_SHOWN),
-            bad_prompts_total=len(accounts.prompts),
+            prompts=accounts.slots.prompts or 0,
+            bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
+            bad_prompts_total=len(accounts.bad_prompts),
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
         if self._streams.get(peer) is stream:
-            self._roster.disconnected(peer)
+            self._peers.disconnected(peer)
 
     def _answer(
         self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
@@ -196,12 +196,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
-            metrics=metric_families_from_wire(request.metrics) if self._roster.shows_metrics_of(peer) else (),
+            metrics=metric_families_from_wire(request.metrics) if self._peers.shows_metrics_of(peer) else (),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
         )
-        answer = self._roster.heartbeat(peer, heartbeat, now=received_at_s)
+        answer = self._peers.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
         return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,

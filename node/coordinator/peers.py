@@ -18,7 +18,7 @@ from typing import Final
 
 from node.coordinator.fleet.lag_table import LagTable
 from node.coordinator.fleet.membership import Member, Membership, PeerState
-from node.coordinator.fleet.pending_verdicts import Outbox
+from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
@@ -30,7 +30,7 @@ from node.run import PeerStatus, Role, StepReport
 from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
-OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
+PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
 
 _WAITS_FOR_CHARACTERS: Final = 100
@@ -69,7 +69,7 @@ class _Said:
     waits_for: str = ""
 
 
-class Roster:
+class Peers:
     """Every peer known to this process."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Roster:
         self._fleet = fleet
         self._metrics = metrics
         self._said: dict[Peer, _Said] = {}
-        self._outboxes: dict[str, Outbox] = {}
+        self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
 
@@ -165,8 +165,8 @@ class Roster:
 
     def tell(self, sampler_id: str, judgement: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
-        outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
-        self._metrics.dropped_verdicts.inc(outbox.put(judgement))
+        pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
+        self._metrics.dropped_verdicts.inc(pending.put(judgement))
 
     def expire(self, now: float) -> tuple[Member, ...]:
         """Note who has gone silent, forget what was kept for those that left; return who changed."""
@@ -180,8 +180,8 @@ class Roster:
             del self._said[peer]
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
-        for sampler_id in self._outboxes.keys() - samplers:
-            self._metrics.dropped_verdicts.inc(len(self._outboxes.pop(sampler_id)))
+        for sampler_id in self._pending.keys() - samplers:
+            self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
         return changed
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
@@ -221,8 +221,8 @@ class Roster:
             raise
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
-        outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
-        return () if outbox is None else outbox.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
+        pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None
+        return () if pending is None else pending.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from node.coordinator.work.versions import VersionLog
+from node.coordinator.work.version_log import VersionLog
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.weights.store.artifact_store import ArtifactStore

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.coordinator.drain_stream import Drain
-from node.coordinator.peers import Roster
+from node.coordinator.drain_stream import DrainStream
+from node.coordinator.peers import Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.history import Hello
@@ -38,9 +38,9 @@ HELD_GROUPS: Final = 65_536
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Hands out work, takes groups in, and hands them on."""
 
-    def __init__(self, spool: Spool, roster: Roster, *, metrics: TransferMetrics) -> None:
+    def __init__(self, spool: Spool, peers: Peers, *, metrics: TransferMetrics) -> None:
         self._spool = spool
-        self._roster = roster
+        self._peers = peers
         self._metrics = metrics
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
@@ -48,7 +48,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> rollout_pb2.LeasePromptsResponse:
         """Lease as many prompts as every bound allows."""
         peer = peer_of(context)
-        self._roster.check_present(peer)
+        self._peers.check_present(peer)
         if not 1 <= request.max_leases <= LEASES_PER_REQUEST:
             raise RefusedError(
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
@@ -94,7 +94,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
             told = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
-            self._roster.tell(sampler_id, told)
+            self._peers.tell(sampler_id, told)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )
@@ -120,7 +120,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if not listener.cancelled():
             listener.result()
 
-    async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> Drain:
+    async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> DrainStream:
         if len(hello.held_group_ids) > HELD_GROUPS:
             raise RefusedError(Reason.OVER_LIMIT, f"a learner that holds {len(hello.held_group_ids)} groups")
         return await self._spool.open_drain(
@@ -133,7 +133,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             )
         )
 
-    async def _listen(self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: Drain) -> None:
+    async def _listen(
+        self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: DrainStream
+    ) -> None:
         async for request in requests:
             if drain.is_ended:
                 return

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from node.clock import Clock
-from node.coordinator.drain_stream import Drain
+from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work import decisions, history, lease_returns
@@ -24,7 +24,7 @@ from node.coordinator.work.buffer_room import Bounds, Capacity, Learner, Work, c
 from node.coordinator.work.decisions import NOTHING, Decision, Submitted
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.slots import Slot, SlotState
-from node.coordinator.work.versions import Announced
+from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.policy import PolicyVersion
@@ -71,7 +71,7 @@ class Spool:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._turn = asyncio.Lock()
         self._transactions: set[asyncio.Task[Any]] = set()
-        self._drain: Drain | None = None
+        self._drain: DrainStream | None = None
         for verdict, n in accounts.verdicts().items():
             metrics.count_verdict(verdict, n)
 
@@ -85,10 +85,10 @@ class Spool:
         """How many groups could be leased now."""
         if waits_for := decisions.unconfirmed(self._accounts):
             return Capacity(0, waits_for)
-        prompts = self._accounts.book.prompts
+        prompts = self._accounts.slots.prompts
         if prompts is None:
             return Capacity(0, "task")
-        if self._accounts.prompts.are_all_aside(prompts, now=self._clock.now()):
+        if self._accounts.bad_prompts.are_all_aside(prompts, now=self._clock.now()):
             return Capacity(0, "prompts")
         return capacity(self._bounds, self._accounts.load())
 
@@ -145,7 +145,7 @@ class Spool:
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Give leases a full term; names those whose work is in vain."""
-        return self._accounts.book.renew(sampler_id, lease_ids, now=self._clock.now())
+        return self._accounts.slots.renew(sampler_id, lease_ids, now=self._clock.now())
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
@@ -210,7 +210,7 @@ class Spool:
 
         await self._settle(decide)
 
-    async def open_drain(self, hello: Hello) -> Drain:
+    async def open_drain(self, hello: Hello) -> DrainStream:
         """Begin a learner's stream; ends the one before it.
 
         Whoever is refused ends nobody's stream, and nothing of what it said is taken.
@@ -228,19 +228,19 @@ class Spool:
         self._accounts.confirm()
         if self._drain is not None:
             self._drain.end(_fenced())
-        drain = self._drain = Drain(hello.held_group_ids, learner_epoch=hello.epoch)
+        drain = self._drain = DrainStream(hello.held_group_ids, learner_epoch=hello.epoch)
         if hello.records:
             drain.acknowledge(hello.version)
         return drain
 
-    async def deliver(self, drain: Drain) -> AsyncIterator[StoredGroup | int]:
+    async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int]:
         """Give what the learner is to be sent: groups, and versions up to which records are on disk."""
         while not drain.is_ended:
             version = drain.take_acknowledgement()
             if version is not None:
                 yield version
                 continue
-            slot = drain.next_slot(self._accounts.book.untrained())
+            slot = drain.next_slot(self._accounts.slots.untrained())
             if slot is None:
                 await drain.wait()
                 continue
@@ -270,7 +270,7 @@ class Spool:
             self._metrics.observe_lag("delivered", self._clock.now() - judged.delivered_since_s)
         self._tell(judged.sampler_id, judgement)
 
-    async def record_step(self, drain: Drain, record: StepRecord) -> None:
+    async def record_step(self, drain: DrainStream, record: StepRecord) -> None:
         """Put a step on disk and acknowledge it.
 
         Raises:
@@ -290,14 +290,14 @@ class Spool:
         """Show in the metrics what is in flight."""
         load = self._accounts.load()
         self._metrics.show_load(
-            self._accounts.book.counts(), capacities(self._bounds, load), learner_version=load.version
+            self._accounts.slots.counts(), capacities(self._bounds, load), learner_version=load.version
         )
         self._metrics.show_ledger(
             is_confirmed=self._accounts.is_confirmed,
             is_behind=bool(self._accounts.gap),
             lost_steps=self._accounts.lost_steps,
         )
-        self._metrics.bad_prompts.set(self._accounts.prompts.aside(self._clock.now()))
+        self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
 
     def _show(self, outcome: Outcome) -> None:
         """Count and log what step records did; raise where they were refused."""
@@ -335,7 +335,7 @@ class Spool:
         self._metrics.damaged_groups.inc()
 
         def give_up(_: float) -> Decision[None]:
-            again = self._accounts.book.refused(slot.number, slot.winner)
+            again = self._accounts.slots.refused(slot.number, slot.winner)
             return Decision(None, Transaction(slots=() if again is None else (again,)))
 
         await self._settle(give_up)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
 from node.clients.rollout_client import RelayRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -29,8 +29,8 @@ from node.relay.config import RelayConfig
 from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
+from node.relay.relay_rollout_servicer import RelayRolloutServicer
 from node.relay.rollout_spool import RolloutSpool
-from node.relay.submission_servicer import RelayRolloutServicer
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.rpc.server import RpcServer
@@ -131,7 +131,7 @@ async def build(context: RoleContext) -> list[Service]:
     membership = MembershipClient(
         control,
         Member(run_id, Role.RELAY, layout_digest=b"", tokenizer_digest=b""),
-        state=PeerState(
+        reports=PeerReports(
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
 from node.clock import Clock, SystemClock
 from node.commands import status
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
@@ -73,7 +73,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
         client = MembershipClient(
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
-            state=PeerState(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),
             clock=clock,
             backoff=Backoff(lambda: 0.5, cap_s=0.5),

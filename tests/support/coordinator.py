@@ -42,7 +42,7 @@ def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGro
     """Give a good group for a lease."""
     number, _ = parse_group_id(lease_id) or (0, 0)
     return replace(
-        make_group(lease_id, prompt_index=accounts.book.open_slots[number].prompt_index), **changes
+        make_group(lease_id, prompt_index=accounts.slots.open_slots[number].prompt_index), **changes
     )
 
 
@@ -94,7 +94,7 @@ class Desk:
     ) -> decisions.Submitted:
         if group is None:
             number, _ = parse_group_id(lease_id) or (0, 0)
-            slot = self.accounts.book.open_slots.get(number)
+            slot = self.accounts.slots.open_slots.get(number)
             group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
         submitted: decisions.Submitted = self.settle(
             decisions.submission(

@@ -22,7 +22,7 @@ from heterorl.v1 import (
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
-from node.coordinator.hub import Hub
+from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
 from node.rollout import RolloutGroup, SamplingParameters
@@ -49,7 +49,7 @@ class RunningHub:
     """A coordinator that serves."""
 
     made: MadeRun
-    hub: Hub
+    hub: CoordinatorService
     registry: CollectorRegistry
     clock: ManualClock
     stopping: asyncio.Event
@@ -106,7 +106,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         run=made.run,
     )
     (hub,) = await build(context)
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, CoordinatorService)
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(hub.run(ready=ready.set, stopping=stopping))

@@ -10,7 +10,7 @@ from collections import deque
 from node.rollout import GroupVerdict
 
 
-class Outbox:
+class PendingVerdicts:
     """At most ``capacity`` verdicts; beyond, the oldest go."""
 
     def __init__(self, *, capacity: int) -> None:

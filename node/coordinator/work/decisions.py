@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.buffer_room import Bounds, Learner, Work, capacity, objection
-from node.coordinator.work.leases import Standing
+from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
@@ -70,21 +70,21 @@ def lease(
         return Decision(LeaseGrant((), 2.0, "learner" if learner is None else waits_for))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), 1.0, "policy version"))
-    if accounts.book.prompts is None:
+    if accounts.slots.prompts is None:
         return Decision(LeaseGrant((), 1.0, "task"))
-    if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
+    if accounts.bad_prompts.are_all_aside(accounts.slots.prompts, now=now):
         return Decision(LeaseGrant((), 1.0, "prompts"))
     room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
-        for slot in accounts.book.open_slots.values()
+        for slot in accounts.slots.open_slots.values()
     )
     granted = min(wanted, room.groups, LEASES_PER_PEER - running)
-    slots = accounts.book.grant(
+    slots = accounts.slots.grant(
         sampler_id,
         granted,
         now=now,
-        is_aside=lambda prompt_index: accounts.prompts.is_aside(prompt_index, now=now),
+        is_aside=lambda prompt_index: accounts.bad_prompts.is_aside(prompt_index, now=now),
     )
     leases = tuple(
         PromptLease(
@@ -138,7 +138,7 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.prompts
+        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.bad_prompts
         transaction = Transaction(
             slots=slots,
             stored=stored,
@@ -152,7 +152,7 @@ def submission(
         return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
     if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
         return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
-    match accounts.book.standing(*parsed, sampler_id):
+    match accounts.slots.standing(*parsed, sampler_id):
         case Standing.NEVER_GRANTED:
             return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Standing.DUPLICATE:
@@ -167,14 +167,14 @@ def submission(
     if isinstance(group, RefusedError):
         problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
     else:
-        problem = objection(group, accounts.book.open_slots[parsed[0]], work, learner)
+        problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner)
         problem = problem or _unpublished(group, is_published)
     if problem is not None:
-        return say(*problem, slot=accounts.book.spent(*parsed))
+        return say(*problem, slot=accounts.slots.spent(*parsed))
     if accounts.load().untrained_groups >= buffer_groups:
         raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
     stored = StoredGroup(*parsed, sampler_id, now, data)
-    return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+    return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
 
 
 def sampler_joins(
@@ -193,7 +193,7 @@ def sampler_joins(
     if size is None:
         return Decision(None)
     # Where the task is another one, so are its prompts.
-    lifted = tuple(bad.prompt_index for bad in accounts.prompts.newest(len(accounts.prompts)))
+    lifted = tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
     return Decision(None, Transaction(task=size, lifted_prompts=lifted))
 
 
@@ -209,14 +209,14 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
     parsed = parse_group_id(judged.group_id)
     if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
         raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
-    before = accounts.book.open_slots.get(parsed[0])
+    before = accounts.slots.open_slots.get(parsed[0])
     match judged.verdict:
         case Verdict.ACCEPTED:
-            slot = accounts.book.accepted(*parsed)
+            slot = accounts.slots.accepted(*parsed)
         case Verdict.DUPLICATE:
-            slot = accounts.book.lost(*parsed)
+            slot = accounts.slots.lost(*parsed)
         case _:
-            slot = accounts.book.refused(*parsed)
+            slot = accounts.slots.refused(*parsed)
     attempt = slot.attempt(parsed[1]) if slot is not None else None
     if before is None or slot is None or attempt is None:
         return Decision(None)
@@ -227,8 +227,8 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
-    slots = accounts.book.expire(now)
-    bad = accounts.prompts.entries(slots, details={}, now=now)
+    slots = accounts.slots.expire(now)
+    bad = accounts.bad_prompts.entries(slots, details={}, now=now)
     return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
 
 

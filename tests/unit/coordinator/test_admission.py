@@ -61,7 +61,7 @@ def answer() -> RolloutGroup:
 def verdict(group: RolloutGroup) -> Verdict | None:
     desk = Desk()
     desk.lease()
-    found = objection(group, desk.accounts.book.open_slots[0], WORK, LEARNER)
+    found = objection(group, desk.accounts.slots.open_slots[0], WORK, LEARNER)
     return found[0] if found else None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import membership_client
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
 from node.clock import SystemClock
 from node.errors import STATUS_OF_REASON, Reason, RefusedError
 from node.identity.peer import Peer
@@ -107,7 +107,7 @@ class Peering:
         self.client = MembershipClient(
             self.channel,
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
-            state=PeerState(
+            reports=PeerReports(
                 held=lambda: HELD,
                 waits_for=lambda: "prompt lease",
                 metrics=lambda: (FAMILY,),

@@ -26,7 +26,7 @@ class Owed:
     credit_groups: int
 
 
-class DrainBook:
+class OutstandingRollouts:
     """The learner's side of the account."""
 
     def __init__(self, *, version: int, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:

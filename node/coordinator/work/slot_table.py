@@ -87,7 +87,7 @@ class Training:
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
-class SlotBook:
+class SlotTable:
     """All slots of a run: the open ones one by one, the settled ones as numbers."""
 
     def __init__(

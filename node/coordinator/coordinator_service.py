@@ -8,7 +8,7 @@ from typing import Final
 
 from node.clock import Clock
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import Roster
+from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.spool import Spool
 from node.errors import RefusedError
@@ -21,7 +21,7 @@ UPKEEP_S: Final = 1.0
 """How late an expiry, a silence or a metric may be seen; far below any of their terms."""
 
 
-class Hub:
+class CoordinatorService:
     """Serves until stopped; the ledger is closed when nobody can ask for it any more."""
 
     name = "coordinator"
@@ -30,7 +30,7 @@ class Hub:
         self,
         *,
         spool: Spool,
-        roster: Roster,
+        peers: Peers,
         store: ArtifactStore,
         published: Published,
         members: RpcServer,
@@ -40,7 +40,7 @@ class Hub:
     ) -> None:
         """Take everything over; ``enrolment`` is None where TLS is off."""
         self._spool = spool
-        self._roster = roster
+        self._peers = peers
         self._store = store
         self._published = published
         self._members = members
@@ -100,14 +100,14 @@ class Hub:
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
-        for member in self._roster.expire(now):
+        for member in self._peers.expire(now):
             logger.warning(
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        head = self._roster.head
+        head = self._peers.head
         self._spool.show_load()
-        self._metrics.show_peers(self._roster.rows(now), head=0 if head is None else head.number)
+        self._metrics.show_peers(self._peers.rows(now), head=0 if head is None else head.number)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
