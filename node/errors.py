@@ -36,14 +36,12 @@ class Reason(enum.StrEnum):
     NOT_JOINED = "not_joined"
     NAME_IN_USE = "name_in_use"
     FENCED = "fenced"
-    LEASE_LOST = "lease_lost"
     UNKNOWN_VERSION = "unknown_version"
     ROLLBACK = "rollback"
     LEDGER_BEHIND = "ledger_behind"
     BAD_SIGNATURE = "bad_signature"
     DAMAGED = "damaged"
     WRONG_BASE = "wrong_base"
-    STALE = "stale"
     DUPLICATE = "duplicate"
     BUSY = "busy"
     DRAINING = "draining"
@@ -67,14 +65,12 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.NOT_JOINED: "FAILED_PRECONDITION",
     Reason.NAME_IN_USE: "ALREADY_EXISTS",
     Reason.FENCED: "FAILED_PRECONDITION",
-    Reason.LEASE_LOST: "ABORTED",
     Reason.UNKNOWN_VERSION: "NOT_FOUND",
     Reason.ROLLBACK: "FAILED_PRECONDITION",
     Reason.LEDGER_BEHIND: "FAILED_PRECONDITION",
     Reason.BAD_SIGNATURE: "PERMISSION_DENIED",
     Reason.DAMAGED: "DATA_LOSS",
     Reason.WRONG_BASE: "FAILED_PRECONDITION",
-    Reason.STALE: "FAILED_PRECONDITION",
     Reason.DUPLICATE: "ALREADY_EXISTS",
     Reason.BUSY: "UNAVAILABLE",
     Reason.DRAINING: "UNAVAILABLE",

@@ -17,11 +17,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.interceptor import CountRefusal
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.until import run_until
 from node.weights.format.digests import version_root, words_digest
@@ -47,12 +48,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 0.25
 """How late it may be noticed that a fetch is not worth finishing."""
-
-
-class CountRefusal(Protocol):
-    """``NodeMetrics.count_refusal``."""
-
-    def __call__(self, *, service: str, reason: Reason) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

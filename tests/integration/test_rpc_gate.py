@@ -156,7 +156,7 @@ async def test_what_a_servicer_raises_by_mistake_is_logged_here_and_never_told_t
 
 async def test_a_refusal_from_inside_a_task_group_is_still_a_refusal(made: MadeRun) -> None:
     async def refuse() -> None:
-        raise RefusedError(Reason.STALE, "version 3 is too old")
+        raise RefusedError(Reason.FENCED, "version 3 is too old")
 
     async def refuse_in_a_group() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -166,7 +166,7 @@ async def test_a_refusal_from_inside_a_task_group_is_still_a_refusal(made: MadeR
     async with serving(made, servicer.add) as hub, learner_channel(made, hub) as channel:
         with pytest.raises(RefusedError, match="version 3") as refused, classified():
             await invoke(channel, KINDS["GetManifest"])
-        assert refused.value.reason is Reason.STALE
+        assert refused.value.reason is Reason.FENCED
 
 
 @pytest.mark.parametrize("path", [path for path in METHODS if METHODS[path].input_type.fields])

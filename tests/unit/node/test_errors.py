@@ -10,7 +10,7 @@ def test_every_refusal_has_a_grpc_status(reason: Reason) -> None:
 
 
 def test_a_refusal_says_what_and_how_to_mend_it() -> None:
-    assert str(RefusedError(Reason.STALE, "too old", fix="fetch again")) == "too old; fetch again"
+    assert str(RefusedError(Reason.FENCED, "too old", fix="fetch again")) == "too old; fetch again"
 
 
 def test_a_configuration_error_names_key_value_source_rule_and_fix() -> None:
