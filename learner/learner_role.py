@@ -35,7 +35,8 @@ from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepSettings
 from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
 from learner.training.training_state import TrainingState
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.enrolment.init_run import SIGNING_KEY_FILE
 from node.errors import StartupError

@@ -79,21 +79,38 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
 }
 """Name of the gRPC status each refusal travels as (names, so that this file needs no grpc)."""
 
-RETRYABLE: Final[frozenset[Reason]] = frozenset(
+PASSING: Final[frozenset[Reason]] = frozenset(
+    {Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.EXPIRED}
+)
+"""Reasons that pass by themselves: send the same again after a pause. A certificate that has expired by the
+hub's clock is among them, because that clock may be wrong: the one client that compares the clocks
+(``node.clients.membership_client``) ends the peer where both agree."""
+
+RETRYABLE: Final[frozenset[Reason]] = PASSING | {
+    Reason.NOT_JOINED,
+    Reason.NAME_IN_USE,
+    Reason.UNKNOWN_VERSION,
+}
+"""Reasons after which the same peer may succeed later: by waiting, joining or planning again."""
+
+FINAL: Final[frozenset[Reason]] = frozenset(
     {
-        Reason.BUSY,
-        Reason.DRAINING,
-        Reason.DISK,
-        Reason.DAMAGED,
-        Reason.NOT_JOINED,
-        Reason.NAME_IN_USE,
-        Reason.UNKNOWN_VERSION,
-        Reason.EXPIRED,
+        Reason.FOREIGN_RUN,
+        Reason.LAYOUT_MISMATCH,
+        Reason.TOKENIZER_MISMATCH,
+        Reason.TASK_MISMATCH,
+        Reason.FENCED,
+        Reason.ROLLBACK,
+        Reason.LEDGER_BEHIND,
+        Reason.WRONG_ROLE,
+        Reason.UNAUTHENTICATED,
+        Reason.BAD_SIGNATURE,
     }
 )
-"""Reasons after which the same peer may succeed later: by waiting, joining or planning again. A certificate
-that has expired by the hub's clock is among them, because that clock may be wrong: the one client that
-compares the clocks (``node.clients.membership_client``) ends the peer where both agree."""
+"""Reasons that waiting does not change: the peer's configuration, identity or history has to."""
+
+UNSENDABLE: Final[frozenset[Reason]] = frozenset({Reason.MALFORMED, Reason.OVER_LIMIT})
+"""Reasons that lie in the message itself: it will be refused again, another one may not."""
 
 
 class RefusedError(HeteroRLError):

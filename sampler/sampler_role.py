@@ -15,7 +15,8 @@ from typing import Final
 
 import torch
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer

@@ -10,13 +10,8 @@ from node.failure import FailedLease
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.channel import call
-from node.wire import (
-    failed_lease_to_wire,
-    group_to_wire,
-    lease_from_wire,
-    policy_version_to_wire,
-    verdict_from_wire,
-)
+from node.wire.policies import policy_version_to_wire
+from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_from_wire, verdict_from_wire
 
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""

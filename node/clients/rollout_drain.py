@@ -18,7 +18,7 @@ from node.errors import RETRYABLE, Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
-from node.wire import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
+from node.wire.rollouts import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
 
 logger = logging.getLogger(__name__)
 

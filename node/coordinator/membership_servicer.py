@@ -17,20 +17,18 @@ from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role, RunSettings, RunStatus
-from node.wire import (
+from node.wire.members import (
     metric_families_from_wire,
-    policy_version_from_wire,
-    policy_version_to_wire,
     revocations_to_wire,
     role_from_wire,
     run_status_to_wire,
     settings_to_wire,
     step_report_from_wire,
-    verdict_to_wire,
 )
+from node.wire.policies import policy_version_from_wire, policy_version_to_wire
+from node.wire.rollouts import group_verdict_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +206,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             received_at_s=received_at_s,
             head=None if answer.head is None else policy_version_to_wire(answer.head),
             lost_lease_ids=lost,
-            verdicts=map(_verdict_to_wire, answer.verdicts),
+            verdicts=map(group_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
             revocations=self._revocations_for(peer, request.revocations_digest),
@@ -270,9 +268,3 @@ def _prompts(request: membership_pb2.JoinRequest) -> int:
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
     return policy_version_from_wire(request.held) if request.HasField("held") else None
-
-
-def _verdict_to_wire(judgement: GroupVerdict) -> membership_pb2.GroupVerdict:
-    return membership_pb2.GroupVerdict(
-        group_id=judgement.group_id, verdict=verdict_to_wire(judgement.verdict), detail=judgement.detail
-    )

@@ -18,11 +18,11 @@ from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.serving.submitter import submitter
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire import (
+from node.wire.policies import policy_version_from_wire
+from node.wire.rollouts import (
     failed_lease_from_wire,
     group_from_wire,
     lease_to_wire,
-    policy_version_from_wire,
     step_record_from_wire,
     verdict_from_wire,
     verdict_to_wire,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import RelayRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -130,7 +131,7 @@ async def build(context: RoleContext) -> list[Service]:
     metrics.watch(head=head_number, spooled=lambda: len(spool))
     membership = MembershipClient(
         control,
-        Member(run_id, Role.RELAY, layout_digest=b"", tokenizer_digest=b""),
+        Member(run_id, Role.RELAY),
         reports=PeerReports(
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,

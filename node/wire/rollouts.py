@@ -10,13 +10,14 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from heterorl.v1 import common_pb2, rollout_pb2
+from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
 from node.failure import FAULTS, FailedLease, Failure, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    GroupVerdict,
     LogprobMode,
     PromptLease,
     RolloutGroup,
@@ -68,6 +69,18 @@ def verdict_from_wire(verdict: common_pb2.Verdict.ValueType) -> Verdict:
     if verdict not in _VERDICTS_BACK:
         raise RefusedError(Reason.MALFORMED, f"verdict {verdict} is not one this version knows")
     return _VERDICTS_BACK[verdict]
+
+
+def group_verdict_to_wire(verdict: GroupVerdict) -> membership_pb2.GroupVerdict:
+    return membership_pb2.GroupVerdict(
+        group_id=verdict.group_id, verdict=verdict_to_wire(verdict.verdict), detail=verdict.detail
+    )
+
+
+def group_verdict_from_wire(
+    message: membership_pb2.GroupVerdict | rollout_pb2.GroupJudgement,
+) -> GroupVerdict:
+    return GroupVerdict(message.group_id, verdict_from_wire(message.verdict), message.detail)
 
 
 def failed_lease_to_wire(lease: FailedLease) -> rollout_pb2.FailedLease:

@@ -19,7 +19,8 @@ from learner import learner_role
 from learner.config import LearnerConfig
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import load_policy
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerReports
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection

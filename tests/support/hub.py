@@ -30,7 +30,8 @@ from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire import group_to_wire, role_to_wire
+from node.wire.members import role_to_wire
+from node.wire.rollouts import group_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun

@@ -11,7 +11,7 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.rollout import DeliveredGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
-from node.wire import delivered_group_to_wire, step_record_from_wire, verdict_from_wire
+from node.wire.rollouts import delivered_group_to_wire, step_record_from_wire, verdict_from_wire
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):

@@ -22,7 +22,7 @@ from typing import Final
 
 from heterorl.v1 import policy_pb2
 from node import limits
-from node.errors import Reason, RefusedError
+from node.errors import PASSING, Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -38,12 +38,9 @@ from node.weights.transfer.ranges import LyingSourceError, PutFrame, Range, Tran
 from node.weights.transfer.retries import Attempts
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
-
-_PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.EXPIRED})
-"""Refusals that pass while the plan stays right."""
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
@@ -359,13 +356,13 @@ class Fetcher:
         reason = error.reason if isinstance(error, RefusedError) else None
         if reason is Reason.UNKNOWN_VERSION:
             self._sources.lacks(name, key)
-        elif reason in (None, *_PASSING):
+        elif reason in (None, *PASSING):
             fault = Fault.LIED if isinstance(error, LyingSourceError) else Fault.LOST
             self._sources.fault(name, fault, str(error))
         else:
             self._sources.fault(name, Fault.LIED, str(error))
         has_other = any(other != name for other in self._sources.candidates(key))
-        passes = has_other or reason in (None, *_PASSING)
+        passes = has_other or reason in (None, *PASSING)
         await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
 
     async def _read(

@@ -7,15 +7,9 @@ from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
-from node.wire import (
-    announcement_from_wire,
-    announcement_to_wire,
-    artifact_key_from_wire,
-    artifact_key_to_wire,
+from node.wire.members import (
     metric_families_from_wire,
     metric_families_to_wire,
-    policy_version_from_wire,
-    policy_version_to_wire,
     revocations_from_wire,
     revocations_to_wire,
     role_from_wire,
@@ -23,6 +17,14 @@ from node.wire import (
     run_status_to_wire,
     settings_from_wire,
     settings_to_wire,
+)
+from node.wire.policies import (
+    announcement_from_wire,
+    announcement_to_wire,
+    artifact_key_from_wire,
+    artifact_key_to_wire,
+    policy_version_from_wire,
+    policy_version_to_wire,
 )
 from support.groups import SAMPLING
 
