@@ -22,7 +22,7 @@ from node.run import StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
 from node.wire.members import metric_families_to_wire, revocations_from_wire, step_report_to_wire
-from node.wire.policies import policy_version_to_wire
+from node.wire.policies import optional_version_to_wire
 from node.wire.rollouts import group_verdict_from_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0
@@ -133,13 +133,12 @@ class Heartbeats:
             await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
 
     def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
-        held = self._reports.held()
         step = self._reports.step_report()
         revocations = self._reports.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
-            held=None if held is None else policy_version_to_wire(held),
+            held=optional_version_to_wire(self._reports.held()),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
             metrics=metric_families_to_wire(self._reports.metrics()),

@@ -25,7 +25,7 @@ from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings
 from node.until import run_until
 from node.wire.members import role_to_wire, settings_from_wire
-from node.wire.policies import policy_version_to_wire
+from node.wire.policies import optional_version_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,6 @@ class MembershipClient:
         logger.info("joined", extra={"task": self._settings.task, "joins": self._joins})
 
     async def _call_join(self) -> RunSettings:
-        held = self._held()
         request = membership_pb2.JoinRequest(
             run_id=self._member.run_id,
             role=role_to_wire(self._member.role),
@@ -187,7 +186,7 @@ class MembershipClient:
             layout_digest=self._member.layout_digest,
             tokenizer_digest=self._member.tokenizer_digest,
             learner_epoch=self._member.learner_epoch,
-            held=None if held is None else policy_version_to_wire(held),
+            held=optional_version_to_wire(self._held()),
             vocabulary_size=self._member.vocabulary_size,
             instance=self._instance,
             prompts=self._prompts,

@@ -21,7 +21,7 @@ from node.run import StepRecord
 class Owed:
     """What is to be said to the hub now, in this order."""
 
-    judgements: tuple[GroupVerdict, ...]
+    verdicts: tuple[GroupVerdict, ...]
     steps: tuple[StepRecord, ...]
     credit_groups: int
 

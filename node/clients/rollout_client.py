@@ -11,7 +11,7 @@ from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.channel import call
 from node.wire.policies import policy_version_to_wire
-from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_from_wire, verdict_from_wire
+from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_grant_from_wire, verdict_from_wire
 
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""
@@ -30,11 +30,7 @@ class SamplerRolloutClient:
         """Take up to ``max_leases`` leases, to be sampled with ``held`` or newer."""
         request = rollout_pb2.LeasePromptsRequest(max_leases=max_leases, held=policy_version_to_wire(held))
         response = await call(self._stub.LeasePrompts, request, timeout_s=CONTROL_TIMEOUT_S)
-        return LeaseGrant(
-            tuple(lease_from_wire(lease) for lease in response.leases),
-            max(0.0, response.retry_after_s),
-            response.waits_for,
-        )
+        return lease_grant_from_wire(response)
 
     async def release(self, lease_ids: Sequence[str], failed: Sequence[FailedLease] = ()) -> int:
         """Give leases back, unbegun or ``failed``; answers how many of them were held."""

@@ -18,7 +18,7 @@ from node.errors import RETRYABLE, Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
-from node.wire.rollouts import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
+from node.wire.rollouts import delivered_group_from_wire, judgement_to_wire, step_record_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +179,7 @@ class RolloutDrain:
 
 def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:
     messages = [
-        rollout_pb2.DrainRolloutsRequest(
-            judgement=rollout_pb2.GroupJudgement(
-                group_id=judgement.group_id,
-                verdict=verdict_to_wire(judgement.verdict),
-                detail=judgement.detail,
-            )
-        )
-        for judgement in owed.judgements
+        rollout_pb2.DrainRolloutsRequest(judgement=judgement_to_wire(verdict)) for verdict in owed.verdicts
     ]
     messages += [rollout_pb2.DrainRolloutsRequest(step=step_record_to_wire(step)) for step in owed.steps]
     if owed.credit_groups:

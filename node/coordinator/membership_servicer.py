@@ -27,7 +27,7 @@ from node.wire.members import (
     settings_to_wire,
     step_report_from_wire,
 )
-from node.wire.policies import policy_version_from_wire, policy_version_to_wire
+from node.wire.policies import optional_version_from_wire, optional_version_to_wire, policy_version_to_wire
 from node.wire.rollouts import group_verdict_to_wire
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,
             received_at_s=received_at_s,
-            head=None if answer.head is None else policy_version_to_wire(answer.head),
+            head=optional_version_to_wire(answer.head),
             lost_lease_ids=lost,
             verdicts=map(group_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
@@ -267,4 +267,4 @@ def _prompts(request: membership_pb2.JoinRequest) -> int:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return policy_version_from_wire(request.held) if request.HasField("held") else None
+    return optional_version_from_wire(request, "held")

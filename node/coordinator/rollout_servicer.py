@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
@@ -12,24 +13,25 @@ from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.serving.submitter import submitter
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.policies import policy_version_from_wire
+from node.wire.policies import optional_version_from_wire
 from node.wire.rollouts import (
     failed_lease_from_wire,
     group_from_wire,
-    lease_to_wire,
+    group_verdict_from_wire,
+    lease_grant_to_wire,
     step_record_from_wire,
-    verdict_from_wire,
     verdict_to_wire,
 )
 
 HELLO_TIMEOUT_S: Final = 15.0
 """A drain stream without its hello by then is a peer that hangs."""
+
+_DETAIL_CHARACTERS: Final = 1000
 
 HELD_GROUPS: Final = 65_536
 """Groups a learner may say it holds: the largest buffer there is."""
@@ -53,15 +55,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             raise RefusedError(
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
             )
-        held: PolicyVersion | None = None
-        if request.HasField("held"):
-            held = policy_version_from_wire(request.held)
-        grant = await self._spool.lease(peer.node_id, request.max_leases, held)
-        return rollout_pb2.LeasePromptsResponse(
-            leases=map(lease_to_wire, grant.leases),
-            retry_after_s=grant.retry_after_s,
-            waits_for=grant.waits_for,
-        )
+        held = optional_version_from_wire(request, "held")
+        return lease_grant_to_wire(await self._spool.lease(peer.node_id, request.max_leases, held))
 
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
@@ -143,9 +138,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "credit":
                     drain.add_credits(request.credit.groups)
                 case "judgement":
-                    said = request.judgement
-                    verdict = verdict_from_wire(said.verdict)
-                    await self._spool.judge(GroupVerdict(said.group_id, verdict, said.detail[:1000]))
+                    judged = group_verdict_from_wire(request.judgement)
+                    await self._spool.judge(replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS]))
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
                 case other:

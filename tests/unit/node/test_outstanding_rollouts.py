@@ -31,7 +31,7 @@ def test_a_refused_group_makes_room_at_once() -> None:
     outstanding.delivered("1.1")
     outstanding.judged(GroupVerdict("1.1", Verdict.STALE, "7 versions"))
     owed = outstanding.take_owed()
-    assert owed.judgements == (GroupVerdict("1.1", Verdict.STALE, "7 versions"),)
+    assert owed.verdicts == (GroupVerdict("1.1", Verdict.STALE, "7 versions"),)
     assert owed.credit_groups == 1
 
 
@@ -44,7 +44,7 @@ def test_what_may_have_been_lost_is_said_again_on_the_next_stream() -> None:
     outstanding.take_owed()
     outstanding.connected()
     owed = outstanding.take_owed()
-    assert owed.judgements == (GroupVerdict("1.1", Verdict.ACCEPTED),)
+    assert owed.verdicts == (GroupVerdict("1.1", Verdict.ACCEPTED),)
     assert owed.credit_groups == 1
     assert outstanding.held_group_ids == ("1.1", "2.1")
 
@@ -94,7 +94,7 @@ def test_a_group_that_was_trained_on_before_its_acceptance_was_said_is_said_to_b
     outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
     outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
     owed = outstanding.take_owed()
-    assert (owed.judgements, [step.version for step in owed.steps]) == ((), [1])
+    assert (owed.verdicts, [step.version for step in owed.steps]) == ((), [1])
 
 
 def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
@@ -103,10 +103,10 @@ def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
     outstanding.delivered("2.1")
     outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
     outstanding.stepped(StepRecord(1, ("2.1",), (0,)))
-    assert (len((owed := outstanding.take_owed()).judgements), len(owed.steps)) == (1, 1)
-    assert ((owed := outstanding.take_owed()).judgements, owed.steps) == ((), ())
+    assert (len((owed := outstanding.take_owed()).verdicts), len(owed.steps)) == (1, 1)
+    assert ((owed := outstanding.take_owed()).verdicts, owed.steps) == ((), ())
     outstanding.connected()
-    assert outstanding.take_owed().judgements == ()
+    assert outstanding.take_owed().verdicts == ()
 
 
 def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None:
@@ -115,7 +115,7 @@ def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None
     outstanding.delivered("1.1")
     outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
     outstanding.connected()
-    assert outstanding.take_owed().judgements == ()
+    assert outstanding.take_owed().verdicts == ()
     assert outstanding.held_group_ids == ()
     assert outstanding.delivered("1.1")
 
