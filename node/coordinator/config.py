@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from node import limits
 from node.config.settings import Address
-from node.coordinator.work.buffer_room import Bounds
+from node.coordinator.work.capacity import Bounds
 from node.rollout import SamplingParameters
 
 

@@ -18,7 +18,7 @@ from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.buffer_room import Work
+from node.coordinator.work.group_check import Work
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment import EnrolmentServicer
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE

@@ -20,8 +20,9 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.buffer_room import Bounds, Capacity, Learner, Work, capacities, capacity
+from node.coordinator.work.capacity import Bounds, Capacity, capacities, capacity
 from node.coordinator.work.decisions import NOTHING, Decision, Submitted
+from node.coordinator.work.group_check import Learner, Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.slots import Slot, SlotState
 from node.coordinator.work.version_log import Announced

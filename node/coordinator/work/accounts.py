@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.coordinator.work.bad_prompts import BadPrompts
-from node.coordinator.work.buffer_room import Learner, Load
+from node.coordinator.work.capacity import Load
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
+from node.coordinator.work.group_check import Learner
 from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.buffer_room import Bounds, Learner, Work, capacity, objection
+from node.coordinator.work.capacity import Bounds, capacity
+from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
@@ -167,8 +168,7 @@ def submission(
     if isinstance(group, RefusedError):
         problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
     else:
-        problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner)
-        problem = problem or _unpublished(group, is_published)
+        problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
     if problem is not None:
         return say(*problem, slot=accounts.slots.spent(*parsed))
     if accounts.load().untrained_groups >= buffer_groups:
@@ -230,28 +230,3 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     slots = accounts.slots.expire(now)
     bad = accounts.bad_prompts.entries(slots, details={}, now=now)
     return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
-
-
-def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:
-    """Check that a peer has the run's model.
-
-    Raises:
-        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
-    """
-    for what, reason, theirs, ours in (
-        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
-        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
-    ):
-        if theirs != ours:
-            raise RefusedError(
-                reason,
-                f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
-                fix="give every peer the same model directory",
-            )
-
-
-def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:
-    for version in sorted({group.oldest_version, group.newest_version}):
-        if not is_published(version):
-            return Verdict.FOREIGN, f"version {version} was never published"
-    return None

@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.buffer_room import Learner
-from node.coordinator.work.decisions import Decision, check_model
+from node.coordinator.work.decisions import Decision
 from node.coordinator.work.generations import missing_versions
+from node.coordinator.work.group_check import Learner, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict
