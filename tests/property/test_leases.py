@@ -12,7 +12,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.slot_table import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
+from node.coordinator.work.retries import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
 from node.coordinator.work.slots import SETTLED, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.slots import parse_group_id
+from node.coordinator.work.slots import slot_and_attempt
 from node.failure import FailedLease, Failure
 
 
@@ -30,7 +30,7 @@ def release(
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
     faults, details = [], {}
     for lease in failed:
-        number, _ = parse_group_id(lease.lease_id) or (-1, 0)
+        number, _ = slot_and_attempt(lease.lease_id)
         entry = accounts.slots.open_slots.get(number)
         is_last = entry is not None and entry.prompt_index in accounts.bad_prompts
         slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)

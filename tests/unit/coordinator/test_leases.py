@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.slot_table import (
+from node.coordinator.work.retries import (
     FINAL_FAULTS,
     FIRST_RETRY_S,
     MAX_ATTEMPTS,
     MAX_FAULTS,
     SAME_SAMPLER_S,
-    Standing,
 )
+from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
