@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import spool as spool_module
+from node.coordinator import transactions
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
@@ -103,7 +103,7 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_spool(path) as (spool, ledger, _):
-        monkeypatch.setattr(spool_module, "WAITING_TRANSACTIONS", 2)
+        monkeypatch.setattr(transactions, "WAITING_TRANSACTIONS", 2)
         ledger.gate = asyncio.Event()
         waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -153,10 +153,10 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         assert slot is not None
         await spool.judge(GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
-        assert await spool._read(slot) is None
+        assert await spool._transactions.read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.2")
-        assert await spool._read(slot) is None
+        assert await spool._transactions.read(slot) is None
         drain.put_back_credit()
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)

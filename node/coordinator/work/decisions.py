@@ -1,7 +1,7 @@
-"""What the coordinator decides about work: each decision is a transaction to be and an answer; pure.
+"""What the coordinator decides about work: each decision is an answer and a transaction; pure.
 
-The spool takes a decision, puts its transaction on disk, adds it to the accounts, and only then
-gives the answer. A decision that raises has changed nothing.
+``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
+returns the answer. A decision that raises has changed nothing.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Bounds, capacity
+from node.coordinator.work.capacity import Bounds, Capacity, capacity
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
@@ -42,11 +42,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whom a judgement concerns."""
+    """Whose group a verdict is about."""
 
     sampler_id: str
-    delivered_since_s: float | None
-    """Unix seconds when the group was spooled; None where it was judged before."""
+    spooled_at_s: float | None
+    """Unix seconds; None where the group was judged before."""
 
 
 def lease(
@@ -60,27 +60,22 @@ def lease(
     ttl_s: float,
     now: float,
 ) -> Decision[LeaseGrant]:
-    """LeaseGrant as many of ``wanted`` leases as every bound allows.
+    """Grant as many of ``wanted`` leases as every bound allows.
 
-    None before the learner has confirmed that the ledger lacks nothing: an older one would lease slots
-    again that were trained on. A sampler whose policy is older than the staleness bound gets nothing:
-    what it began now would be stale when done.
+    Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
+    lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
+    nothing: what it began now would be stale when done.
     """
-    learner = accounts.learner
-    if learner is None or (waits_for := unconfirmed(accounts)):
-        return Decision(LeaseGrant((), 2.0, "learner" if learner is None else waits_for))
+    learner, free = accounts.learner, room(accounts, bounds, now=now)
+    if learner is None or free.bound == _unconfirmed(accounts):
+        return Decision(LeaseGrant((), 2.0, free.bound))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), 1.0, "policy version"))
-    if accounts.slots.prompts is None:
-        return Decision(LeaseGrant((), 1.0, "task"))
-    if accounts.bad_prompts.are_all_aside(accounts.slots.prompts, now=now):
-        return Decision(LeaseGrant((), 1.0, "prompts"))
-    room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.slots.open_slots.values()
     )
-    granted = min(wanted, room.groups, LEASES_PER_PEER - running)
+    granted = min(wanted, free.groups, LEASES_PER_PEER - running)
     slots = accounts.slots.grant(
         sampler_id,
         granted,
@@ -101,11 +96,23 @@ def lease(
     )
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), Transaction(slots=slots))
-    bound = room.bound if len(leases) == granted else "prompts"
+    bound = free.bound if len(leases) == granted else "prompts"
     return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
 
 
-def unconfirmed(accounts: Accounts) -> str:
+def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:
+    """Return how many groups may be leased now."""
+    if waits_for := _unconfirmed(accounts):
+        return Capacity(0, waits_for)
+    prompts = accounts.slots.prompts
+    if prompts is None:
+        return Capacity(0, "task")
+    if accounts.bad_prompts.are_all_aside(prompts, now=now):
+        return Capacity(0, "prompts")
+    return capacity(bounds, accounts.load())
+
+
+def _unconfirmed(accounts: Accounts) -> str:
     """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
     if accounts.gap:
         return "ledger"
@@ -124,7 +131,7 @@ def submission(
     buffer_groups: int,
     now: float,
 ) -> Decision[Submitted]:
-    """Say what becomes of a group that a sampler hands in under the id ``name``.
+    """Decide what becomes of a group that a sampler submits under the id ``name``.
 
     Args:
         group: As decoded, or why it could not be.
@@ -180,7 +187,7 @@ def submission(
 def sampler_joins(
     accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
 ) -> Decision[None]:
-    """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+    """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
 
     Raises:
         RefusedError: TASK_MISMATCH.
@@ -200,15 +207,18 @@ def sampler_joins(
 def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
     """Take the learner's verdict; the answer is None where nothing changes.
 
-    DUPLICATE says that the learner has trained on the group before, and the ledger does not know of
-    it: the slot is lost, and neither delivered nor leased again.
+    DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
+    slot is lost, and neither delivered nor leased again.
 
     Raises:
         RefusedError: MALFORMED; the verdict is not the learner's to give.
     """
     parsed = parse_group_id(judged.group_id)
     if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
-        raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"the learner cannot give group {judged.group_id[:100]!r} the verdict {judged.verdict}",
+        )
     before = accounts.slots.open_slots.get(parsed[0])
     match judged.verdict:
         case Verdict.ACCEPTED:
