@@ -106,7 +106,7 @@ class MembershipClient:
         return self._heartbeats.longest_lag_versions
 
     async def tell_prompts(self, prompts: int) -> None:
-        """Say how many prompts the run's task has here, now and at every join to come.
+        """Report how many prompts the run's task has here, now and at every later join.
 
         Raises:
             RefusedError: For a reason in ``FINAL``: the run's task has another number.
@@ -124,7 +124,7 @@ class MembershipClient:
             await backoff.wait()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Stay a member until ``stopping``, then say so.
+        """Stay a member until ``stopping``, then leave.
 
         Raises:
             RefusedError: For a reason in ``FINAL``; EXPIRED, if this peer's certificate has expired by the

@@ -1,7 +1,7 @@
 """The learner's half of DrainRollouts: a stream that reconnects for ever.
 
-Decisions are in ``node.clients.outstanding_rollouts``; this is the shell: one writer that says what is owed
-whenever something is, one reader that takes groups and acknowledgements.
+Decisions are in ``outstanding_rollouts``. This is the shell: one writer that sends what is owed whenever
+something is, one reader that receives groups and acknowledgements.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ _Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.
 
 
 class RolloutDrain:
-    """A service that fills ``groups`` and tells the hub what became of them.
+    """A service that fills ``groups`` and reports what became of them.
 
-    Call ``judge`` and ``record`` from the event loop's thread. ``groups`` holds at most
-    ``capacity_groups``: the hub sends no more than there is room for.
+    Call ``judge`` and ``record`` from the event loop's thread. ``groups`` holds at most ``capacity_groups``:
+    the coordinator sends no more than there is room for.
     """
 
     name = "rollout drain"
@@ -64,31 +64,31 @@ class RolloutDrain:
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
-        """Step records the hub may not have: part of every checkpoint."""
+        """Step records the coordinator may not have: part of every checkpoint."""
         return self._outstanding.unacknowledged
 
     def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
-        """Say what became of a delivered group."""
+        """Report what became of a delivered group."""
         self._outstanding.judged(GroupVerdict(group_id, verdict, detail))
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
-        """Say which groups a step consumed; the step must be durable already."""
+        """Report which groups a step consumed; the step must be durable already."""
         self._outstanding.stepped(step)
         self._something_owed.set()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Drain until ``stopping``, then until the hub has acknowledged every record.
+        """Receive groups until ``stopping``, then wait until the coordinator has acknowledged every record.
 
-        The daemon's drain timeout bounds the second part: a record the hub has not
-        acknowledged is in the checkpoint and is said again at the next start.
+        The daemon's drain timeout bounds the second part: a record that is not acknowledged is in the
+        checkpoint, and is sent again at the next start.
 
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
 
         Raises:
-            RefusedError: the coordinator's answer is final: another learner has taken over, this one is
-                behind; or the ledger is behind, and this is to stop.
+            RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
+                behind; or the ledger is behind while ``stopping``.
         """
         ready()
         while not stopping.is_set() or self._outstanding.unacknowledged:
@@ -115,8 +115,8 @@ class RolloutDrain:
         self._outstanding.connected()
         reader = asyncio.create_task(self._read(call, stopping))
         writer = asyncio.create_task(self._write(call))
-        settled = asyncio.create_task(self._settled(stopping))
-        tasks = (reader, writer, settled)
+        acknowledged = asyncio.create_task(self._all_acknowledged(stopping))
+        tasks = (reader, writer, acknowledged)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -168,9 +168,11 @@ class RolloutDrain:
         except RefusedError as refused:
             self.judge(group_id, Verdict.MALFORMED, str(refused))
         except asyncio.QueueFull:
-            raise ConnectionLost(f"the hub sent group {group_id} beyond the learner's credits") from None
+            raise ConnectionLost(
+                f"the coordinator sent group {group_id} beyond the learner's credits"
+            ) from None
 
-    async def _settled(self, stopping: asyncio.Event) -> None:
+    async def _all_acknowledged(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         while self._outstanding.unacknowledged:
             self._acknowledgement.clear()

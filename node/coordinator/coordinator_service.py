@@ -18,7 +18,7 @@ from node.weights.store.artifact_store import ArtifactStore
 logger = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 1.0
-"""How late an expiry, a silence or a metric may be seen; far below any of their terms."""
+"""How late an expiry, a silence or a metric may be noticed; far below any of their terms."""
 
 
 class CoordinatorService:
@@ -38,7 +38,7 @@ class CoordinatorService:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Take everything over; ``enrolment`` is None where TLS is off."""
+        """Own all of it; ``enrolment`` is None where TLS is off."""
         self._spool = spool
         self._peers = peers
         self._store = store
@@ -69,13 +69,13 @@ class CoordinatorService:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_up(stopping))
                     await _start(servers, tasks, stopping)
-                    self._say_where()
+                    logger.info(
+                        "serving",
+                        extra={"listen": self.address, "enrolment_listen": self.enrolment_address},
+                    )
                     ready()
         finally:
             await self._spool.close()
-
-    def _say_where(self) -> None:
-        logger.info("serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address})
 
     async def _keep_up(self, stopping: asyncio.Event) -> None:
         stopped = asyncio.create_task(stopping.wait())
@@ -91,7 +91,7 @@ class CoordinatorService:
             stopped.cancel()
 
     async def _take_stock(self) -> None:
-        """Do whatever time alone makes necessary."""
+        """Do what time alone makes necessary."""
         now = self._clock.now()
         try:
             announced = await asyncio.to_thread(self._published.unlogged)

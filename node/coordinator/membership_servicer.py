@@ -1,4 +1,4 @@
-"""MembershipService at the coordinator: the edge between the wire and peers and spool."""
+"""MembershipService at the coordinator: translates between the wire and ``Peers`` and ``Spool``."""
 
 import asyncio
 import logging
@@ -36,17 +36,17 @@ _VERSION_CHARACTERS: Final = 50
 _INSTANCE_CHARACTERS: Final = 64
 
 BAD_PROMPTS_SHOWN: Final = 50
-"""Of the newest, in the state of the run; how many there are is told as well."""
+"""Newest bad prompts in the state of the run; it says how many there are, too."""
 
 _PROMPTS: Final = 1 << 40
 """As many as ``coordinator.prompts`` may be."""
 
 CUT_NOTICE_S: Final = 0.2
-"""Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
+"""Longer than gRPC takes to report a cut stream, shorter than a leaving peer waits for its answer."""
 
 
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
-    """Lets peers in, hears their heartbeats, tells how the run goes."""
+    """Admits peers, answers their heartbeats, returns the state of the run."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         """Serve.
 
         Args:
-            settings: The run's; their head is filled in for each answer.
+            settings: The run's; the head is filled in for each answer.
             configured_prompts: ``coordinator.prompts``; None: unset.
         """
         self._configured_prompts = configured_prompts
@@ -77,7 +77,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def Join(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.JoinRequest, context: Context
     ) -> membership_pb2.JoinResponse:
-        """Let a peer in that has the run's model."""
+        """Admit a peer that has the run's model."""
         peer = peer_of(context)
         if request.run_id != self._run_id:
             raise RefusedError(
@@ -125,7 +125,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
         context: Context,
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
-        """Answer each heartbeat; a stream that its peer ends in good order means that the peer leaves."""
+        """Answer each heartbeat; a peer that ends its stream in good order leaves the run."""
         peer = peer_of(context)
         stream, has_heard = object(), False
         try:
@@ -133,12 +133,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 with _twins_logged(peer, context):
                     answer = self._answer(peer, request, has_heard=has_heard)
                 if not has_heard:
-                    # Not before: a stream that is refused does not take the place of one that goes on.
+                    # Only now: a stream that is refused does not take the place of one that goes on.
                     self._streams[peer] = stream
                 yield answer
                 has_heard = True
             self._disconnected(peer, stream)
-            # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
+            # To gRPC a stream that was cut ends like any other; it cancels this task a moment later.
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
             if self._streams.get(peer) is stream:
@@ -152,11 +152,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def GetStatus(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.GetStatusRequest, context: Context
     ) -> membership_pb2.GetStatusResponse:
-        """Tell how the run goes."""
+        """Return the state of the run."""
         return run_status_to_wire(self.status())
 
     def status(self) -> RunStatus:
-        """Give the state of the run; every count is the ledger's."""
+        """Return the state of the run; every count is the ledger's."""
         accounts, capacity, now = self._spool.accounts, self._spool.capacity, self._clock.now()
         learner = accounts.learner
         return RunStatus(
@@ -187,7 +187,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._check_not_fenced(peer)
         if len(request.running_lease_ids) > LEASES_PER_PEER:
             raise RefusedError(
-                Reason.OVER_LIMIT, f"a heartbeat that names {len(request.running_lease_ids)} leases"
+                Reason.OVER_LIMIT,
+                f"a heartbeat names {len(request.running_lease_ids)} leases, allowed are {LEASES_PER_PEER}",
             )
         heartbeat = HeartbeatReport(
             held=_held(request),

@@ -1,4 +1,4 @@
-"""RolloutService at the hub: the edge between the wire and the spool."""
+"""RolloutService at the coordinator: translates between the wire and the spool."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,16 +29,16 @@ from node.wire.rollouts import (
 )
 
 HELLO_TIMEOUT_S: Final = 15.0
-"""A drain stream without its hello by then is a peer that hangs."""
+"""A learner that has not sent its hello by then hangs."""
 
 _DETAIL_CHARACTERS: Final = 1000
 
 HELD_GROUPS: Final = 65_536
-"""Groups a learner may say it holds: the largest buffer there is."""
+"""Groups a learner may hold: the largest buffer there is."""
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    """Hands out work, takes groups in, and hands them on."""
+    """Leases prompts, takes groups in, and delivers them to the learner."""
 
     def __init__(self, spool: Spool, peers: Peers, *, metrics: TransferMetrics) -> None:
         self._spool = spool
@@ -61,10 +61,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
     ) -> rollout_pb2.ReleaseLeasesResponse:
-        """Take leases back."""
+        """Take leases back, and count the attempts that failed."""
         named = len(request.lease_ids) + len(request.failed)
         if named > LEASES_PER_PEER:
-            raise RefusedError(Reason.OVER_LIMIT, f"{named} leases to give back")
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"{named} leases to release, at most {LEASES_PER_PEER} are allowed"
+            )
         released = await self._spool.release(
             peer_of(context).node_id,
             tuple(request.lease_ids),
@@ -75,7 +77,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
-        """Take a group; a group that breaks a rule has a verdict, not an error."""
+        """Take a group in; one that breaks a rule has a verdict, not an error."""
         group: RolloutGroup | RefusedError
         try:
             group = group_from_wire(request.group)
@@ -99,7 +101,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest],
         context: Context,
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
-        """Deliver groups and acknowledgements while a second task hears the learner."""
+        """Send groups and acknowledgements while a second task listens to the learner."""
         drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))
         listener = asyncio.create_task(self._listen(request_iterator, drain))
         listener.add_done_callback(lambda _: drain.end())
@@ -117,7 +119,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> DrainStream:
         if len(hello.held_group_ids) > HELD_GROUPS:
-            raise RefusedError(Reason.OVER_LIMIT, f"a learner that holds {len(hello.held_group_ids)} groups")
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a learner that holds {len(hello.held_group_ids)} groups, at most {HELD_GROUPS} are allowed",
+            )
         return await self._spool.open_drain(
             Hello(
                 node_id,
@@ -143,7 +148,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
                 case other:
-                    raise RefusedError(Reason.MALFORMED, f"{other or 'nothing'} in mid-stream")
+                    raise RefusedError(
+                        Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
+                    )
 
 
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
