@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clock import Clock, SystemClock
 from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
@@ -74,7 +75,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
         client = MembershipClient(
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
-            state=PeerState(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),
             clock=clock,
             backoff=Backoff(lambda: 0.5, cap_s=0.5),
@@ -209,7 +210,9 @@ async def test_a_hub_that_is_away_says_nothing_of_clocks(
     async with serving(made, every_service) as hub:
         address = hub.address
     async with membership(made.sampler, address, SystemClock()):
-        await until(lambda: any("connection to the hub lost" in r.getMessage() for r in caplog.records))
+        await until(
+            lambda: any("connection to the coordinator lost" in r.getMessage() for r in caplog.records)
+        )
     assert disagreements(caplog) == []
 
 
