@@ -139,7 +139,7 @@ def kept_name(state_dir: Path, *, role: Role) -> str:
     """
     path = state_dir / NAME_FILE
     try:
-        name = path.read_text(encoding="ascii").strip()
+        name = path.read_text(encoding="ascii", errors="replace").strip()
     except FileNotFoundError:
         name = f"{role}-{secrets.token_hex(4)}"
         make_private_directory(state_dir)
