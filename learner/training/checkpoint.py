@@ -198,6 +198,6 @@ def _digest(path: Path) -> str:
 def _damaged(path: Path, what: str) -> StartupError:
     return StartupError(
         f"checkpoint {path} is damaged: {what}",
-        fix="Restore the directory from a copy. Going back to an older one would make its next version "
-        "number twice; begin a new run with it instead",
+        fix="Restore the directory from a copy. Do not go back to an older checkpoint, whose next version "
+        "number is in use already; begin a new run with it instead",
     )
