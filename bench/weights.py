@@ -41,7 +41,6 @@ from unittest import mock
 
 import numpy as np
 import xxhash
-from node.weights.codec.exponent_conditioned.choice import Implementation
 
 from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
@@ -53,6 +52,7 @@ from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.kernel import NativeCodec
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

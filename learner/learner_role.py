@@ -249,7 +249,9 @@ def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy
         micro_batch_tokens=config.micro_batch_tokens,
     )
     with _state_written(context.state_dir):
-        checkpoints = CheckpointStore(context.state_dir / "checkpoints")
+        checkpoints = CheckpointStore(
+            context.state_dir / "checkpoints", keep_every_versions=config.keep_every_versions
+        )
     return TrainingState(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
 
 

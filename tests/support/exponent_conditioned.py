@@ -1,11 +1,11 @@
 """Frames and bit streams for the tests of the exponent-conditioned codec."""
 
 import numpy as np
-from node.weights.codec.exponent_conditioned.bits import BitWriter
-from node.weights.codec.exponent_conditioned.choice import Implementation
 
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
+from node.weights.codec.exponent_conditioned.bits import BitWriter
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.kernel import NativeCodec
 from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Fault
 from node.weights.format.digests import Words

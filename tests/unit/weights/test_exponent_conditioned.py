@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from node.weights.codec.exponent_conditioned.choice import Implementation
 
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned import payload_format as format
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import Fault
 from node.weights.format.digests import words_digest
 from support.exponent_conditioned import (
