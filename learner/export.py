@@ -112,7 +112,7 @@ def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, versi
         if (again.layout.digest, _root(again)) != (policy.layout.digest, root):
             raise StartupError(
                 f"version {version} as written to {directory} is not what samplers compute with",
-                fix="Report this with the model's config.json: transformers names its tensors in an unknown way.",
+                fix="Report this with the model's config.json: transformers renames its tensors.",
             )
         staged.chmod(0o755)
         staged.rename(directory)
@@ -131,7 +131,7 @@ def _chosen(checkpoints: Path, version: int | None) -> int:
     if not there:
         raise StartupError(
             f"there is no checkpoint in {checkpoints}",
-            fix="--state-dir is the learner's node.state_dir; a learner has checkpoints after its first step.",
+            fix="--state-dir is the learner's node.state_dir; the first checkpoint comes with the first step.",
         )
     if version is None:
         return there[-1]
