@@ -131,7 +131,7 @@ def _chosen(checkpoints: Path, version: int | None) -> int:
     if not there:
         raise StartupError(
             f"there is no checkpoint in {checkpoints}",
-            fix="--state-dir is the learner's node.state_dir; the first checkpoint comes with the first step.",
+            fix="--state-dir is the learner's node.state_dir; checkpoints come with steps.",
         )
     if version is None:
         return there[-1]
