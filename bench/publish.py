@@ -158,11 +158,11 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     """Run the publisher beside a training thread that only pretends to compute."""
     key, clock = SigningKey.generate(), SystemClock()
     store = ArtifactStore(scratch, public_key=key.public_key, run_id="bench", retained_keyframes=1)
-    gate = MasterAccess(version=0, monotonic=clock.monotonic)
+    access = MasterAccess(version=0, monotonic=clock.monotonic)
     signer = Signer(key, "bench", 1)
     node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
     publisher = Publisher(
-        gate,
+        access,
         model.masters,
         store,
         start=HeldPolicy(model.base.version, model.base.words.copy()),
@@ -189,9 +189,9 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     waited = []
     for version in range(1, _VERSIONS + 1):
         await asyncio.sleep(step_s)
-        waited.append(await asyncio.to_thread(gate.begin_writing))
+        waited.append(await asyncio.to_thread(access.begin_writing))
         await asyncio.to_thread(model.step)
-        gate.hold(version)
+        access.hold(version)
     stopping.set()
     await task
     announcement = store.announcement()

@@ -85,7 +85,7 @@ async def build(context: RoleContext) -> list[Service]:
     words0 = await asyncio.to_thread(
         keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
     )
-    training_state = await asyncio.to_thread(_restore_trainee, context, config, policy)
+    training_state = await asyncio.to_thread(_restore_training_state, context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -137,7 +137,7 @@ async def build(context: RoleContext) -> list[Service]:
         retained_keyframes=RETAINED_KEYFRAMES,
     )
     publisher = Publisher(
-        training_state.gate,
+        training_state.master_access,
         policy.master_words,
         store,
         start=_held_by(training_state),
@@ -227,7 +227,7 @@ def _load_base_model(config: LearnerConfig) -> Policy:
     )
 
 
-def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy) -> TrainingState:
+def _restore_training_state(context: RoleContext, config: LearnerConfig, policy: Policy) -> TrainingState:
     objective = _load_objective(config)
     optimizer = torch.optim.AdamW(
         policy.parameters.values(),

@@ -11,7 +11,7 @@ Start-up errors end the process with an exit code of their own.
 """
 
 import enum
-from typing import Final
+from typing import Final, Protocol
 
 
 class HeteroRLError(Exception):
@@ -50,6 +50,37 @@ class Reason(enum.StrEnum):
     DISK = "disk"
     INTERNAL = "internal"
 
+    @property
+    def recovery(self) -> "Recovery":
+        """What a peer that was refused for this reason does next."""
+        return _RECOVERY.get(self, Recovery.UNDECIDED)
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same peer may succeed later: by waiting, joining or planning again."""
+        return self.recovery in (Recovery.WAIT, Recovery.REPLAN)
+
+
+class Recovery(enum.Enum):
+    """What a peer does after a refusal."""
+
+    WAIT = enum.auto()
+    """Send the same request again after a backoff."""
+    REPLAN = enum.auto()
+    """Join again, or plan again from a new announcement; then ask for something else."""
+    DROP_REQUEST = enum.auto()
+    """Give this request up. Others may be taken."""
+    STOP = enum.auto()
+    """End: nothing this peer sends is taken before its configuration or identity changes."""
+    UNDECIDED = enum.auto()
+    """The reason alone does not tell; the caller decides."""
+
+
+class CountRefusal(Protocol):
+    """Counts a refusal under its reason, as ``NodeMetrics.count_refusal`` does."""
+
+    def __call__(self, *, service: str, reason: Reason) -> None: ...
+
 
 STATUS_OF_REASON: Final[dict[Reason, str]] = {
     Reason.MALFORMED: "INVALID_ARGUMENT",
@@ -83,21 +114,28 @@ STATUS_OF_REASON: Final[dict[Reason, str]] = {
 }
 """Name of the gRPC status each refusal travels as (names, so that this file needs no grpc)."""
 
-RETRYABLE: Final[frozenset[Reason]] = frozenset(
-    {
-        Reason.BUSY,
-        Reason.DRAINING,
-        Reason.DISK,
-        Reason.DAMAGED,
-        Reason.NOT_JOINED,
-        Reason.NAME_IN_USE,
-        Reason.UNKNOWN_VERSION,
-        Reason.EXPIRED,
-    }
-)
-"""Reasons after which the same peer may succeed later: by waiting, joining or planning again. A certificate
-that has expired by the hub's clock is among them, because that clock may be wrong: the one client that
-compares the clocks (``node.clients.membership_client``) ends the peer where both agree."""
+_RECOVERY: Final[dict[Reason, Recovery]] = {
+    Reason.BUSY: Recovery.WAIT,
+    Reason.DRAINING: Recovery.WAIT,
+    Reason.DISK: Recovery.WAIT,
+    Reason.DAMAGED: Recovery.WAIT,
+    Reason.EXPIRED: Recovery.WAIT,  # by the hub's clock, which may be the wrong one: see clock_comparison
+    Reason.NOT_JOINED: Recovery.REPLAN,
+    Reason.NAME_IN_USE: Recovery.REPLAN,
+    Reason.UNKNOWN_VERSION: Recovery.REPLAN,
+    Reason.MALFORMED: Recovery.DROP_REQUEST,
+    Reason.OVER_LIMIT: Recovery.DROP_REQUEST,
+    Reason.UNAUTHENTICATED: Recovery.STOP,
+    Reason.WRONG_ROLE: Recovery.STOP,
+    Reason.FOREIGN_RUN: Recovery.STOP,
+    Reason.LAYOUT_MISMATCH: Recovery.STOP,
+    Reason.TOKENIZER_MISMATCH: Recovery.STOP,
+    Reason.TASK_MISMATCH: Recovery.STOP,
+    Reason.FENCED: Recovery.STOP,
+    Reason.ROLLBACK: Recovery.STOP,
+    Reason.LEDGER_BEHIND: Recovery.STOP,
+    Reason.BAD_SIGNATURE: Recovery.STOP,
+}
 
 
 class RefusedError(HeteroRLError):

@@ -30,17 +30,17 @@ from node.telemetry.metrics import snapshot
 from node.weights.transfer.fetch import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
-from sampler.engines.generation import Generation
+from sampler.engines.engine_thread import EngineThread
 from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.group_submission import Uploader
+from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
-from sampler.rollouts.rollout_loop import Rollouts
-from sampler.rollouts.work_queue import UNBEGUN, Stage, Workload
+from sampler.rollouts.rollout_loop import RolloutLoop
+from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader import Grader
 from sampler.tasks.grader_pool import GraderPool
-from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 
 BULK_CONNECTIONS: Final = 8
 """For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
@@ -72,7 +72,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
-    client, submitter = (
+    leases, submissions = (
         SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()))
         for address in (target, config.rollout_via or target)
     )
@@ -95,8 +95,10 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
     )
     metrics = SamplerMetrics(context.registry)
-    generation = Generation(engine, metrics=metrics)
-    workload = Workload(concurrency_groups=config.concurrency_groups, outbox_groups=config.outbox_groups)
+    engine_thread = EngineThread(engine, metrics=metrics)
+    work_queue = WorkQueue(
+        concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
+    )
     policy_sync = PolicySync(
         Fetcher(
             sources,
@@ -109,9 +111,9 @@ async def build(context: RoleContext) -> list[Service]:
         layout=engine.layout,
         weights=engine.weights,
         in_place=config.apply == "in_place",
-        hand_over=generation.hand_over,
+        hand_over=engine_thread.hand_over,
         found_damage=lambda: repair(),
-        disk=PolicyDisk(
+        disk=SavedPolicy(
             context.state_dir,
             layout=engine.layout,
             public_key=context.run.learner_public_key,
@@ -135,16 +137,16 @@ async def build(context: RoleContext) -> list[Service]:
         return what
 
     def repair() -> None:
-        if generation.served is not None:
+        if engine_thread.served is not None:
             metrics.repairs.inc()
-            generation.withdraw()
+            engine_thread.withdraw()
             rollouts.forget_doubtful()
             policy_sync.doubt()
 
     def held() -> PolicyVersion | None:
-        if generation.served is not None:
+        if engine_thread.served is not None:
             policy_sync.scrub()
-        return generation.served
+        return engine_thread.served
 
     membership = MembershipClient(
         control,
@@ -158,7 +160,7 @@ async def build(context: RoleContext) -> list[Service]:
             held=held,
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),
-            running_leases=lambda: workload.lease_ids,
+            running_leases=lambda: work_queue.lease_ids,
         ),
         notices=Notices(
             verdict=lambda verdict: rollouts.note_verdict(verdict),
@@ -171,20 +173,22 @@ async def build(context: RoleContext) -> list[Service]:
         comparison=comparison_with(target, context.identity, clock=clock),
     )
     leasing = Leasing(
-        client,
-        workload=workload,
-        generation=generation,
+        leases,
+        work_queue=work_queue,
+        engine_thread=engine_thread,
         node_metrics=node_metrics,
         random=random.random,
     )
-    rollouts = Rollouts(
+    rollouts = RolloutLoop(
         engine,
         run_id=run_id,
         membership=membership,
-        generation=generation,
+        engine_thread=engine_thread,
         leasing=leasing,
-        uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
-        workload=workload,
+        submitter=GroupSubmitter(
+            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
+        ),
+        work_queue=work_queue,
         custom_tasks=config.custom_tasks,
         make_graders=lambda path: GraderPool(
             lambda: Grader(
@@ -201,9 +205,9 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
     )
     metrics.watch(
-        unbegun=lambda: workload.count(*UNBEGUN),
-        outbox=lambda: workload.count(Stage.OUTBOX),
-        leases=lambda: len(workload),
+        unbegun=lambda: work_queue.count(*UNBEGUN),
+        outbox=lambda: work_queue.count(JobState.SUBMITTING),
+        leases=lambda: len(work_queue),
         policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
         starving_s=policy_sync.starving_s,
     )

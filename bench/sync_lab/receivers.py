@@ -44,27 +44,27 @@ from node.weights.store.head_file import StoreMark
 from node.weights.transfer.fetch import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
-from sampler.engines.generation import Change
+from sampler.engines.engine_thread import Change
 from sampler.engines.live_words import ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.versions.delta_log import StagedArtifact
+from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.model_words import ArrayWords
-from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 
 
-class TimedDisk(PolicyDisk):
+class TimedDisk(SavedPolicy):
     """Notes when a version was verified: the moment it is first to be remembered."""
 
     verified_s = 0.0
 
-    def remember(self, mark: StoreMark, staged: StagedArtifact | None) -> None:
+    def remember(self, mark: StoreMark, staged: LoggedArtifact | None) -> None:
         self.verified_s = time.monotonic()
         super().remember(mark, staged)
 
 
 class LiveArray:
-    """The live words of a sampler that computes nothing. See ``sampler.versions.staging.LiveWords``."""
+    """The live words of a sampler that computes nothing. See ``sampler.engines.live_words.LiveWords``."""
 
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)

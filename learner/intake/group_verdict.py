@@ -32,7 +32,7 @@ LARGEST_TEMPERATURE: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRules:
+class GroupRules:
     """What a group must agree with."""
 
     run_id: str
@@ -54,7 +54,7 @@ class Judged:
 
 
 def judge(
-    group: RolloutGroup, rules: AdmissionRules, *, version: int, trained_group_ids: Container[str]
+    group: RolloutGroup, rules: GroupRules, *, version: int, trained_group_ids: Container[str]
 ) -> Judged:
     """Judge a group against the rules and the learner's current version.
 
@@ -93,7 +93,7 @@ def stale(group: RolloutGroup, *, version: int, max_staleness_versions: int) -> 
     )
 
 
-def _malformed(group: RolloutGroup, rules: AdmissionRules) -> Judged | None:
+def _malformed(group: RolloutGroup, rules: GroupRules) -> Judged | None:
     if len(group.completions) != rules.group_size:
         return Judged(
             Verdict.MALFORMED,
@@ -117,7 +117,7 @@ def _malformed(group: RolloutGroup, rules: AdmissionRules) -> Judged | None:
     return None
 
 
-def _foreign(group: RolloutGroup, rules: AdmissionRules, version: int) -> Judged | None:
+def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> Judged | None:
     if group.run_id != rules.run_id:
         return Judged(Verdict.FOREIGN, f"the group is of run {group.run_id!r}, this is {rules.run_id!r}")
     if group.layout_digest != rules.layout_digest:

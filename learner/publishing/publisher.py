@@ -1,6 +1,6 @@
 """Masters -> signed artifacts in the learner's store, from where they are uploaded.
 
-    gate --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
+    access --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
                                      |
               a delta from the version published last, and a keyframe every so many versions;
               while no version waits, deltas over many versions (learner/publishing/catch_up_deltas.py)
@@ -33,10 +33,10 @@ from learner.publishing.catch_up_deltas import CatchUp, Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import Clock
-from node.errors import RETRYABLE, Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -58,7 +58,7 @@ class Publisher:
 
     def __init__(
         self,
-        gate: MasterAccess,
+        access: MasterAccess,
         masters: MasterWords,
         store: ArtifactStore,
         *,
@@ -76,12 +76,12 @@ class Publisher:
         """Publish what comes after ``start``, the version that training begins or goes on with.
 
         Args:
-            masters: read only between ``gate.take`` and ``gate.release``.
+            masters: read only between ``access.take`` and ``access.release``.
             start: its words belong to the publisher from now on.
             threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
-        self._gate = gate
+        self._access = access
         self._masters = masters
         self._store = store
         self._start = start
@@ -110,15 +110,15 @@ class Publisher:
             await self._begin((await self._run_settings()).head, stopping)
             ready()
             while True:
-                number = self._gate.take()
+                number = self._access.take()
                 if number is not None:
                     await self._publish_masters(number, stopping)
                 elif stopping.is_set():
                     return
                 elif not await self._catch_others_up(stopping):
-                    await run_until(stopping, self._gate.wait_for_version())
+                    await run_until(stopping, self._access.wait_for_version())
         finally:
-            self._gate.give_up()
+            self._access.give_up()
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._pool.shutdown(wait=False)
 
@@ -145,18 +145,18 @@ class Publisher:
 
         async def publish() -> bool:
             nonlocal taken
-            taken = self._gate.take() if taken is None else taken
+            taken = self._access.take() if taken is None else taken
             if taken is not None:
                 version, taken = taken, None
                 try:
                     await self._publish(version, partial(self._make_version, version))
                 except RefusedError as refused:
-                    if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
+                    if refused.reason is not Reason.DISK and refused.reason.is_retryable:
                         told = {"version": version, "error": str(refused)}
                         logger.error("publishing failed", extra=told)
                         return False
                     if not stopping.is_set():
-                        self._gate.put_back()
+                        self._access.put_back()
                     raise
             return True
 
@@ -164,7 +164,7 @@ class Publisher:
 
     async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
         started_s = self._clock.monotonic()
-        self._metrics.superseded_versions.inc(self._gate.take_superseded())
+        self._metrics.superseded_versions.inc(self._access.take_superseded())
         # If it fails, the next try or version starts from the same base.
         version = await asyncio.get_running_loop().run_in_executor(self._thread, make)
         if version.words is self._spare:
@@ -185,7 +185,7 @@ class Publisher:
                 self._thread, lambda: self._store_keyframe(version)
             )
         except RefusedError as refused:
-            if refused.reason not in RETRYABLE:
+            if not refused.reason.is_retryable:
                 raise
             told = {"version": version.version.number, "error": str(refused)}
             logger.error("keyframe not stored", extra=told)
@@ -198,7 +198,7 @@ class Publisher:
         loop = asyncio.get_running_loop()
 
         def is_superseded() -> bool:
-            return self._gate.has_unread or stopping.is_set()
+            return self._access.has_unread or stopping.is_set()
 
         make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
         await loop.run_in_executor(self._thread, make)
@@ -218,7 +218,7 @@ class Publisher:
                 draft = stack.enter_context(self._store.draft())
                 coded = self._code(read, base=base, draft=draft)
             finally:
-                self._gate.release()
+                self._access.release()
             version = self._store_artifact(number, coded, base=base, draft=draft)
         return HeldPolicy(version, made)
 

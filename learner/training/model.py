@@ -1,16 +1,10 @@
 """The policy being trained: float32 masters, token logprobs, and the words that are published.
 
-Which tensors a version has: those of the state dict, each storage once under its bytewise smallest
-name. Floats are published in the dtype that the model's own files have them in, the rest as it is.
-Samplers follow the same rules, so that both sides arrive at the same layout from the same model
-directory.
-
 Learner logprobs come from the masters, samplers sample from what these are rounded to. The
 difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +20,9 @@ from learner.training.master_words import MasterWords
 from learner.training.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.format.digests import Words
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
+from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -59,14 +54,15 @@ class Policy:
         """
         model.train(False)
         # The publisher reads them as they lie.
-        for tensor in model.state_dict(keep_vars=True).values():
+        state = model.state_dict(keep_vars=True)
+        for tensor in state.values():
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
         self._model = model
         self._compute_dtype = compute_dtype
-        self.tensors = canonical_tensors(model)
+        self.tensors: dict[str, Tensor] = canonical_tensors(state)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.layout = Layout.of(_specs(model, self.tensors, stored))
+        self.layout = Layout.of(tensor_specs(state, stored))
         self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
@@ -162,26 +158,6 @@ def load_policy(
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
             fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
         ) from error
-
-
-def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Give every tensor of the state dict, each storage once under its smallest name."""
-    by_storage: dict[int, tuple[str, Tensor]] = {}
-    named = model.state_dict(keep_vars=True).items()
-    for name, tensor in sorted(named, key=lambda item: item[0].encode()):
-        by_storage.setdefault(tensor.data_ptr(), (name, tensor))
-    return dict(by_storage.values())
-
-
-def _specs(
-    model: PreTrainedModel, tensors: Mapping[str, Tensor], stored: StoredDtypes
-) -> Iterator[TensorSpec]:
-    names: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict().items():
-        names.setdefault(tensor.data_ptr(), []).append(name)
-    for name, tensor in tensors.items():
-        held = str(tensor.dtype).removeprefix("torch.")
-        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
 
 
 def model_size(model: PreTrainedModel) -> ModelSize:

@@ -1,6 +1,6 @@
 """Groups -> verdicts -> batches -> steps -> checkpoints, one after the other.
 
-    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, gate, log line
+    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, log line
                |                          |                '-- disk full: waits for room, again and again
              refused                   not finite: skipped, its groups refused; three in a row end the learner
 
@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from learner.disk_wait import DiskWait
-from learner.intake.batching import BatchBuffer
-from learner.intake.group_verdict import AdmissionRules, Judged, judge
+from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.group_verdict import GroupRules, Judged, judge
 from learner.intake.mismatch import MismatchBook
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
@@ -28,7 +28,7 @@ from node.errors import StartupError
 from node.rollout import DeliveredGroup, Verdict
 from node.run import RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TrainingLoop:
             announced: waits until the hub announces a version, or a newer one.
             hub_now: Unix seconds on the hub's clock, on which groups are stamped.
         """
-        self._trainee = training_state
+        self._state = training_state
         self._step_log = step_log
         self._settings = settings
         self._identity = identity
@@ -101,12 +101,12 @@ class TrainingLoop:
     @property
     def version(self) -> int:
         """Version of the newest checkpoint."""
-        return self._trainee.version
+        return self._state.version
 
     @property
     def report(self) -> StepReport | None:
         """What the newest step was like."""
-        step = self._trainee.progress.step
+        step = self._state.progress.step
         return None if step is None else step.report
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
@@ -139,15 +139,15 @@ class TrainingLoop:
     def _is_complete(self) -> bool:
         return 0 < self._settings.max_versions <= self.version
 
-    def _prepare(self, run: RunSettings) -> tuple[AdmissionRules, BatchBuffer]:
+    def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
         if self._settings.buffer_groups < run.batch_groups:
             raise StartupError(
                 f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "
                 f"{run.batch_groups} groups",
                 fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
             )
-        policy = self._trainee.policy
-        rules = AdmissionRules(
+        policy = self._state.policy
+        rules = GroupRules(
             run_id=self._identity.run_id,
             layout_digest=policy.layout.digest,
             tokenizer_digest=self._identity.tokenizer_digest,
@@ -163,14 +163,14 @@ class TrainingLoop:
         )
         return rules, buffer
 
-    async def _admit_next(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+    async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
         self._admit(await self._drain.groups.get(), rules, buffer)
 
-    def _admit_delivered(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+    def _admit_delivered(self, rules: GroupRules, buffer: BatchBuffer) -> None:
         while not self._drain.groups.empty():
             self._admit(self._drain.groups.get_nowait(), rules, buffer)
 
-    def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+    def _admit(self, delivered: DeliveredGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
         group = delivered.group
         judged = self._quarantined(delivered.sampler_id) or judge(
             group, rules, version=self.version, trained_group_ids=self._trained_slots
@@ -218,23 +218,23 @@ class TrainingLoop:
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        taken = await self._in_thread(lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged))
+        taken = await self._in_thread(lambda: self._state.take_step(batch, unacknowledged=unacknowledged))
         if taken is None:
-            self._trainee.gate.hold(self.version)
+            self._state.master_access.hold(self.version)
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
         checkpoint_s = await self._disk_wait.until_written(
             f"the checkpoint of version {taken.line.report.version}",
-            lambda: self._in_thread(lambda: self._trainee.save(taken)),
+            lambda: self._in_thread(lambda: self._state.save(taken)),
             stopping=stopping,
         )
         if checkpoint_s is None:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
-        self._trained_slots = self._trainee.trained_slots
+        self._trained_slots = self._state.trained_slots
         self._drain.record(taken.record)
-        self._trainee.gate.hold(self.version)
+        self._state.master_access.hold(self.version)
         await self._disk_wait.until_written(
             f"the line of step {taken.line.report.version}",
             lambda: self._in_thread(lambda: self._step_log.append(taken.line)),
@@ -267,7 +267,7 @@ class TrainingLoop:
             self._show_mismatch(name)
         self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
-        self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
+        self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)

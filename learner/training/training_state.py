@@ -1,7 +1,7 @@
 """The model with everything that must move together: parameters, optimizer, progress, checkpoint.
 
 Blocking: its methods belong in one thread. Nobody else writes the parameters, and who reads them
-keeps the optimizer from it by the gate.
+keeps the optimizer from it by ``master_access``.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class StepTaken:
     """What goes into the checkpoint beside the tensors."""
     observed: tuple[Observed, ...]
     """How far each group's behaviour policy was from the version before the step."""
-    gate_wait_s: float
+    masters_wait_s: float
     """Of the step's time, what it waited for the version before to be read."""
 
 
@@ -66,9 +66,9 @@ class TrainingState:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
-        self.gate = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until someone says what version the masters hold."""
-        self._gate_wait_s = 0.0
+        self._masters_wait_s = 0.0
         optimizer.register_step_pre_hook(self._before_writing)
 
     @property
@@ -94,7 +94,7 @@ class TrainingState:
         Raises:
             TrainingError: the step made parameters that are not finite; they are in no checkpoint.
         """
-        started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
+        started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
         outcome = train_step(
             self.policy, self._optimizer, groups, version=self.version, settings=self._settings
@@ -122,7 +122,9 @@ class TrainingState:
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
-        return StepTaken(record, line, progress=progress, observed=observed, gate_wait_s=self._gate_wait_s)
+        return StepTaken(
+            record, line, progress=progress, observed=observed, masters_wait_s=self._masters_wait_s
+        )
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
@@ -136,7 +138,7 @@ class TrainingState:
         return self._clock.monotonic() - started_s
 
     def _before_writing(self, *_: object) -> None:
-        self._gate_wait_s += self.gate.begin_writing()
+        self._masters_wait_s += self.master_access.begin_writing()
 
     def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(

@@ -22,16 +22,16 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.errors import Reason, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
-from node.until import run_until
+from node.waits import run_until
 from node.wire import (
     metric_families_to_wire,
     policy_version_from_wire,
@@ -55,21 +55,6 @@ FAREWELL_TIMEOUT_S: Final = 2.0
 
 CLOCK_SAMPLES: Final = 8
 """Heartbeats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
-
-FINAL: Final = frozenset(
-    {
-        Reason.FOREIGN_RUN,
-        Reason.LAYOUT_MISMATCH,
-        Reason.TOKENIZER_MISMATCH,
-        Reason.TASK_MISMATCH,
-        Reason.FENCED,
-        Reason.ROLLBACK,
-        Reason.LEDGER_BEHIND,
-        Reason.WRONG_ROLE,
-        Reason.UNAUTHENTICATED,
-    }
-)
-"""Refusals that waiting does not change: the configuration or the identity has to."""
 
 _Heartbeats = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
 
@@ -97,15 +82,6 @@ class PeerState:
     step_report: Callable[[], StepReport | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
-    """What became of one group of this peer."""
-
-    group_id: str
-    verdict: Verdict
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +165,7 @@ class MembershipClient:
         """Say how many prompts the run's task has here, now and at every join to come.
 
         Raises:
-            RefusedError: for a reason in ``FINAL``: the run's task has another number.
+            RefusedError: for a reason after which a peer stops: the run's task has another number.
         """
         self._prompts = prompts
         backoff = self._backoff.another()
@@ -197,7 +173,7 @@ class MembershipClient:
             try:
                 await self._call_join()
             except RefusedError as refused:
-                if refused.reason in FINAL:
+                if refused.reason.recovery is Recovery.STOP:
                     raise
                 logger.warning(
                     "membership refused", extra={"reason": refused.reason.value, "detail": str(refused)}
@@ -212,17 +188,18 @@ class MembershipClient:
         """Stay a member until ``stopping``, then say so.
 
         Raises:
-            RefusedError: for a reason in ``FINAL``; EXPIRED, if this peer's certificate has expired by the
-                coordinator's clock and by its own; NAME_IN_USE, once it has joined: another process of this
-                name came while it was cut off. Two that replaced each other would go on for ever. At its
-                first join it waits for the other to go.
+            RefusedError: for a reason after which a peer stops; EXPIRED, if this peer's certificate has
+                expired by the coordinator's clock and by its own; NAME_IN_USE, once it has joined: another
+                process of this name came while it was cut off. Two that replaced each other would go on for
+                ever. At its first join it waits for the other to go.
         """
         while not stopping.is_set():
             try:
                 await run_until(stopping, self._join(ready))
                 await self._heartbeat_until_lost(stopping)
             except RefusedError as refused:
-                if refused.reason in FINAL or (refused.reason is Reason.NAME_IN_USE and self.joins):
+                is_replaced = refused.reason is Reason.NAME_IN_USE and self.joins
+                if refused.reason.recovery is Recovery.STOP or is_replaced:
                     raise
                 if await self._waits_for_a_clock(refused, stopping):
                     continue

@@ -13,9 +13,9 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.clients.drain_book import DrainBook, Judgement, Owed
-from node.errors import RETRYABLE, Reason, RefusedError
-from node.rollout import DeliveredGroup, Verdict
+from node.clients.drain_book import DrainBook, Owed
+from node.errors import Reason, RefusedError
+from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
@@ -69,7 +69,7 @@ class RolloutDrain:
 
     def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
         """Say what became of a delivered group."""
-        self._book.judged(Judgement(group_id, verdict, detail))
+        self._book.judged(GroupVerdict(group_id, verdict, detail))
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
@@ -100,7 +100,7 @@ class RolloutDrain:
                 if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
                     wait = self._waiting(NEWEST_LEDGER)
                     logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})
-                elif refused.reason not in RETRYABLE:
+                elif not refused.reason.is_retryable:
                     raise
                 else:
                     logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})

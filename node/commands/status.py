@@ -25,8 +25,9 @@ from node.enrolment.first_start import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
 from node.errors import ExitCode, RefusedError, StartupError
-from node.identity.access import cannot_make
-from node.identity.identity_store import Identity, check_own, load_identity
+from node.identity.files import cannot_make
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.policy import PolicyVersion

@@ -17,15 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem, new_key, read_certificate, read_private_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
-from node.identity.pem import (
-    key_to_pem,
-    new_key,
-    read_certificate,
-    read_private_key,
-    read_signing_request_der,
-)
 from node.limits import SIGNING_REQUEST_BYTES
 
 KEY_FILE: Final = "ca.key"
@@ -164,11 +158,11 @@ def read_signing_request(der: bytes) -> ec.EllipticCurvePublicKey:
             f"signing request of {len(der)} bytes, at most {SIGNING_REQUEST_BYTES} are read",
         )
     try:
-        request = read_signing_request_der(der)
+        request = x509.load_der_x509_csr(der)
         key = request.public_key()
         # Whole octets: with a last bit of 0 said to be unused it would be the same request written otherwise.
         is_valid = request.is_signature_valid and der.endswith(b"\0" + request.signature)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise RefusedError(Reason.MALFORMED, "the signing request does not parse") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RefusedError(Reason.MALFORMED, "the key of the signing request is not on P-256")

@@ -21,10 +21,11 @@ from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.token_file import check_fits, how_to_get_a_token
 from node.enrolment.tokens import Token, redeem
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem
 from node.identity.clock_skew import moment
-from node.identity.identity_store import Identity, check_own, load_or_make_key, make_identity, save_identity
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import Identity, load_or_make_key, make_identity, save_identity
 from node.identity.peer import Peer, is_name
-from node.identity.pem import key_to_pem
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT

@@ -19,11 +19,10 @@ from typing import Final
 
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, Authority
 from node.errors import ConfigError, ExitCode, StartupError
-from node.identity.access import cannot_make
-from node.identity.files import make_private_directory
+from node.identity.certificates import key_to_pem, new_key
+from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import Identity, make_identity, save_identity
 from node.identity.peer import Peer, is_name
-from node.identity.pem import key_to_pem, new_key
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.identity.signatures import SigningKey
 from node.rpc.address import check_host, join_address

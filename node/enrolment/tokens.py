@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from node.enrolment.authority import Authority, is_signed_by
 from node.errors import Reason, RefusedError
-from node.identity.pem import read_certificate
+from node.identity.certificates import is_same_certificate
 from node.limits import NAME_PATTERN, TOKEN_BYTES
 from node.run import Role
 
@@ -127,12 +127,6 @@ def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Toke
             fix=f"set node.node_id to {token.node_id}, or {ask}",
         )
     return token
-
-
-def is_same_certificate(first_pem: bytes, second_pem: bytes) -> bool:
-    """Say whether two PEM texts hold one certificate."""
-    first, second = map(read_certificate, (first_pem, second_pem))
-    return first == second
 
 
 def _encode(content: bytes) -> str:

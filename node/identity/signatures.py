@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Self
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem, read_private_key
 from node.identity.files import read_secret, write_secret
-from node.identity.pem import read_private_key
 
 
 class SigningKey:
@@ -47,13 +46,10 @@ class SigningKey:
 
     def save(self, path: Path) -> None:
         """Write the key, readable by its owner only."""
-        content = self._key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        write_secret(path, content)
+        write_secret(path, key_to_pem(self._key))
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """Give the 64 bytes that ``verify`` accepts for this domain and message only."""
+        """Return the 64 bytes that ``verify`` accepts for this domain and message only."""
         _check_domain(domain)
         return self._key.sign(domain + message)
 

@@ -14,19 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from node.clients.rollout_client import RelayRolloutClient
-from node.errors import Reason, RefusedError
+from node.errors import Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 
 SUBMISSIONS_IN_FLIGHT: Final = 4
 """With one, a coordinator 300 ms away takes no more than three groups a second."""
-
-_HOPELESS: Final = frozenset({Reason.MALFORMED, Reason.OVER_LIMIT})
-"""Refusals of the message itself: it will not be another one later."""
 
 Answer = TypeVar("Answer")
 
@@ -101,7 +98,7 @@ class Forwarder:
             try:
                 verdict, detail = await self._client.submit(group.data, sampler_id=group.sampler_id)
             except RefusedError as refused:
-                if refused.reason not in _HOPELESS:
+                if refused.reason.recovery is not Recovery.DROP_REQUEST:
                     raise
                 logger.error("group refused by the coordinator", extra={**told, "detail": str(refused)})
                 self._metrics.dropped_groups.inc()

@@ -13,11 +13,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from node.errors import Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
-from node.rpc.interceptor import CountRefusal
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.planning.chain import PUBLIC_VERSION, plan_upload
 from node.weights.store.artifact_store import ArtifactStore

@@ -34,7 +34,7 @@ Then its reader does better to plan again: the relay may have left it for someth
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """Translates between the wire and an ArtifactStore. Refusals are told to the caller by the gate."""
+    """Translates between the wire and an ArtifactStore. The interceptor sends refusals to the caller."""
 
     def __init__(
         self,
@@ -148,8 +148,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
             for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
                 piece = data[offset : offset + limits.CHUNK_BYTES]
-                yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
+                # Counted first: who has the last piece may end the stream before this goes on.
                 self._metrics.count_sent(key, len(piece))
+                yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
             start_bytes = 0
 
     def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:

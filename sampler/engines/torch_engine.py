@@ -1,4 +1,4 @@
-"""Generation with a transformers causal language model, every running completion one row of a batch.
+"""EngineThread with a transformers causal language model, every running completion one row of a batch.
 
     add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
 
@@ -8,7 +8,7 @@ prompt and generated tokens under the new weights, and every later logprob is ex
 price is one forward pass over all running tokens per swap, as much as decoding them once in batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from node.errors import Reason, RefusedError, StartupError
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
-from sampler.engines.distribution import sampling_distribution
+from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.sampling_distribution import sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
 
@@ -100,7 +101,7 @@ class TorchEngine:
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        self._layout = Layout.of(_specs(state, stored))
+        self._layout = Layout.of(tensor_specs(state, stored))
         del state
         self._weights = LiveTensors(
             tensors,
@@ -257,27 +258,6 @@ class TorchEngine:
         kept = [number for number, is_wanted in enumerate(wanted) if is_wanted]
         self._rows = [self._rows[number] for number in kept]
         self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
-
-
-def canonical_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tensors sorted by name: each storage once, under its bytewise smallest name.
-
-    Tied weights are one tensor with several names; whoever writes it once has written them all.
-    """
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    for name in sorted(state, key=str.encode):
-        tensors.setdefault(state[name].data_ptr(), (name, state[name]))
-    return dict(tensors.values())
-
-
-def _specs(state: Mapping[str, Tensor], stored: StoredDtypes) -> Iterator[TensorSpec]:
-    """Describe the tensors as they are published, whatever they are computed with."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(tensor.data_ptr(), []).append(name)
-    for name, tensor in canonical_tensors(state).items():
-        held = str(tensor.dtype).removeprefix("torch.")
-        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
 
 
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ A restarted sampler loads its copy and applies the log to it; the artifact that 
 with the frames that are there. Nothing in it is trusted: after a crash every payload is hashed again,
 and every frame of words that comes out is compared with the signed digest.
 
-Blocking; one thread at a time, except ``StagedArtifact.keep``.
+Blocking; one thread at a time, except ``LoggedArtifact.keep``.
 """
 
 import logging
@@ -23,7 +23,7 @@ from node.weights.store.artifact_files import ArtifactFiles, directory_name
 logger = logging.getLogger(__name__)
 
 
-class StagedArtifact:
+class LoggedArtifact:
     """The payloads of one artifact: those on disk, and those that arrive."""
 
     def __init__(self, files: ArtifactFiles, *, failed: Callable[[RefusedError], None]) -> None:
@@ -97,7 +97,7 @@ class DeltaLog:
         """Payload bytes of everything logged."""
         return sum(files.manifest.size_bytes for files in self._artifacts.values())
 
-    def after(self, held: PolicyVersion) -> tuple[Manifest, StagedArtifact] | None:
+    def after(self, held: PolicyVersion) -> tuple[Manifest, LoggedArtifact] | None:
         """Give the whole artifact that leads furthest from ``held``; None at the end of the log."""
         usable = [
             files
@@ -115,7 +115,7 @@ class DeltaLog:
             held = logged[0].policy_version
         return held.number
 
-    def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
+    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
         """Make room for an artifact, or go on with it; other unfinished ones are given up.
 
         Returns:
@@ -148,8 +148,8 @@ class DeltaLog:
         for key in [key for key in self._artifacts if key.version <= number]:
             self.drop(key)
 
-    def _staged(self, files: ArtifactFiles) -> StagedArtifact:
-        return StagedArtifact(files, failed=self._fail)
+    def _staged(self, files: ArtifactFiles) -> LoggedArtifact:
+        return LoggedArtifact(files, failed=self._fail)
 
     def _fail(self, refused: RefusedError) -> None:
         self._count_refusal(refused.reason)

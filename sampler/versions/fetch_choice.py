@@ -23,7 +23,7 @@ FETCH: Final = "policy fetch"
 """What a fetch under way is a wait for."""
 
 
-class Fetching:
+class FetchChoice:
     """Follows one fetch after the other."""
 
     def __init__(

@@ -8,7 +8,7 @@
 What to fetch from near and from far, and what to finish, is decided in ``node.weights.planning.pursuit``.
 Each version on the way to the head is verified and handed over: over a slow link a version nearer
 to the head is worth having. What is handed over is a change of the engine's live words: to a spare
-copy that is the new version, or frame by frame in place (``sampler.versions.staging``). When a change fails
+copy that is the new version, or frame by frame in place (see ``version_assembly``). When a change fails
 half way nothing is served until the live words are made again from the disk.
 """
 
@@ -17,13 +17,13 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from node.errors import Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import run_until
+from node.waits import run_until
 from node.weights.format.digests import version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
@@ -31,17 +31,17 @@ from node.weights.planning.chain import PUBLIC_VERSION
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.transfer.advance import Remedy, fetch_into, rebuilt_frames
 from node.weights.transfer.fetch import Fetcher
-from sampler.engines.generation import Change
+from sampler.engines.engine_thread import Change
 from sampler.engines.live_words import LiveWords, ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.versions.delta_log import StagedArtifact
-from sampler.versions.fetch_choice import Fetching
+from sampler.versions.delta_log import LoggedArtifact
+from sampler.versions.fetch_choice import FetchChoice
+from sampler.versions.memory_scrub import MemoryScrub
 from sampler.versions.model_words import copy_words, frame_digests
-from sampler.versions.policy_disk import PolicyDisk
-from sampler.versions.scrub import Scrub
-from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
+from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.starvation import DroppedFetch
 from sampler.versions.sync_state import SyncState
+from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +49,10 @@ LOOK_AGAIN_S: Final = 0.25
 """How late it may be noticed that a fetch is not worth finishing."""
 
 
-class CountRefusal(Protocol):
-    """``NodeMetrics.count_refusal``."""
-
-    def __call__(self, *, service: str, reason: Reason) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    version: StagedVersion
-    payloads: StagedArtifact | None
+    version: VersionAssembly
+    payloads: LoggedArtifact | None
 
 
 class PolicySync:
@@ -76,7 +70,7 @@ class PolicySync:
         in_place: bool,
         hand_over: Callable[[Change], Awaitable[PolicyVersion | None]],
         found_damage: Callable[[], None],
-        disk: PolicyDisk,
+        disk: SavedPolicy,
         transfer_metrics: TransferMetrics,
         metrics: SamplerMetrics,
         count_refusal: CountRefusal,
@@ -105,12 +99,12 @@ class PolicySync:
         self._found_damage = found_damage
         self._disk = disk
         self._transfer_metrics = transfer_metrics
-        self._fetching = Fetching(fetcher, metrics=metrics, waiting=waiting, monotonic=monotonic)
+        self._fetching = FetchChoice(fetcher, metrics=metrics, waiting=waiting, monotonic=monotonic)
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
         self._is_doubted = False
-        self._scrub = Scrub(layout)
+        self._scrub = MemoryScrub(layout)
         self._scrub_is_due = asyncio.Event()
         self._is_changing = asyncio.Lock()
         self._newest_served = 0
@@ -272,18 +266,18 @@ class PolicySync:
         self._state = self._state.advanced(self._held, mark.high_water)
         self._fetching.took(self._state)
         self._published_at_s = manifest.published_at_s
-        if isinstance(version, SpareVersion):
+        if isinstance(version, SpareAssembly):
             self._spare = version.spare
         if self._held.number >= self._newest_served:
             # Others are on the way to a newer one, and the disk may have what was served before them.
             await asyncio.to_thread(self._disk.fold, self._held, self._weights.live)
 
-    def _begun(self, manifest: Manifest, staged: StagedArtifact | None) -> StagedVersion:
+    def _begun(self, manifest: Manifest, staged: LoggedArtifact | None) -> VersionAssembly:
         base, base_version = self._weights.live, self._held
         if manifest.base_version == PUBLIC_VERSION != self._held.number:
             base, base_version = self._base.words, self._base.version
         if self._in_place:
-            return InPlaceVersion(
+            return InPlaceAssembly(
                 manifest,
                 layout=self._layout,
                 base=base,
@@ -293,7 +287,7 @@ class PolicySync:
             )
         # Until the fetch has ended well, threads of a cancelled one may still write into it.
         spare, self._spare = self._spare, None
-        return SpareVersion(
+        return SpareAssembly(
             manifest,
             layout=self._layout,
             base=base,

@@ -17,9 +17,9 @@ from node.enrolment.enrolment import EnrolmentServicer, enrol
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import hub_name
-from node.identity.pem import new_key
 from node.identity.revocation import RevocationList
 from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
@@ -226,7 +226,7 @@ async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRu
         with pytest.raises(RefusedError) as refused, classified():
             await invoke(channel, "/heterorl.v1.EnrolmentService/Enrol", bytes(1 << 20))
         assert refused.value.reason is Reason.OVER_LIMIT
-        # gRPC refused it by its header: it never came as far as the gate.
+        # gRPC refused it by its header: it never came as far as the interceptor.
         assert port.refusals == {}
 
 

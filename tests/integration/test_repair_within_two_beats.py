@@ -16,8 +16,8 @@ from node.policy import PolicyVersion
 from node.run import Role
 from sampler import sampler_role as role
 from sampler.engines.torch_engine import TorchEngine
+from sampler.versions.memory_scrub import MemoryScrub
 from sampler.versions.model_words import version_of
-from sampler.versions.scrub import Scrub
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.model_words import words_of
@@ -108,7 +108,7 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heart
         (engine,) = engines
         live, layout = engine.weights.live, engine.layout
         if noticed_by == "the coordinator":
-            monkeypatch.setattr(Scrub, "turn", lambda self, live: None)
+            monkeypatch.setattr(MemoryScrub, "turn", lambda self, live: None)
         spoilt = live.read(layout.frames[0]).copy()
         spoilt[7] ^= 1
         before = len(ears.heartbeats)

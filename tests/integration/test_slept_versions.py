@@ -24,7 +24,7 @@ from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.advance import Remedy, fetch_version
 from sampler.versions.held_file import save_held
 from sampler.versions.model_words import ArrayWords
-from sampler.versions.policy_disk import HELD_FILE
+from sampler.versions.saved_policy import HELD_FILE
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing

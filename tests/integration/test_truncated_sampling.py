@@ -8,7 +8,7 @@ import torch
 
 from heterorl.v1 import rollout_pb2
 from learner.intake.divergence_panel import Observed
-from learner.intake.group_verdict import AdmissionRules, judge
+from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.mismatch import LEAST_FRESH_GROUPS, MismatchBook
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepOutcome, train_step
@@ -88,7 +88,7 @@ def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
     model_dir: Path, policy: Policy, sampling: SamplingParameters
 ) -> None:
     group = sampled_group(model_dir, policy, sampling)
-    rules = AdmissionRules(
+    rules = GroupRules(
         run_id=group.run_id,
         layout_digest=policy.layout.digest,
         tokenizer_digest=group.tokenizer_digest,

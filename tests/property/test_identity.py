@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from node.enrolment.authority import Authority, read_signing_request, signing_request
 from node.enrolment.tokens import Token, issue_token
 from node.errors import RefusedError
+from node.identity.certificates import new_key
 from node.identity.peer import Peer, is_name
-from node.identity.pem import new_key
 from node.identity.signatures import SigningKey, verify
 from node.run import Role
 from support.identity import NOW_S

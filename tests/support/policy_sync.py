@@ -18,11 +18,11 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.transfer.sources import Source
-from sampler.engines.generation import Change
+from sampler.engines.engine_thread import Change
 from sampler.engines.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
-from sampler.versions.policy_disk import PolicyDisk
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 from support.model_words import live_words, words_of
 from support.policy_hub import PolicyHub, Registry, make_fetcher, make_sources
 from support.waiting import until
@@ -107,7 +107,7 @@ async def syncing(
         in_place=state_dir.name == IN_PLACE,
         hand_over=serving.hand_over,
         found_damage=lambda: serving.sync.doubt(),
-        disk=PolicyDisk(
+        disk=SavedPolicy(
             state_dir,
             layout=hub.learner.layout,
             public_key=hub.made.run.learner_public_key,

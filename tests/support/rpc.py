@@ -62,7 +62,7 @@ async def serving(
     recheck_s: float = 0.02,
     handshake_s: float = 10.0,
     keepalive: Keepalive = KEEPALIVE,
-    **gate_limits: Any,
+    **rpc_limits: Any,
 ) -> AsyncIterator[Serving]:
     """Serve until the body ends, then drain."""
     refusals: collections.Counter[tuple[str, Reason]] = collections.Counter()
@@ -83,7 +83,7 @@ async def serving(
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(
-            gate=RpcLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
+            rpc=RpcLimits(**rpc_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
         ),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()

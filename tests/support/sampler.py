@@ -13,7 +13,7 @@ from heterorl.v1 import common_pb2
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.errors import ExitCode
-from node.process.daemon import Stage, run_daemon
+from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
@@ -95,7 +95,7 @@ async def sampling(
         return [*await role.build(context), Stopper()]
 
     ending = asyncio.create_task(
-        run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
+        run_daemon([StartStage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
     )
     try:
         yield RunningSampler(registry, stop, ending)

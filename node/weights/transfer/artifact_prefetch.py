@@ -20,10 +20,10 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2
 from node import limits
-from node.errors import RETRYABLE, Reason, RefusedError
+from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
@@ -144,7 +144,7 @@ class Expected:
                 except ConnectionLost as lost:
                     logger.debug("not expected any more", extra={"source": source, "error": str(lost)})
                 except RefusedError as refused:
-                    if refused.reason not in RETRYABLE:
+                    if not refused.reason.is_retryable:
                         if refused.reason is not Reason.INTERNAL:
                             self._sources.fault(source, Fault.LIED, str(refused))
                         return

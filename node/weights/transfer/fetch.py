@@ -22,11 +22,11 @@ from typing import Final
 
 from heterorl.v1 import policy_pb2
 from node import limits
-from node.errors import Reason, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Line, Progress
@@ -41,9 +41,6 @@ from node.weights.transfer.sources import Sources
 from node.wire import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
-
-_PASSING: Final = frozenset({Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.EXPIRED})
-"""Refusals that pass while the plan stays right."""
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
@@ -356,17 +353,16 @@ class Fetcher:
         Raises:
             ConnectionLost, RefusedError: ``error``, if trying again will not help.
         """
-        reason = error.reason if isinstance(error, RefusedError) else None
-        if reason is Reason.UNKNOWN_VERSION:
+        passes = not isinstance(error, RefusedError) or error.reason.recovery is Recovery.WAIT
+        if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:
             self._sources.lacks(name, key)
-        elif reason in (None, *_PASSING):
+        elif passes:
             fault = Fault.LIED if isinstance(error, LyingSourceError) else Fault.LOST
             self._sources.fault(name, fault, str(error))
         else:
             self._sources.fault(name, Fault.LIED, str(error))
         has_other = any(other != name for other in self._sources.candidates(key))
-        passes = has_other or reason in (None, *_PASSING)
-        await attempts.wait_after(error, passes=passes, at_once=self._sources.has_standing(key))
+        await attempts.wait_after(error, passes=passes or has_other, at_once=self._sources.has_standing(key))
 
     async def _read(
         self, transfer: Transfer, span: Range, deliveries: Deliveries, attempts: Attempts

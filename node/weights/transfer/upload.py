@@ -18,7 +18,7 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
-from node.errors import Reason, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -34,11 +34,6 @@ ARTIFACTS_PER_ROUND: Final = 16
 
 OFFER_TIMEOUT_S: Final = 60.0
 STALL_S: Final = 20.0
-
-_HOPELESS: Final = frozenset(
-    {Reason.FENCED, Reason.ROLLBACK, Reason.BAD_SIGNATURE, Reason.FOREIGN_RUN, Reason.WRONG_ROLE}
-)
-"""Refusals that say this learner must not go on."""
 
 
 class Uploader:
@@ -108,7 +103,7 @@ class Uploader:
                 await self._upload_all(wanted, local)
                 backoff.reset()
             except (ConnectionLost, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.reason in _HOPELESS:
+                if isinstance(error, RefusedError) and error.reason.recovery is Recovery.STOP:
                     raise
                 logger.info("an upload was cut", extra={"error": str(error), "retries": backoff.retries})
                 await backoff.wait()

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node.errors import RETRYABLE, RefusedError
+from node.errors import RefusedError
 from node.policy import Announcement
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.wire import announcement_from_wire
@@ -42,7 +42,7 @@ async def watch_versions(
         except ConnectionLost as error:
             logger.debug("the announcements were cut", extra={"error": str(error)})
         except RefusedError as error:
-            if error.reason not in RETRYABLE:
+            if not error.reason.is_retryable:
                 raise
             logger.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
         finally:

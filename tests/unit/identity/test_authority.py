@@ -16,8 +16,8 @@ from node.enrolment.authority import (
     signing_request,
 )
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import new_key
 from node.identity.peer import Peer
-from node.identity.pem import new_key
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role
 from support.identity import NOW_S

@@ -8,7 +8,8 @@ from node.commands import token_command
 from node.enrolment import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
-from node.identity.identity_store import check_own, load_identity
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.run import Role

@@ -66,7 +66,7 @@ def open_store(directory: Path) -> ArtifactStore:
 
 @dataclass
 class Publishing:
-    gate: MasterAccess
+    access: MasterAccess
     masters: dict[str, torch.Tensor]
     store: ArtifactStore
     task: asyncio.Task[None]
@@ -75,10 +75,10 @@ class Publishing:
 
     async def step(self, version: int) -> None:
         """Do what a training step does: write the masters when it may, then say what they hold."""
-        await asyncio.to_thread(self.gate.begin_writing)
+        await asyncio.to_thread(self.access.begin_writing)
         for name, tensor in masters_of(version).items():
             self.masters[name].copy_(tensor)
-        self.gate.hold(version)
+        self.access.hold(version)
 
     async def stop(self) -> None:
         self.stopping.set()
@@ -130,11 +130,11 @@ async def publishing(
         return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
 
     store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
-    gate = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
+    access = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
     masters = masters_of(start.version.number)
     signer = Signer(KEY, "run", 1)
     publisher = Publisher(
-        gate,
+        access,
         MasterWords(masters, layout),
         store,
         start=start,
@@ -160,7 +160,7 @@ async def publishing(
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(gate, masters, store, task, stopping, metrics)
+        yield Publishing(access, masters, store, task, stopping, metrics)
     finally:
         ready.cancel()
         task.cancel()
@@ -413,14 +413,14 @@ async def test_a_learner_behind_the_run_or_on_another_branch_does_not_start(
 
 async def test_a_version_that_is_not_finite_ends_the_learner_and_is_not_published(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
-        await asyncio.to_thread(running.gate.begin_writing)
+        await asyncio.to_thread(running.access.begin_writing)
         running.masters["b"][1, 2] = torch.inf
-        running.gate.hold(1)
+        running.access.hold(1)
         with pytest.raises(RefusedError, match="tensor 'b' has a NaN or an infinity at element 9"):
             await asyncio.wait_for(asyncio.shield(running.task), timeout=10)
         assert running.keys == []
         # Nobody reads any more: a step that was waiting goes on, and ends with the learner.
-        await asyncio.wait_for(asyncio.to_thread(running.gate.begin_writing), timeout=10)
+        await asyncio.wait_for(asyncio.to_thread(running.access.begin_writing), timeout=10)
 
 
 async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_who_are_behind(

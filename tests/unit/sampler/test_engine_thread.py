@@ -11,7 +11,7 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.generation import Generation
+from sampler.engines.engine_thread import EngineThread
 from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
 from sampler.versions.model_words import version_of
@@ -30,7 +30,7 @@ class Generating:
     def __init__(self, model_dir: Path) -> None:
         self.engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=3)
         self.registry = CollectorRegistry()
-        self.generation = Generation(self.engine, metrics=SamplerMetrics(self.registry))
+        self.engine_thread = EngineThread(self.engine, metrics=SamplerMetrics(self.registry))
         self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
 
@@ -39,13 +39,13 @@ class Generating:
 
     async def serve(self, number: int) -> None:
         """Hand over a change that changes nothing but the number."""
-        assert await self.generation.hand_over(lambda: self.version(number)) == self.version(number)
+        assert await self.engine_thread.hand_over(lambda: self.version(number)) == self.version(number)
 
     def add(
         self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
     ) -> None:
         ids = self.engine.encode(prompt)
-        self.generation.add(GenerationRequest(name, ids, completions, sampling))
+        self.engine_thread.add(GenerationRequest(name, ids, completions, sampling))
 
     def refuse(self, request_id: str, error: RefusedError) -> None:
         self.refused.put_nowait((request_id, error))
@@ -59,7 +59,7 @@ async def generating(model_dir: Path) -> AsyncIterator[Generating]:
     made = Generating(model_dir)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(
-            made.generation.run(finished=made.finished.put_nowait, refused=made.refuse)
+            made.engine_thread.run(finished=made.finished.put_nowait, refused=made.refuse)
         )
         yield made
         running.cancel()
@@ -67,9 +67,9 @@ async def generating(model_dir: Path) -> AsyncIterator[Generating]:
 
 async def test_nothing_is_served_before_the_first_version_is_handed_over(model_dir: Path) -> None:
     async with generating(model_dir) as made:
-        assert made.generation.served is None
+        assert made.engine_thread.served is None
         assert made.value("held_version") == -1
-        waiting = asyncio.create_task(made.generation.wait_until_serving())
+        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
         await made.serve(0)
         assert await waiting == made.version(0)
         assert made.value("held_version") == 0
@@ -91,7 +91,7 @@ async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it
         made.add("first", SHORT)
         await made.finished.get()
         await made.serve(6)
-        assert made.generation.served == made.version(6)
+        assert made.engine_thread.served == made.version(6)
         group = await made.finished.get()
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
         assert versions == {0, 6}
@@ -102,15 +102,15 @@ async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) ->
     async with generating(model_dir) as made:
         for number in (1, 2, 3):
             await asyncio.wait_for(made.serve(number), timeout=5)
-        assert made.generation.served == made.version(3)
+        assert made.engine_thread.served == made.version(3)
 
 
 async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         await made.serve(1)
-        made.generation.withdraw()
-        assert made.generation.served is None
-        waiting = asyncio.create_task(made.generation.wait_until_serving())
+        made.engine_thread.withdraw()
+        assert made.engine_thread.served is None
+        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
         await asyncio.wait({waiting}, timeout=0.02)
         assert not waiting.done()
         await made.serve(1)
@@ -130,15 +130,15 @@ async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_w
         made.add("first", SHORT)
         await made.finished.get()
         with pytest.raises(RefusedError, match="half of it"):
-            await made.generation.hand_over(tear)
-        assert made.generation.served is None
+            await made.engine_thread.hand_over(tear)
+        assert made.engine_thread.served is None
         assert made.value("held_version") == -1
         steps = made.value("decode_steps_total")
         # Its rendezvous is between two steps, so that one would have been made by now.
-        await made.generation.hand_over(lambda: None)
-        await made.generation.hand_over(lambda: None)
+        await made.engine_thread.hand_over(lambda: None)
+        await made.engine_thread.hand_over(lambda: None)
         assert made.value("decode_steps_total") == steps
-        assert made.generation.served is None
+        assert made.engine_thread.served is None
         await made.serve(2)
         group = await made.finished.get()
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
@@ -151,7 +151,7 @@ async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
         assert (await made.finished.get()).request_id == "first"
-        made.generation.cancel(["long"])
+        made.engine_thread.cancel(["long"])
         made.add("last", SHORT)
         assert (await made.finished.get()).request_id == "last"
         assert made.engine.running == 0

@@ -21,10 +21,10 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.head_file import StoreMark
 from sampler.engines.live_words import LiveWords, ModelWords
-from sampler.versions.delta_log import DeltaLog, StagedArtifact
+from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.held_file import load_held, save_held
 from sampler.versions.model_words import PublicBase, copy_words
-from sampler.versions.staging import InPlaceVersion
+from sampler.versions.version_assembly import InPlaceAssembly
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ MARK_FILE: Final = "high_water.json"
 WORD_BYTES: Final = 2
 
 
-class PolicyDisk:
+class SavedPolicy:
     """The state directory of one sampler."""
 
     def __init__(
@@ -120,11 +120,11 @@ class PolicyDisk:
                 logger.warning("logged version not usable", extra={"detail": str(unusable)})
                 self._log.drop(unusable.key)
 
-    def stage(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
+    def stage(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
         """Keep the payloads of an artifact as they arrive; None: they cannot be kept."""
         return self._log.begin(manifest, signed)
 
-    def remember(self, mark: StoreMark, staged: StagedArtifact | None) -> None:
+    def remember(self, mark: StoreMark, staged: LoggedArtifact | None) -> None:
         """Put a version on disk that is to be served: first its payloads, then that it was believed.
 
         Raises:
@@ -168,7 +168,7 @@ class PolicyDisk:
         while (logged := self._log.after(held)) is not None:
             manifest, payloads = logged
             try:
-                staged = InPlaceVersion(
+                staged = InPlaceAssembly(
                     manifest,
                     layout=self._layout,
                     base=weights.live,

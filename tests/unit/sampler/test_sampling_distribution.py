@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.objective.truncation import least_kept_mass
-from sampler.engines.distribution import Distribution, sampling_distribution
+from sampler.engines.sampling_distribution import Distribution, sampling_distribution
 
 
 def distribution_of(

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.until import run_until
+from node.waits import run_until
 
 
 async def test_work_that_ends_by_itself_ends_the_wait() -> None:

@@ -27,11 +27,11 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
 from sampler.engines.live_words import LiveWords, ModelWords
-from sampler.versions.delta_log import StagedArtifact
+from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.model_words import THREADS, frame_digests
 
 
-class StagedVersion(ABC):
+class VersionAssembly(ABC):
     """One version on its way.
 
     Attributes:
@@ -45,7 +45,7 @@ class StagedVersion(ABC):
         layout: Layout,
         base: ModelWords,
         base_version: PolicyVersion,
-        payloads: StagedArtifact | None,
+        payloads: LoggedArtifact | None,
     ) -> None:
         """Begin.
 
@@ -199,7 +199,7 @@ class StagedVersion(ABC):
         return self.digests
 
 
-class SpareVersion(StagedVersion):
+class SpareAssembly(VersionAssembly):
     """A version put together in a second copy, which becomes the live one by a change of pointers.
 
     Attributes:
@@ -213,7 +213,7 @@ class SpareVersion(StagedVersion):
         layout: Layout,
         base: ModelWords,
         base_version: PolicyVersion,
-        payloads: StagedArtifact | None,
+        payloads: LoggedArtifact | None,
         weights: LiveWords,
         spare: ModelWords,
     ) -> None:
@@ -243,7 +243,7 @@ class SpareVersion(StagedVersion):
         self.spare.write(self._layout.frames[frame], words)
 
 
-class InPlaceVersion(StagedVersion):
+class InPlaceAssembly(VersionAssembly):
     """A version verified frame by frame in scratch memory, then written over the live one."""
 
     def __init__(
@@ -253,7 +253,7 @@ class InPlaceVersion(StagedVersion):
         layout: Layout,
         base: ModelWords,
         base_version: PolicyVersion,
-        payloads: StagedArtifact | None,
+        payloads: LoggedArtifact | None,
         weights: LiveWords,
     ) -> None:
         """Begin. Payloads that cannot be kept on disk stay in memory."""

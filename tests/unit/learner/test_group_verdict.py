@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.intake.group_verdict import AdmissionRules, Judged, judge, stale
+from learner.intake.group_verdict import GroupRules, Judged, judge, stale
 from node.rollout import LogprobMode, RolloutGroup, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
-RULES = AdmissionRules(
+RULES = GroupRules(
     run_id="run",
     layout_digest=b"l" * 16,
     tokenizer_digest=b"t" * 16,

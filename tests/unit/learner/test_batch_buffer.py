@@ -1,6 +1,6 @@
 import pytest
 
-from learner.intake.batching import BatchBuffer
+from learner.intake.batch_buffer import BatchBuffer
 from node.rollout import DeliveredGroup, Verdict
 from support.groups import make_group
 

@@ -17,9 +17,9 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest, sign
 from node.weights.store.head_file import Head, StoreMark
-from sampler.versions.delta_log import StagedArtifact
-from sampler.versions.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE, PolicyDisk
-from sampler.versions.staging import InPlaceVersion
+from sampler.versions.delta_log import LoggedArtifact
+from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
+from sampler.versions.version_assembly import InPlaceAssembly
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
@@ -39,9 +39,9 @@ class Killed(BaseException):
 
 def disk_of(
     directory: Path, *, save_every_s: float = 0.0, refusals: Counter[Reason] | None = None
-) -> PolicyDisk:
+) -> SavedPolicy:
     counts: Counter[Reason] = Counter() if refusals is None else refusals
-    return PolicyDisk(
+    return SavedPolicy(
         directory,
         layout=LAYOUT,
         public_key=LEARNER.key.public_key,
@@ -53,7 +53,7 @@ def disk_of(
 
 
 def load(
-    disk: PolicyDisk, words0: Words = LEARNER.versions[0].words
+    disk: SavedPolicy, words0: Words = LEARNER.versions[0].words
 ) -> tuple[PolicyVersion, Manifest | None, Words]:
     """Start a sampler whose base model is ``words0``: give what it holds, its manifest and its words."""
     weights = live_words(words0)
@@ -92,7 +92,7 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
         encoded, signed = artifact(version, base_version)
         payloads = disk.stage(encoded.manifest, signed)
         assert payloads is not None
-        staged = InPlaceVersion(
+        staged = InPlaceAssembly(
             encoded.manifest,
             layout=LAYOUT,
             base=weights.live,
@@ -113,7 +113,7 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
     return numbers
 
 
-def log(disk: PolicyDisk, version: int, base_version: int | None) -> None:
+def log(disk: SavedPolicy, version: int, base_version: int | None) -> None:
     """Put an artifact into the log as a fetch does."""
     encoded, signed = artifact(version, base_version)
     payloads = disk.stage(encoded.manifest, signed)
@@ -255,14 +255,14 @@ def test_a_logged_version_that_fails_half_applied_is_given_up_and_the_one_before
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live(tmp_path, until=2, save_every_s=3600.0)
-    read = StagedArtifact.payload
+    read = LoggedArtifact.payload
     reads: Counter[int] = Counter()
 
-    def rots_after_it_was_verified(artifact: StagedArtifact, frame: int) -> bytes | None:
+    def rots_after_it_was_verified(artifact: LoggedArtifact, frame: int) -> bytes | None:
         reads[frame] += artifact.key.version == 2
         return None if artifact.key.version == 2 and frame == 3 and reads[3] == 2 else read(artifact, frame)
 
-    monkeypatch.setattr(StagedArtifact, "payload", rots_after_it_was_verified)
+    monkeypatch.setattr(LoggedArtifact, "payload", rots_after_it_was_verified)
     held, manifest, words = load(disk_of(tmp_path))
     assert reads[3] == 2
     assert held == LEARNER.versions[1].version

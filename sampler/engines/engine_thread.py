@@ -30,7 +30,7 @@ class _Offer:
     made: "asyncio.Future[PolicyVersion | None]"
 
 
-class Generation:
+class EngineThread:
     """Drives an engine for as long as ``run`` runs. Call everything on the event loop's thread.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Work that goes on until the daemon stops, and waits that end."""
+"""Waits that end: for work or a stop, for an event or a time limit."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def run_until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until it ends or ``stopping`` is set, whichever is first; then it is cancelled.
+    """Run ``work`` until it ends or ``stopping`` is set, which cancels it.
 
     Returns when ``work`` has cleaned up; raises what it raised.
     """
@@ -23,8 +23,8 @@ async def run_until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         task.result()
 
 
-async def wait_at_most(event: asyncio.Event, limit_s: float) -> None:
-    """Wait until ``event`` is set, or for ``limit_s`` seconds, whichever is shorter."""
+async def wait_at_most(event: asyncio.Event, limit_s: float | None) -> None:
+    """Wait until ``event`` is set, at most ``limit_s`` seconds; None sets no limit."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()

@@ -15,9 +15,9 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from sampler.engines.live_words import ModelWords
 from sampler.engines.torch_words import LiveTensors
-from sampler.versions.delta_log import DeltaLog, StagedArtifact
+from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.model_words import ArrayWords
-from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
+from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
 
@@ -45,11 +45,11 @@ def begun(
     *,
     held: PolicyVersion = BASE.version,
     base: ModelWords | None = None,
-    payloads: StagedArtifact | None = None,
-) -> StagedVersion:
+    payloads: LoggedArtifact | None = None,
+) -> VersionAssembly:
     """Begin a version; ``base``: what it starts from, if not what is live."""
     if mode == "spare":
-        return SpareVersion(
+        return SpareAssembly(
             encoded.manifest,
             layout=LAYOUT,
             base=base or weights.live,
@@ -58,7 +58,7 @@ def begun(
             weights=weights,
             spare=weights.new_spare(),
         )
-    return InPlaceVersion(
+    return InPlaceAssembly(
         encoded.manifest,
         layout=LAYOUT,
         base=base or weights.live,
@@ -68,14 +68,14 @@ def begun(
     )
 
 
-def put_all(version: StagedVersion, encoded: EncodedVersion) -> None:
+def put_all(version: VersionAssembly, encoded: EncodedVersion) -> None:
     assert version.take_held() == ()
     for frame in version.missing():
         version.put(frame, encoded.payloads[frame])
     version.finish()
 
 
-def logged(directory: Path, encoded: EncodedVersion) -> StagedArtifact:
+def logged(directory: Path, encoded: EncodedVersion) -> LoggedArtifact:
     log = DeltaLog(
         directory,
         public_key=LEARNER.key.public_key,
@@ -202,7 +202,7 @@ def test_in_place_a_base_that_changes_before_a_frame_is_applied_is_found(weights
 def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(weights: LiveTensors) -> None:
     version = begun("spare", weights)
     put_all(version, DELTA)
-    assert isinstance(version, SpareVersion)
+    assert isinstance(version, SpareAssembly)
     span = LAYOUT.frames[4]
     words = version.spare.read(span).copy()
     words[-1] ^= 1
@@ -225,7 +225,7 @@ def test_two_copies_are_enough_for_a_chain(weights: LiveTensors) -> None:
     copies, held = {id(weights.live), id(spare)}, BASE.version
     for number in (2, 3, 4):
         encoded = LEARNER.encode(number, number - 1)
-        version = SpareVersion(
+        version = SpareAssembly(
             encoded.manifest,
             layout=LAYOUT,
             base=weights.live,

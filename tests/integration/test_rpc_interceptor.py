@@ -1,4 +1,4 @@
-"""What the gate does to honest, clumsy and hostile callers, and to servicers that fail."""
+"""What the interceptor does to honest, clumsy and hostile callers, and to servicers that fail."""
 
 import asyncio
 import logging
@@ -341,7 +341,7 @@ async def test_a_reader_that_stops_loses_its_stream_quietly(
 
     firehose = rpcs({KINDS["FetchFrames"]: pour})
     async with (
-        serving(made, firehose, stall_s=0.1, farewell_s=0.05) as hub,
+        serving(made, firehose, stall_s=0.1, refusal_s=0.05) as hub,
         learner_channel(made, hub) as channel,
     ):
         stream = policy_pb2_grpc.PolicyServiceStub(channel).FetchFrames(

@@ -6,16 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sampler.versions.memory_scrub import MemoryScrub
 from sampler.versions.model_words import ArrayWords
-from sampler.versions.scrub import Scrub
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, random_words
 
 FRAMES = len(LAYOUT.frames)
 
 
-def scrub_of(live: ArrayWords, *, turn_words: int = 1) -> Scrub:
-    scrub = Scrub(LAYOUT, turn_words=turn_words)
+def scrub_of(live: ArrayWords, *, turn_words: int = 1) -> MemoryScrub:
+    scrub = MemoryScrub(LAYOUT, turn_words=turn_words)
     scrub.take_stock(live)
     return scrub
 
@@ -39,7 +39,7 @@ def test_any_flipped_bit_is_found_within_as_many_turns_as_there_are_frames(
 def test_a_bit_that_flips_in_a_float32_value_is_found_wherever_it_is(bit: int) -> None:
     words = random_words(1)
     weights = live_words(words, dtype=torch.float32)
-    scrub = Scrub(LAYOUT)
+    scrub = MemoryScrub(LAYOUT)
     scrub.take_stock(weights.live)
     np.testing.assert_array_equal(words_of(weights.live), words)
     weights.live.flat.view(torch.int32)[4] ^= -(1 << 31) if bit == 31 else 1 << bit

@@ -21,7 +21,7 @@ TURN_WORDS: Final = 32 << 20
 parameters is looked through in half a minute, one of 8 B in nine; a turn costs about 20 ms of a core."""
 
 
-class Scrub:
+class MemoryScrub:
     """Remembers the digests of the live words, and where it has got to."""
 
     def __init__(self, layout: Layout, *, turn_words: int = TURN_WORDS) -> None:
