@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from learner.training.checkpoint import read_masters, versions_in
 from learner.training.model import Policy, load_policy
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.run import Role
 from node.weights.format.digests import version_root, words_digest
 from node.weights.format.model_files import StoredDtypes
@@ -42,7 +43,7 @@ _WEIGHT_FILES: Final = (
     "*.bin.index.json",
     "config.json",
 )
-"""What the export writes anew; everything else is copied from the base model."""
+"""Files that the export writes; all others are copied from the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _save(policy: Policy, directory: Path, *, model_dir: Path) -> None:
 
 
 def _round(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], tensors: Mapping[str, Tensor]) -> None:
-    """Give every tensor of the model its published dtype; tied ones stay tied."""
+    """Round every tensor of the model to its published dtype; tied ones stay tied."""
     rounded = {tensor.data_ptr(): tensor.detach().to(dtypes[name]) for name, tensor in tensors.items()}
     for tensor in model.state_dict(keep_vars=True).values():
         if tensor.data_ptr() in rounded:

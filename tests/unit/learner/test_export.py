@@ -17,8 +17,8 @@ from node.commands.cli import main
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
+from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.model_words import version_of
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
