@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.rollout import RolloutGroup
-from node.wire import group_from_wire
+from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.bad_prompts import is_bad
 from support.clock import ManualClock
@@ -62,14 +62,17 @@ async def pass_time(clock: ManualClock) -> None:
 async def train(
     drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
 ) -> list[RolloutGroup]:
-    """Train on each group by itself, from ``version`` on; give those that came in time."""
+    """Train on each group by itself, from ``version`` on, until acknowledged; return the groups."""
     trained: list[RolloutGroup] = []
+    acknowledged = version
     passing = asyncio.create_task(pass_time(clock))
     try:
         async with asyncio.timeout(within_s):
-            while len(trained) < groups:
+            while acknowledged < version + groups:
                 response = await drain.hear()
-                if response.WhichOneof("message") == "group":
+                if response.WhichOneof("message") == "step_acknowledged":
+                    acknowledged = response.step_acknowledged.version
+                elif len(trained) < groups:
                     trained.append(group_from_wire(response.group.group))
                     await drain.step(version + len(trained), trained[-1].group_id)
     except TimeoutError:

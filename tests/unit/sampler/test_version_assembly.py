@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
-from node.weights.assembly.encode import EncodedVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.model_words import ArrayWords
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
@@ -149,8 +148,8 @@ def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_sign
         version.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
     with pytest.raises(DamagedFrameError):
-        version.mend(2, BASE.words[LAYOUT.frames[2].slice])
-    version.mend(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
+        version.repair(2, BASE.words[LAYOUT.frames[2].slice])
+    version.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
     version.finish()
     version.apply()
     np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
@@ -207,7 +206,7 @@ def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(
     words = version.spare.read(span).copy()
     words[-1] ^= 1
     version.spare.write(span, words)
-    with pytest.raises(RefusedError, match="are not those signed") as refused:
+    with pytest.raises(RefusedError, match="not the signed") as refused:
         version.finish()
     assert refused.value.reason is Reason.DAMAGED
     np.testing.assert_array_equal(words_of(weights.live), BASE.words)
@@ -215,7 +214,7 @@ def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(
 
 def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: LiveTensors) -> None:
     other = EncodedVersion(replace(DELTA.manifest, root=bytes(16)), DELTA.payloads)
-    with pytest.raises(RefusedError, match="are not those signed") as refused:
+    with pytest.raises(RefusedError, match="not the signed") as refused:
         put_all(begun(mode, weights, other), other)
     assert refused.value.reason is Reason.DAMAGED
 

@@ -1,0 +1,117 @@
+"""The coordinator as one service: its servers, its upkeep, and the ledger that outlives both."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from node.clock import Clock
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peers import Peers
+from node.coordinator.published import Published
+from node.coordinator.spool import Spool
+from node.errors import RefusedError
+from node.rpc.server import RpcServer
+from node.weights.store.artifact_store import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+UPKEEP_S: Final = 1.0
+"""How late an expiry, a silence or a metric may be noticed; far below any of their terms."""
+
+
+class CoordinatorService:
+    """Serves until stopped; the ledger is closed when nobody can ask for it any more."""
+
+    name = "coordinator"
+
+    def __init__(
+        self,
+        *,
+        spool: Spool,
+        peers: Peers,
+        store: ArtifactStore,
+        published: Published,
+        members: RpcServer,
+        enrolment: RpcServer | None,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+    ) -> None:
+        """Own all of it; ``enrolment`` is None where TLS is off."""
+        self._spool = spool
+        self._peers = peers
+        self._store = store
+        self._published = published
+        self._members = members
+        self._enrolment = enrolment
+        self._metrics = metrics
+        self._clock = clock
+        self._wake = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where members connect, host:port; the real port once ready."""
+        return self._members.address
+
+    @property
+    def enrolment_address(self) -> str | None:
+        """Where new peers enrol, host:port; None where TLS is off."""
+        return None if self._enrolment is None else self._enrolment.address
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Serve until ``stopping``; see ``node.process.service``."""
+        loop = asyncio.get_running_loop()
+        servers = [server for server in (self._members, self._enrolment) if server is not None]
+        try:
+            await self._take_stock()
+            with self._store.listening(lambda: loop.call_soon_threadsafe(self._wake.set)):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._keep_up(stopping))
+                    await _start(servers, tasks, stopping)
+                    logger.info(
+                        "serving",
+                        extra={"listen": self.address, "enrolment_listen": self.enrolment_address},
+                    )
+                    ready()
+        finally:
+            await self._spool.close()
+
+    async def _keep_up(self, stopping: asyncio.Event) -> None:
+        stopped = asyncio.create_task(stopping.wait())
+        stopped.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not stopping.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(UPKEEP_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                await self._take_stock()
+        finally:
+            stopped.cancel()
+
+    async def _take_stock(self) -> None:
+        """Do what time alone makes necessary."""
+        now = self._clock.now()
+        try:
+            announced = await asyncio.to_thread(self._published.unlogged)
+            await self._spool.announce(announced)
+            await self._spool.expire()
+        except RefusedError as refused:
+            # Tried again at the next turn: nothing was changed.
+            logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
+        for member in self._peers.expire(now):
+            logger.warning(
+                "peer not heard of",
+                extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
+            )
+        head = self._peers.head
+        self._spool.show_load()
+        self._metrics.show_peers(self._peers.rows(now), head=0 if head is None else head.number)
+
+
+async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
+    for server in servers:
+        is_ready = asyncio.Event()
+        tasks.create_task(server.run(ready=is_ready.set, stopping=stopping))
+        await is_ready.wait()  # a server that fails cancels this by way of the group

@@ -1,0 +1,166 @@
+import argparse
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from node.commands import init_command, token_command
+from node.enrolment.init_run import init_run
+from node.enrolment.tokens import Token
+from node.errors import ConfigError, StartupError
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import load_identity
+from node.identity.run_description import RunDescription
+from node.identity.signatures import SigningKey
+from node.run import Role
+from support.identity import NOW_S
+
+
+def run_init(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    init_command.add_arguments(parser)
+    return init_command.run(parser.parse_args(arguments))
+
+
+def run_token(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    token_command.add_arguments(parser)
+    return token_command.run(parser.parse_args(arguments))
+
+
+def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
+    run = init_run(tmp_path / "run", run_id="first", hosts=["hub.example.org"], now=NOW_S)
+    root = tmp_path / "run"
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    identity_files = ("key.pem", "certificate.pem", "ca.pem")
+    assert files == {
+        "run.json",
+        "coordinator/authority/ca.key",
+        "coordinator/authority/ca.pem",
+        "learner/signing.key",
+        *(
+            f"{role}/identity/{name}"
+            for role in ("coordinator", "learner", "operator")
+            for name in identity_files
+        ),
+    }
+    assert RunDescription.load(root / "run.json") == run
+    assert SigningKey.load(root / "learner" / "signing.key").public_key == run.learner_public_key
+    for role in (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR):
+        identity = load_identity(root / role / "identity")
+        assert identity is not None
+        check_own(identity, run, role, NOW_S)
+    hub = load_identity(root / "coordinator" / "identity")
+    assert hub is not None
+    names = x509.load_pem_x509_certificate(hub.certificate_pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.DNSName) == ["hub.first.heterorl", "hub.example.org"]
+
+
+def test_no_secret_of_a_new_run_is_readable_by_others(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    init_run(root, run_id="first", hosts=[], now=NOW_S)
+    secrets = [path for path in root.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert len(secrets) == 5
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    assert {path.parent.stat().st_mode & 0o777 for path in secrets} == {0o700}
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("left", ["run.json", "coordinator", "learner"])
+def test_init_does_not_touch_a_run_that_is_there(tmp_path: Path, left: str) -> None:
+    root = tmp_path / "run"
+    run_init(str(root), "--run-id", "first")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(StartupError, match="holds a run already"):
+        run_init(str(root), "--run-id", "second")
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    # Also when only a part of it is left: its keys may be all there is.
+    other = tmp_path / "part"
+    other.mkdir()
+    (root / left).rename(other / left)
+    with pytest.raises(StartupError, match=f"holds a run already \\({left}\\)"):
+        run_init(str(other))
+
+
+def test_init_says_what_to_copy_where_and_which_command_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_init(str(tmp_path / "run"), "--run-id", "first", "--host", "hub.example.org") == 0
+    said = capsys.readouterr().out
+    for needed in ("Made run first", "run.json", "learner/signing.key", "--role coordinator --role learner"):
+        assert needed in said
+    assert f"heterorl-node token {tmp_path}/run --role sampler --address hub.example.org:PORT" in said
+
+
+def test_init_makes_up_a_run_id(tmp_path: Path) -> None:
+    run_init(str(tmp_path / "a"))
+    run_init(str(tmp_path / "b"))
+    names = [RunDescription.load(tmp_path / name / "run.json").run_id for name in ("a", "b")]
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--run-id", "Big Run"), ("--run-id", "a" * 64), ("--host", "a b"), ("--host", "https://hub")],
+)
+def test_init_names_a_wrong_argument_and_makes_nothing(tmp_path: Path, arguments: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run_init(str(tmp_path / "run"), *arguments)
+    assert (raised.value.source, raised.value.value) == arguments
+    assert not (tmp_path / "run").exists()
+
+
+def test_token_prints_the_token_alone_on_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "run")
+    run_init(root, "--run-id", "first")
+    capsys.readouterr()
+    arguments = ("--role", "sampler", "--node-id", "s1", "--ttl", "30m", "--address", "hub:7401")
+    assert run_token(root, *arguments) == 0
+    printed = capsys.readouterr()
+    token = Token.parse(printed.out)
+    assert printed.out.count("\n") == 1
+    assert (token.run_id, token.role, token.node_id, token.address) == (
+        "first",
+        Role.SAMPLER,
+        "s1",
+        "hub:7401",
+    )
+    assert "node.token_file" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("1h", 3600),
+        ("2d", 172800),
+        ("1", None),
+        ("h", None),
+        ("1.5h", None),
+        ("-1h", None),
+    ],
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float | None) -> None:
+    assert token_command.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--ttl", "8d"), ("--ttl", "0s"), ("--ttl", "soon"), ("--node-id", "S 1"), ("--address", "hub")],
+)
+def test_token_names_a_wrong_argument(tmp_path: Path, flag: str, value: str) -> None:
+    root = str(tmp_path / "run")
+    run_init(root)
+    arguments = {"--role": "sampler", "--address": "hub:7401"} | {flag: value}
+    with pytest.raises(ConfigError, match=flag):
+        run_token(root, *(word for pair in arguments.items() for word in pair))
+
+
+def test_token_without_a_run_says_which_file_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"ca\.key cannot be read"):
+        run_token(str(tmp_path), "--role", "sampler", "--address", "hub:7401")

@@ -1,0 +1,166 @@
+import base64
+import datetime
+import json
+
+import jwt
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from node.enrolment.authority import Authority
+from node.enrolment.tokens import TYPE, Token, issue_token, redeem
+from node.errors import Reason, RefusedError
+from node.identity.certificates import read_certificate
+from node.limits import TOKEN_BYTES
+from node.run import Role
+from support.identity import NOW_S
+
+AUTHORITY = Authority.create("run", now=NOW_S)
+
+
+def make_token(
+    authority: Authority = AUTHORITY, *, role: Role = Role.SAMPLER, node_id: str | None = None
+) -> str:
+    return issue_token(authority, role=role, node_id=node_id, address="hub.example.org:7401", now=NOW_S)
+
+
+def refusal(text: str, *, node_id: str = "s1", now: float = NOW_S) -> str:
+    with pytest.raises(RefusedError) as refused:
+        redeem(text, authority=AUTHORITY, node_id=node_id, now=now)
+    assert refused.value.reason is Reason.TOKEN_REFUSED
+    return str(refused.value)
+
+
+def encoded(header: dict[str, object]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(header).encode()).rstrip(b"=").decode()
+
+
+def test_a_token_is_one_short_line_and_says_all_its_holder_needs() -> None:
+    text = make_token(node_id="s1")
+    assert jwt.get_unverified_header(text) == {"alg": "ES256", "typ": "heterorl-token+jwt"}
+    assert text.isascii()
+    assert text.split() == [text]
+    assert len(text) <= TOKEN_BYTES // 2
+    token = Token.parse(text)
+    assert (token.run_id, token.role, token.node_id) == ("run", Role.SAMPLER, "s1")
+    assert token.address == "hub.example.org:7401"
+    assert token.expires_at_s == NOW_S + 3600
+    assert token.ca_certificate_pem.encode() == AUTHORITY.certificate_pem
+
+
+def test_a_token_survives_being_copied_with_white_space_around_it() -> None:
+    assert Token.parse(f"  {make_token()}\n").run_id == "run"
+
+
+def test_no_two_tokens_are_the_same() -> None:
+    assert Token.parse(make_token()).nonce != Token.parse(make_token()).nonce
+
+
+def test_a_token_admits_the_role_and_node_it_was_made_for() -> None:
+    assert redeem(make_token(), authority=AUTHORITY, node_id="any", now=NOW_S).role is Role.SAMPLER
+    assert redeem(make_token(node_id="s1"), authority=AUTHORITY, node_id="s1", now=NOW_S).node_id == "s1"
+    assert "for node s1, not s2" in refusal(make_token(node_id="s1"), node_id="s2")
+
+
+def test_a_token_lives_to_the_second_it_says() -> None:
+    text = make_token()
+    redeem(text, authority=AUTHORITY, node_id="s1", now=NOW_S + 3599)
+    assert "expired 0 s ago" in refusal(text, now=NOW_S + 3600)
+
+
+def test_a_token_of_another_authority_is_refused_also_for_a_run_of_the_same_name() -> None:
+    twin = Authority.create("run", now=NOW_S)
+    assert "another authority" in refusal(make_token(twin))
+
+
+def test_a_changed_token_is_no_token_wherever_the_change_is() -> None:
+    text = make_token()
+    for position in range(0, len(text), 7):
+        changed = text[:position] + ("A" if text[position] != "A" else "B") + text[position + 1 :]
+        assert "not a token" in refusal(changed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "e30",
+        "..",
+        "e30.e30.e30",
+        "e30.e30",
+        "e30.é.é",
+        "e30.=.=",
+        "\ud800.e30.e30",
+        "a" * 5000,
+        "bnVsbA.bnVsbA.AA",
+        f"{encoded({'alg': 'none', 'typ': TYPE})}.e30.",
+        f"{encoded({'alg': 'ES256', 'typ': TYPE, 'b64': False, 'crit': ['b64']})}..AA",
+    ],
+)
+def test_nonsense_is_no_token(text: str) -> None:
+    assert "not a token" in refusal(text)
+
+
+def claims(**changes: object) -> bytes:
+    _, payload, _ = make_token().split(".")
+    return json.dumps(json.loads(base64.urlsafe_b64decode(payload + "==")) | changes).encode()
+
+
+def test_any_tool_for_json_web_tokens_reads_what_a_token_says() -> None:
+    key = read_certificate(AUTHORITY.certificate_pem).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    said = jwt.decode(make_token(node_id="s1"), key, algorithms=["ES256"], options={"verify_exp": False})
+    assert (said["iss"], said["sub"], said["role"], said["exp"]) == ("run", "s1", "sampler", NOW_S + 3600)
+
+
+def test_what_the_authority_signs_for_another_purpose_is_no_token() -> None:
+    assert Token.parse(AUTHORITY.sign_token(claims(), typ=TYPE)).run_id == "run"
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(), typ="JWT"))
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(iss=7), typ=TYPE))
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(run_id="run"), typ=TYPE))
+
+
+def test_a_token_under_another_algorithm_or_kind_of_key_is_no_token() -> None:
+    symmetric = jwt.PyJWS().encode(claims(), b"k" * 32, "HS256", headers={"typ": TYPE})
+    assert "not a token" in refusal(symmetric)
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([])
+    moment = datetime.datetime.fromtimestamp(NOW_S, datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, moment, moment).sign(key, None)
+    ).public_bytes(Encoding.PEM)
+    signed = jwt.PyJWS().encode(
+        claims(ca_certificate_pem=certificate.decode()), key, "EdDSA", headers={"typ": TYPE}
+    )
+    assert "not a token" in refusal(signed)
+    header = make_token().split(".")[0]
+    assert "not a token" in refusal(".".join((header, *signed.split(".")[1:])))
+
+
+def test_a_token_of_the_format_before_this_one_is_refused_by_name() -> None:
+    assert "older version" in refusal("hrl1.e30.e30")
+    assert "make a new one with `heterorl-node token`" in refusal("hrl1.e30.e30")
+
+
+def test_a_huge_token_is_not_parsed() -> None:
+    assert "not a token" in refusal(make_token() + " " * TOKEN_BYTES)
+
+
+def test_the_token_of_one_run_does_not_carry_the_signature_of_another() -> None:
+    # The payload of a genuine token under the signature of another genuine token.
+    first, second = make_token().split("."), make_token().split(".")
+    assert "not a token" in refusal(".".join((first[0], first[1], second[2])))
+
+
+@pytest.mark.parametrize("lifetime_s", [0.0, -1.0, float("nan"), 8 * 86400.0])
+def test_a_token_that_is_dead_or_lives_for_long_cannot_be_made(lifetime_s: float) -> None:
+    with pytest.raises(ValueError, match="lives for at most"):
+        issue_token(
+            AUTHORITY, role=Role.SAMPLER, node_id=None, address="h:1", now=NOW_S, lifetime_s=lifetime_s
+        )
+
+
+def test_no_token_makes_a_coordinator() -> None:
+    with pytest.raises(ValueError, match="does not enrol"):
+        make_token(role=Role.COORDINATOR)
