@@ -12,8 +12,9 @@ from bench.mutants.faults import Fault
 NARROW_FILES: Final = 5
 """So many files of tests are tried first: those that call the faulty function and little else."""
 
-MOST_S: Final = 8.0
-"""Of tests against one fault at each width, by their time when they were observed."""
+NEAR_S: Final = 30.0
+FAR_S: Final = 8.0
+"""Of tests against one fault at each width, by their time when observed: in files near it, in others."""
 
 _OUTER: Final = ("tests/integration/",)
 
@@ -89,12 +90,12 @@ class Coverage:
         outer = [test for test in tests if test.file.startswith(_OUTER)]
         near = _nearest(inner, fault.path) | _nearest(outer, fault.path)
         widths = (
-            [test for test in inner if test.file in near],
-            [test for test in outer if test.file in near],
-            [test for test in inner if test.file not in near],
-            [test for test in outer if test.file not in near],
+            ([test for test in inner if test.file in near], NEAR_S),
+            ([test for test in outer if test.file in near], NEAR_S),
+            ([test for test in inner if test.file not in near], FAR_S),
+            ([test for test in outer if test.file not in near], FAR_S),
         )
-        return [_within(width) for width in widths if width]
+        return [_within(width, most_s) for width, most_s in widths if width]
 
 
 def _nearest(tests: Sequence[ObservedTest], path: str) -> set[str]:
@@ -106,11 +107,11 @@ def _nearest(tests: Sequence[ObservedTest], path: str) -> set[str]:
     return set(sorted(score, key=lambda file: -score[file])[:NARROW_FILES])
 
 
-def _within(tests: Sequence[ObservedTest]) -> tuple[list[str], float]:
+def _within(tests: Sequence[ObservedTest], most_s: float) -> tuple[list[str], float]:
     names: list[str] = []
     seconds = 0.0
     for test in sorted(tests, key=lambda test: test.seconds):
-        if names and seconds + test.seconds > MOST_S:
+        if names and seconds + test.seconds > most_s:
             break
         names.append(test.name)
         seconds += test.seconds

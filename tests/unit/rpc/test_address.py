@@ -1,6 +1,7 @@
 import pytest
 
-from node.rpc.address import is_loopback, join_address, split_address
+from node.errors import ConfigError
+from node.rpc.address import check_host, is_loopback, join_address, split_address
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,16 @@ def test_anything_else_is_no_address(address: str) -> None:
 )
 def test_only_this_machine_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("host", "rule"),
+    [
+        ("[::1]", "an IPv6 address has no brackets here"),
+        ("[hub]", "a host is a name or an IP address"),
+        ("hub:7700", "a host has no port"),
+    ],
+)
+def test_a_host_with_more_than_a_host_says_what_is_too_much(host: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        check_host(host, flag="--host")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from node.rpc.keepalive import Keepalive
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("node", "learner", "sampler", "deploy", "bench")
 _OPTION = re.compile(r"grpc(\.[a-z0-9_]+)+")
@@ -34,6 +36,13 @@ def core() -> bytes:
 @pytest.mark.parametrize(("option", "file"), sorted(set(options_used())))
 def test_an_option_is_one_that_grpc_reads(option: str, file: str, core: bytes) -> None:
     assert f"{option}\0".encode() in core, f"{file}: gRPC knows no option {option}"
+
+
+def test_keepalive_is_told_to_grpc_in_milliseconds() -> None:
+    keepalive = Keepalive(ping_after_s=20.0, give_up_after_s=10.0, allowed_every_s=2.5)
+    assert dict(keepalive.client_options)["grpc.keepalive_time_ms"] == 20_000
+    assert dict(keepalive.client_options)["grpc.keepalive_timeout_ms"] == 10_000
+    assert dict(keepalive.server_options)["grpc.http2.min_ping_interval_without_data_ms"] == 2_500
 
 
 def test_a_misspelt_option_would_be_found(core: bytes) -> None:

@@ -228,6 +228,15 @@ def test_a_source_never_tried_is_tried() -> None:
     assert book.choose(["known", "new"]) == "new"
 
 
+def test_a_source_never_tried_counts_as_the_best_of_the_others() -> None:
+    scores = SourceScores(["slow", "fast", "new"])
+    scores.delivered("slow", 1 << 20, took_s=1.0)
+    scores.delivered("fast", 3 << 20, took_s=1.0)
+    assert scores.choose(["fast", "new"]) == "fast"
+    scores.take_lane("fast")
+    assert scores.choose(["fast", "new"]) == "new"
+
+
 def test_goodput_follows_what_is_measured_by_its_weight_in_bytes() -> None:
     book = SourceScores(["one"])
     book.delivered("one", 8 << 20, took_s=1.0)
