@@ -60,6 +60,8 @@ def test_the_longest_distance_is_that_of_the_sampler_furthest_behind_that_holds_
         table.holds(sampler, PolicyVersion(held))
     table.holds(Peer("run", Role.RELAY, "r"), PolicyVersion(1))
     assert table.longest(head=head) == 6
+    table.holds(samplers[0], PolicyVersion(1))
+    assert table.longest(head=head) == 8
     table.holds(samplers[0], PolicyVersion(8))
     assert table.longest(head=head) == 6  # another one still holds version 3
     table.leave(samplers[1])

@@ -41,3 +41,12 @@ def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
 
 def test_nothing_is_told_of_nothing() -> None:
     assert GroupTally(now=0.0).rest(now=100.0) is None
+
+
+def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
+    tally = GroupTally(now=0.0)
+    for version in (5, 9, 7):
+        tally.add(make_group(version=version), Verdict.SPOOLED, reward_mean=0.0, now=1.0)
+    told = tally.rest(now=2.0)
+    assert told is not None
+    assert (told.oldest_version, told.newest_version) == (5, 9)

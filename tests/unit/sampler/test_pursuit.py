@@ -100,7 +100,10 @@ def test_a_longer_round_trip_is_believed_at_once_and_a_shorter_one_slowly() -> N
     assert link.round_trip_s == 5.0
     assert link.answered(1.0).round_trip_s == 4.5
     assert link.silent(20.0).round_trip_s == 20.0
+    assert measured(4.0).patience_s == 9.0  # a second, and two round trips
     assert Link().artifact_cost_bytes == 0
+    for size_bytes, took_s in ((1_000, 5.0), (10 * MB, 0.001)):  # too little, or too soon, to measure
+        assert Link(2.0).carried(size_bytes, took_s=took_s) == Link(2.0)
     assert Link(2.0).carried(10 * MB, took_s=5.0).artifact_cost_bytes == 4 * MB
 
 

@@ -90,6 +90,11 @@ def test_nothing_is_sent_that_the_hub_would_drop() -> None:
     assert plan_upload([*STEPS, artifact(2, NO_BASE)], remote=remote, head=8) == ()
 
 
+def test_what_starts_at_the_oldest_keyframe_of_a_hub_is_sent() -> None:
+    remote, stride = [artifact(6, NO_BASE), *STEPS[6:]], artifact(8, 6, 100)
+    assert plan_upload([*STEPS, stride], remote=remote, head=8) == (stride,)
+
+
 def test_a_step_that_was_damaged_on_the_hub_is_sent_again() -> None:
     remote = [artifact(2, NO_BASE), *STEPS[2:5], *STEPS[6:]]
     assert plan_upload([*STEPS, artifact(2, NO_BASE)], remote=remote, head=8) == (STEPS[5],)
