@@ -64,6 +64,27 @@ class PromptLease:
     ttl_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """The answer to a request for leases."""
+
+    leases: tuple[PromptLease, ...]
+    retry_after_s: float
+    """When to ask again; 0 where as many were granted as were asked for."""
+    waits_for: str
+    """The bound that was reached; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVerdict:
+    """What the learner or the coordinator decided about one group."""
+
+    group_id: str
+    verdict: Verdict
+    detail: str = ""
+    """One line for people: which rule was broken, with the values."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One completion, n >= 1 tokens, the end token included where there is one."""

@@ -13,24 +13,15 @@ again: records it has not acknowledged, which groups are held, and what was judg
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The learner's verdict on one group."""
-
-    group_id: str
-    verdict: Verdict
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
     """What is to be said to the hub now, in this order."""
 
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[GroupVerdict, ...]
     steps: tuple[StepRecord, ...]
     credit_groups: int
 
@@ -44,9 +35,9 @@ class DrainBook:
             raise ValueError(f"capacity_groups is {capacity_groups}; a learner without room gets no group")
         self._version = version
         self._capacity_groups = capacity_groups
-        self._held: dict[str, Judgement | None] = {}
+        self._held: dict[str, GroupVerdict | None] = {}
         self._unacknowledged = list(unacknowledged)
-        self._owed_judgements: dict[str, Judgement] = {}
+        self._owed_judgements: dict[str, GroupVerdict] = {}
         self._owed_steps: list[StepRecord] = []
         self._credit_outstanding = 0
 
@@ -86,7 +77,7 @@ class DrainBook:
         self._held[group_id] = None
         return True
 
-    def judged(self, judgement: Judgement) -> None:
+    def judged(self, judgement: GroupVerdict) -> None:
         """Note a verdict on a held group; anything but ACCEPTED ends its stay."""
         if judgement.group_id not in self._held:
             raise KeyError(f"group {judgement.group_id} is not held")

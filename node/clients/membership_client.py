@@ -25,13 +25,13 @@ from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
-from node.until import run_until
+from node.waits import run_until
 from node.wire import (
     metric_families_to_wire,
     policy_version_from_wire,
@@ -82,15 +82,6 @@ class PeerState:
     step_report: Callable[[], StepReport | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
-    """What became of one group of this peer."""
-
-    group_id: str
-    verdict: Verdict
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The clients' half of RolloutService: take leases, give them back, hand groups in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import grpc.aio
@@ -9,7 +8,7 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.failure import FailedLease
 from node.policy import PolicyVersion
-from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.channel import call
 from node.wire import (
     failed_lease_to_wire,
@@ -24,15 +23,6 @@ CONTROL_TIMEOUT_S: Final = 15.0
 
 SUBMIT_TIMEOUT_S: Final = 150.0
 """Deadline of a submission: the largest group (72 MiB) at 5 Mbit/s."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseGrant:
-    """An answer to a request for work; ``waits_for`` names the bound that was reached."""
-
-    leases: tuple[PromptLease, ...]
-    retry_after_s: float
-    waits_for: str
 
 
 class SamplerRolloutClient:

@@ -18,7 +18,7 @@ from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
 from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
-    "init": ("node.enrolment.init_run", "make a new run: its keys and certificates"),
+    "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
     "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),

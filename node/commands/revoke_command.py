@@ -14,9 +14,8 @@ from typing import Final
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import ConfigError, ExitCode, StartupError
-from node.identity.access import cannot_make, cannot_read
 from node.identity.clock_skew import moment
-from node.identity.files import write_public
+from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.peer import is_name
 from node.identity.revocation import FILE_NAME, entries, with_revoked, without_revoked
 from node.run import Role

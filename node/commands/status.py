@@ -21,12 +21,13 @@ from rich.text import Text
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
-from node.enrolment.first_start import enrol_with_token
+from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
 from node.errors import ExitCode, RefusedError, StartupError
-from node.identity.access import cannot_make
-from node.identity.identity_store import Identity, check_own, load_identity
+from node.identity.files import cannot_make
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.policy import PolicyVersion

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.clients.drain_book import Judgement
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Roster
 from node.coordinator.spool import Spool
@@ -18,6 +17,7 @@ from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
+from node.rollout import GroupVerdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role, RunSettings, RunStatus
 from node.wire import (
@@ -272,7 +272,7 @@ def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest)
     return policy_version_from_wire(request.held) if request.HasField("held") else None
 
 
-def _verdict_to_wire(judgement: Judgement) -> membership_pb2.GroupVerdict:
+def _verdict_to_wire(judgement: GroupVerdict) -> membership_pb2.GroupVerdict:
     return membership_pb2.GroupVerdict(
         group_id=judgement.group_id, verdict=verdict_to_wire(judgement.verdict), detail=judgement.detail
     )

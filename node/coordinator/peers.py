@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from node.clients.drain_book import Judgement
 from node.coordinator.fleet.lag_table import LagTable
 from node.coordinator.fleet.membership import Member, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import Outbox
@@ -26,6 +25,7 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
+from node.rollout import GroupVerdict
 from node.run import PeerStatus, Role, StepReport
 from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily
@@ -57,7 +57,7 @@ class HeartbeatAnswer:
     """What it is told."""
 
     head: PolicyVersion | None
-    verdicts: tuple[Judgement, ...]
+    verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
     longest_lag_versions: int = 0
     """Of any sampler; told to learners only."""
@@ -163,7 +163,7 @@ class Roster:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
 
-    def tell(self, sampler_id: str, judgement: Judgement) -> None:
+    def tell(self, sampler_id: str, judgement: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
         outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
         self._metrics.dropped_verdicts.inc(outbox.put(judgement))
@@ -220,7 +220,7 @@ class Roster:
             self._metrics.refused_twins.inc(refused.reason is Reason.NAME_IN_USE)
             raise
 
-    def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[Judgement, ...]:
+    def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
         outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
         return () if outbox is None else outbox.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.clients.drain_book import Judgement
 from node.coordinator.drain_stream import Drain
 from node.coordinator.peers import Roster
 from node.coordinator.spool import Spool
@@ -14,7 +13,7 @@ from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.serving.submitter import submitter
@@ -94,7 +93,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         submitted = await self._spool.submit(sampler_id, request.group.group_id, group, data)
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
-            told = Judgement(request.group.group_id[:100], submitted.verdict, submitted.detail)
+            told = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
             self._roster.tell(sampler_id, told)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
@@ -144,7 +143,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "judgement":
                     said = request.judgement
                     verdict = verdict_from_wire(said.verdict)
-                    await self._spool.judge(Judgement(said.group_id, verdict, said.detail[:1000]))
+                    await self._spool.judge(GroupVerdict(said.group_id, verdict, said.detail[:1000]))
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
                 case other:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from node.clients.drain_book import Judgement
 from node.clock import Clock
 from node.coordinator.drain_stream import Drain
 from node.coordinator.ledger.ledger_file import Ledger
@@ -22,14 +21,14 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.buffer_room import Bounds, Capacity, Learner, Work, capacities, capacity
-from node.coordinator.work.decisions import NOTHING, Decision, Grant, Submitted
+from node.coordinator.work.decisions import NOTHING, Decision, Submitted
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.slots import Slot, SlotState
 from node.coordinator.work.versions import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
 
@@ -39,7 +38,7 @@ WAITING_TRANSACTIONS: Final = 4096
 """Callers that may wait for the ledger; more are told to come back. A second of a slow disk's work."""
 
 Answer = TypeVar("Answer")
-Tell = Callable[[str, Judgement], None]
+Tell = Callable[[str, GroupVerdict], None]
 """Lets a sampler know what became of its group."""
 
 
@@ -100,7 +99,7 @@ class Spool:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.close)
         self._thread.shutdown()
 
-    async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> Grant:
+    async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> LeaseGrant:
         """Lease prompts to a sampler that will sample them with ``held`` or newer."""
         return await self._settle(
             lambda now: decisions.lease(
@@ -254,7 +253,7 @@ class Spool:
         if refusal is not None:
             raise refusal
 
-    async def judge(self, judgement: Judgement) -> None:
+    async def judge(self, judgement: GroupVerdict) -> None:
         """Take the learner's verdict on a group.
 
         Raises:
@@ -323,7 +322,7 @@ class Spool:
             self._metrics.observe_staleness(trained.staleness_versions)
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
-            self._tell(trained.sampler_id, Judgement(trained.group_id, Verdict.TRAINED))
+            self._tell(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
 
     async def _read(self, slot: Slot) -> StoredGroup | None:
         """Give a slot's group; None where it is gone meanwhile, or damaged: then it is sampled again."""

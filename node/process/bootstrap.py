@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 
 from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
-from node.enrolment.first_start import enrol_with_token, kept_name
+from node.enrolment.enrolment_client import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
 from node.errors import ExitCode, StartupError
 from node.identity.files import make_private_directory
+from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries
-from node.identity.on_disk import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.process.allocator import keep_freed_memory
-from node.process.daemon import Phase, Stage, run_daemon
+from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
 from node.process.state_lock import StateLock
@@ -72,7 +72,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
             observer.announce(phase)
 
     # The lock comes first: a second process in a directory is told of that, not of a port that is taken.
-    stages = [Stage("state directory", hold_state), Stage("telemetry", build_telemetry)]
+    stages = [StartStage("state directory", hold_state), StartStage("telemetry", build_telemetry)]
     stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
@@ -84,7 +84,7 @@ def _role_stage(
     node_metrics: NodeMetrics,
     transfer_metrics: TransferMetrics,
     clock: Clock,
-) -> Stage:
+) -> StartStage:
     async def build() -> Sequence[Service]:
         run_description = RunDescription.load(config.node.run_file)
         state_dir = config.node.state_dir / role
@@ -111,7 +111,7 @@ def _role_stage(
         build_role = await asyncio.to_thread(load_build, role)
         return await build_role(context)
 
-    return Stage(role, build)
+    return StartStage(role, build)
 
 
 def _hold_state(state_dir: Path) -> None:

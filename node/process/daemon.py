@@ -38,7 +38,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StartStage:
     """Services that belong together, and how to get them once the stages before are ready."""
 
     name: str
@@ -47,7 +47,7 @@ class Stage:
 
 
 async def run_daemon(
-    stages: Sequence[Stage], *, drain_timeout_s: float, announce: Callable[[Phase], None]
+    stages: Sequence[StartStage], *, drain_timeout_s: float, announce: Callable[[Phase], None]
 ) -> ExitCode:
     """Run stages until something stops them, and say how it ended.
 
@@ -105,7 +105,7 @@ class _Daemon:
             self.draining.cancel()
         self._has_signal = True
 
-    async def start(self, stages: Sequence[Stage], tasks: asyncio.TaskGroup) -> None:
+    async def start(self, stages: Sequence[StartStage], tasks: asyncio.TaskGroup) -> None:
         for stage in stages:
             context = contextvars.copy_context()
             try:
@@ -167,7 +167,7 @@ class _Daemon:
             task.cancel()
 
 
-async def _build(stage: Stage) -> Sequence[Service]:
+async def _build(stage: StartStage) -> Sequence[Service]:
     return await stage.build()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from node.process.daemon import Phase
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,8 @@ class Systemd:
         """Say "alive" twice per watchdog period, from the event loop: a stalled loop is a dead daemon."""
         ready()
         while not stopping.is_set():
-            try:
-                async with asyncio.timeout(self._watchdog_s and self._watchdog_s / 2):
-                    await stopping.wait()
-            except TimeoutError:
+            await wait_at_most(stopping, self._watchdog_s and self._watchdog_s / 2)
+            if not stopping.is_set():
                 self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:

@@ -24,6 +24,7 @@ from node.errors import StartupError
 from node.process.daemon import Phase
 from node.rpc.address import split_address
 from node.telemetry.metrics import exposition
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class TelemetryServer:
             ready()
             while not stopping.is_set():
                 self._heartbeat_at = self._clock.monotonic()
-                await _wait(stopping, timeout_s=HEARTBEAT_S)
+                await wait_at_most(stopping, HEARTBEAT_S)
         finally:
             server.shutdown()
             thread.join()
@@ -105,14 +106,6 @@ class TelemetryServer:
                 f"telemetry cannot listen on {self._listen}: {error.strerror or error}",
                 fix="Set telemetry.http_listen to a free address; port 0 takes any free port.",
             ) from error
-
-
-async def _wait(event: asyncio.Event, *, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 class _Server(ThreadingHTTPServer):

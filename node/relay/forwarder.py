@@ -18,7 +18,7 @@ from node.errors import Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 

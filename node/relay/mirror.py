@@ -19,7 +19,7 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.relay.mirror_state import MirrorState
 from node.rpc.channel import Backoff, ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher

@@ -17,11 +17,13 @@ import grpc.aio
 
 from node import limits
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
-from node.identity.identity_store import Identity, check_dates
+from node.identity.identity_checks import check_dates
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer, hub_name
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.waits import wait_at_most
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -99,10 +101,7 @@ class Backoff:
 
     async def wait(self, until: asyncio.Event | None = None) -> None:
         """Wait for the next delay, or until an event, whichever is sooner."""
-        event = until or asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.next_s()):
-                await event.wait()
+        await wait_at_most(until or asyncio.Event(), self.next_s())
 
     def reset(self) -> None:
         """Say that something worked: the next delay is a short one."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from node.identity.certificates import read_certificate
 from node.identity.clock_skew import Window
 from node.identity.identity_store import Identity
 from node.identity.peer import hub_name
-from node.identity.pem import read_certificate
 from node.rpc.address import split_target
 
 TIMEOUT_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""A gRPC server as a service: it binds, serves behind the gate, and drains.
+"""A gRPC server as a service: it binds, serves behind the interceptor, and drains.
 
 bound -> ready -> serving, rechecking live streams every few seconds
       -> draining: nothing new, endless streams cut, the others have a grace period -> stopped
@@ -21,8 +21,9 @@ from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
-from node.rpc.interceptor import Gate, RpcLimits
+from node.rpc.interceptor import RpcInterceptor, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Audience(enum.Enum):
 class ServerLimits:
     """Bounds of a port. The defaults serve 10 000 peers; tests and strangers' ports take less."""
 
-    gate: RpcLimits = field(default_factory=RpcLimits)
+    rpc: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0
     """Between two looks at the expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
@@ -93,13 +94,13 @@ class RpcServer:
         self._audience = audience
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
-        self._gate = Gate(
+        self._interceptor = RpcInterceptor(
             name=name,
             run_id=run_id,
             revocations=revocations,
             clock=clock,
             count_refusal=count_refusal,
-            limits=self._limits.gate,
+            limits=self._limits.rpc,
         )
         self.address = listen
         """host:port, the real port once ready."""
@@ -111,7 +112,7 @@ class RpcServer:
     @property
     def live_rpcs(self) -> int:
         """Rpcs being served now."""
-        return self._gate.live_rpcs
+        return len(self._interceptor.live)
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain.
@@ -120,7 +121,7 @@ class RpcServer:
             StartupError: the address cannot be bound, or TLS is off and it is not loopback.
         """
         server = grpc.aio.server(
-            interceptors=(self._gate,),
+            interceptors=(self._interceptor,),
             options=self._options(),
             maximum_concurrent_rpcs=self._limits.concurrent_rpcs,
         )
@@ -135,17 +136,14 @@ class RpcServer:
             )
             ready()
             await self._recheck_until(stopping)
-            await self._gate.drain(self._drain_grace_s)
+            await self._interceptor.drain(self._drain_grace_s)
         finally:
             await server.stop(_CLOSING_S)
 
     async def _recheck_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            try:
-                async with asyncio.timeout(self._limits.recheck_s):
-                    await stopping.wait()
-            except TimeoutError:
-                self._gate.recheck()
+            await wait_at_most(stopping, self._limits.recheck_s)
+            self._interceptor.recheck()
 
     def _bind(self, server: grpc.aio.Server) -> str:
         try:
@@ -189,7 +187,7 @@ class RpcServer:
             ("grpc.server.max_pending_requests", 10_000),
             ("grpc.server.max_pending_requests_hard_limit", 20_000),
             *self._limits.keepalive.server_options,
-            # The largest of any service; the gate knows the limit of each.
+            # The largest of any service; the interceptor knows the limit of each.
             (
                 "grpc.max_receive_message_length",
                 ROLLOUT_MESSAGE_BYTES if is_for_members else ENROLMENT_MESSAGE_BYTES,

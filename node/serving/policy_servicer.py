@@ -34,7 +34,7 @@ Then its reader does better to plan again: the relay may have left it for someth
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """Translates between the wire and an ArtifactStore. Refusals are told to the caller by the gate."""
+    """Translates between the wire and an ArtifactStore. The interceptor sends refusals to the caller."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from node.telemetry.metrics import NodeMetrics
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,7 @@ class DiskWatch:
         await self._look()
         ready()
         while not stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await stopping.wait()
+            await wait_at_most(stopping, LOOK_EVERY_S)
             await self._look()
 
     async def _look(self) -> None:

@@ -332,5 +332,6 @@ async def test_what_the_cleaner_took_before_it_was_asked_for_is_planned_around(
         async with syncing(hub, state_dir) as serving:
             await until(lambda: 3 in hub.learner.versions)
             await serving.reaches(hub.learner.versions[3])
-            assert serving.numbers == [0, 3]
+            # Version 2 may be taken before 3 is there; version 1 never is.
+            assert serving.numbers in ([0, 3], [0, 2, 3])
             assert keys(hub.store) == [(2, -1), (3, -1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from deploy.demo.link_emulator import LinkEmulator, LinkProfile
 from node.clock import SystemClock
 from support.identity import make_run
-from support.policy_hub import PolicyHub, Registry, make_sources, policy_hub
+from support.policy_hub import PolicyHub, Pushing, Registry, make_sources, policy_hub
 from support.relay import running_relay
 
 DELAY_S = 0.5
@@ -34,7 +34,7 @@ async def test_a_head_that_moves_faster_than_the_link_of_a_relay_is_followed(tmp
     served: list[int] = []
 
     async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.servicer.pushes = True
+        hub.servicer.pushes = Pushing.PUSHES
         hub.learner.words(versions)
         host, port = hub.serving.address.rsplit(":", 1)
         emulator = LinkEmulator(

@@ -28,7 +28,7 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.hub import Hub
 from node.errors import ExitCode, StartupError
 from node.policy import NO_BASE, PolicyVersion
-from node.process.daemon import Stage, run_daemon
+from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rollout import PromptLease, RolloutGroup, Verdict
@@ -188,7 +188,7 @@ async def learn(
         return await learner_role.build(context)
 
     async with asyncio.timeout(60):
-        code = await run_daemon([Stage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+        code = await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
     return code, context
 
 

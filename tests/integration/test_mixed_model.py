@@ -11,8 +11,8 @@ from learner.training.model import load_policy
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
 

@@ -13,7 +13,7 @@ import pytest
 from heterorl.v1 import policy_pb2
 from node.errors import Reason, StartupError
 from node.serving.policy_servicer import damage_first
-from sampler.versions.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE
+from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import IN_PLACE, syncing

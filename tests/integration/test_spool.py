@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.drain_book import Judgement
 from node.coordinator import spool as spool_module
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
@@ -18,7 +17,7 @@ from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
@@ -42,11 +41,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[tuple[str, Judgement]]]]:
+async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[tuple[str, GroupVerdict]]]]:
     ledger = SlowLedger.open(path, run_id="run")
     ledger.loop = asyncio.get_running_loop()
     clock = ManualClock()
-    told: list[tuple[str, Judgement]] = []
+    told: list[tuple[str, GroupVerdict]] = []
     spool = Spool(
         ledger,
         make_accounts(ledger.balance(), now=clock.now()),
@@ -152,8 +151,8 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         drain.add_credits(1)
         slot = drain.next_slot(spool.accounts.book.untrained())
         assert slot is not None
-        await spool.judge(Judgement("0.1", Verdict.STALE))
-        assert told == [("s1", Judgement("0.1", Verdict.STALE))]
+        await spool.judge(GroupVerdict("0.1", Verdict.STALE))
+        assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.2")

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from node.clients.drain_book import Judgement
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
@@ -16,7 +15,7 @@ from node.coordinator.work.buffer_room import Bounds
 from node.coordinator.work.leases import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
 from node.coordinator.work.slots import SETTLED, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
@@ -127,7 +126,7 @@ class Leases(RuleBasedStateMachine):
         verdict=st.sampled_from([Verdict.ACCEPTED, Verdict.STALE, Verdict.SUSPECT, Verdict.DUPLICATE]),
     )
     def judge(self, group_id: str, verdict: Verdict) -> None:
-        self.desk.settle(decisions.judgement(self.desk.accounts, Judgement(group_id, verdict)))
+        self.desk.settle(decisions.judgement(self.desk.accounts, GroupVerdict(group_id, verdict)))
 
     @rule(group_id=consumes(spooled), is_lost=st.booleans())
     def train(self, group_id: str, is_lost: bool) -> None:

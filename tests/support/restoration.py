@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from node.clients.drain_book import DrainBook, Judgement
+from node.clients.drain_book import DrainBook
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
 from support.coordinator import BOUNDS, LEARNER, NOW_S
 from support.ledgers import LedgerDesk
@@ -90,8 +90,8 @@ class Learner:
         self.credits -= 1
         self.sent.add(name)
         if self.book.delivered(name):
-            self.book.judged(Judgement(name, Verdict.ACCEPTED))
-            desk.settle(decisions.judgement(desk.accounts, Judgement(name, Verdict.ACCEPTED)))
+            self.book.judged(GroupVerdict(name, Verdict.ACCEPTED))
+            desk.settle(decisions.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED)))
             self.buffer.append(name)
 
     def step(self, desk: LedgerDesk | None, draw: random.Random) -> None:

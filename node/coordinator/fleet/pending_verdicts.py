@@ -7,14 +7,14 @@ put --> waiting --take--> told --the next heartbeat of the same stream--> gone
 
 from collections import deque
 
-from node.clients.drain_book import Judgement
+from node.rollout import GroupVerdict
 
 
 class Outbox:
     """At most ``capacity`` verdicts; beyond, the oldest go."""
 
     def __init__(self, *, capacity: int) -> None:
-        self._waiting: deque[Judgement] = deque(maxlen=capacity)
+        self._waiting: deque[GroupVerdict] = deque(maxlen=capacity)
         self._told = 0
         """How many of the oldest were in the answer given last."""
 
@@ -22,14 +22,14 @@ class Outbox:
         """Give how many the sampler is not known to have heard."""
         return len(self._waiting)
 
-    def put(self, judgement: Judgement) -> int:
+    def put(self, judgement: GroupVerdict) -> int:
         """Keep a verdict; give how many were dropped for it."""
         dropped = int(len(self._waiting) == self._waiting.maxlen)
         self._told = max(0, self._told - dropped)
         self._waiting.append(judgement)
         return dropped
 
-    def take(self, limit: int, *, has_heard: bool) -> tuple[Judgement, ...]:
+    def take(self, limit: int, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
         """Give up to ``limit`` verdicts to tell, oldest first.
 
         Args:

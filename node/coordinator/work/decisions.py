@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from node.clients.drain_book import Judgement
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.buffer_room import Bounds, Learner, Work, capacity, objection
 from node.coordinator.work.leases import Standing
@@ -17,7 +16,7 @@ from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
-from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
 
 Answer = TypeVar("Answer")
 
@@ -30,17 +29,6 @@ class Decision(Generic[Answer]):
 
     answer: Answer
     transaction: Transaction = NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """An answer to a request for work."""
-
-    leases: tuple[PromptLease, ...]
-    retry_after_s: float
-    """When to ask again; 0 where all that was asked for was granted."""
-    waits_for: str
-    """The bound that was reached; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +58,8 @@ def lease(
     held: PolicyVersion | None,
     ttl_s: float,
     now: float,
-) -> Decision[Grant]:
-    """Grant as many of ``wanted`` leases as every bound allows.
+) -> Decision[LeaseGrant]:
+    """LeaseGrant as many of ``wanted`` leases as every bound allows.
 
     None before the learner has confirmed that the ledger lacks nothing: an older one would lease slots
     again that were trained on. A sampler whose policy is older than the staleness bound gets nothing:
@@ -79,13 +67,13 @@ def lease(
     """
     learner = accounts.learner
     if learner is None or (waits_for := unconfirmed(accounts)):
-        return Decision(Grant((), 2.0, "learner" if learner is None else waits_for))
+        return Decision(LeaseGrant((), 2.0, "learner" if learner is None else waits_for))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
-        return Decision(Grant((), 1.0, "policy version"))
+        return Decision(LeaseGrant((), 1.0, "policy version"))
     if accounts.book.prompts is None:
-        return Decision(Grant((), 1.0, "task"))
+        return Decision(LeaseGrant((), 1.0, "task"))
     if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
-        return Decision(Grant((), 1.0, "prompts"))
+        return Decision(LeaseGrant((), 1.0, "prompts"))
     room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
@@ -111,9 +99,9 @@ def lease(
         if slot.state is SlotState.LEASED
     )
     if len(leases) == wanted:
-        return Decision(Grant(leases, 0.0, ""), Transaction(slots=slots))
+        return Decision(LeaseGrant(leases, 0.0, ""), Transaction(slots=slots))
     bound = room.bound if len(leases) == granted else "prompts"
-    return Decision(Grant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
+    return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
 
 
 def unconfirmed(accounts: Accounts) -> str:
@@ -209,7 +197,7 @@ def sampler_joins(
     return Decision(None, Transaction(task=size, lifted_prompts=lifted))
 
 
-def judgement(accounts: Accounts, judged: Judgement) -> Decision[Judged | None]:
+def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
     """Take the learner's verdict; the answer is None where nothing changes.
 
     DUPLICATE says that the learner has trained on the group before, and the ledger does not know of

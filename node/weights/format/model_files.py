@@ -1,22 +1,20 @@
-"""The dtype each tensor is published in: the one that the model's own files hold it in.
+"""The dtypes of a model's own safetensors files: each tensor is published in the dtype its file has.
 
-Learner and sampler load the same directory, each in the dtype it computes with; what they exchange must not
-depend on that. Only the headers of the safetensors files are read.
+Learner and sampler load the same directory, each in the dtype it computes with; what they exchange
+must not depend on that. Only the headers of the files are read, without torch.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel
+from safetensors import SafetensorError, safe_open
 
 from node.weights.format.dtypes import BFLOAT16, DTYPES
-
-_HEADER_BYTES: Final = 100_000_000
-"""The limit of safetensors itself."""
 
 _NAMES: Final = {
     "BF16": "bfloat16",
@@ -32,49 +30,41 @@ _NAMES: Final = {
 """Floating dtypes of safetensors by torch's names."""
 
 
-class _Entry(BaseModel):
-    dtype: str
-    shape: list[Annotated[int, Field(ge=0)]]
-
-
-_HEADER: Final = TypeAdapter(dict[str, _Entry | dict[str, str]])
-
-
 class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDtypes:
-    """Name -> dtype of the floating-point tensors; without any, everything is bfloat16."""
+    """Floating tensors by name -> dtype; without any, everything is bfloat16."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     most: str = BFLOAT16.name
-    """The dtype of most elements: for tensors that the files have under another name than the model."""
+    """Of most elements: for tensors that the files have under no name of the model's."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "StoredDtypes":
-        """Read the headers of the files in ``model_dir``.
+        """Read them from the files that transformers would load.
 
         Raises:
-            ValueError: a file is not a safetensors file.
+            ValueError: a file is not what safetensors makes, or is cut short.
             OSError: a file cannot be read.
         """
         by_name: dict[str, str] = {}
         elements: Counter[str] = Counter()
         for path in _files(model_dir):
-            for name, entry in _header(path).items():
-                if isinstance(entry, _Entry) and entry.dtype in _NAMES:
-                    by_name[name] = _NAMES[entry.dtype]
-                    elements[by_name[name]] += prod(entry.shape)
+            for name, dtype, shape in _tensors(path):
+                if dtype in _NAMES:
+                    by_name[name] = _NAMES[dtype]
+                    elements[by_name[name]] += prod(shape)
         most = max(elements, key=lambda dtype: (elements[dtype], dtype), default=BFLOAT16.name)
         return cls(by_name, most)
 
     def published(self, names: Iterable[str], *, held: str) -> str:
-        """Return the dtype that a tensor with these names, at least one, is published in.
+        """Return the dtype that a tensor with these names, one of them or more, is published in.
 
         Args:
-            held: its dtype in memory, which is kept unless it is floating.
+            held: what it has in memory; kept, unless it is floating.
         """
         if held in DTYPES and not DTYPES[held].is_floating:
             return held
@@ -83,7 +73,6 @@ class StoredDtypes:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Return the files that transformers would load."""
     whole, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
     if whole.exists() or not index.exists():
         return [whole]
@@ -91,9 +80,13 @@ def _files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in sorted(names)]
 
 
-def _header(path: Path) -> dict[str, _Entry | dict[str, str]]:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > _HEADER_BYTES:
-            raise ValueError(f"{path} has a header of {size} bytes")
-        return _HEADER.validate_json(file.read(size))
+def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, dtype and shape of every tensor in a file."""
+    with path.open("rb"):  # for the system's own OSError: that of safetensors has neither number nor path
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    tensor = file.get_slice(name)
+                    yield name, tensor.get_dtype(), tensor.get_shape()
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from error

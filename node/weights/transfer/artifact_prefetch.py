@@ -23,7 +23,7 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources

@@ -20,7 +20,7 @@ from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault, SourceScores
 from node.weights.transfer.watch import watch_versions

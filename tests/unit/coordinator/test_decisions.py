@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from node.clients.drain_book import Judgement
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.slots import SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion
 
@@ -20,7 +19,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> decisions.Grant:
+def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> LeaseGrant:
     version = None if held is None else PolicyVersion(held)
     decision = decisions.lease(
         desk.accounts,
@@ -37,7 +36,7 @@ def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> decisions.Gra
 
 def judge(desk: Desk, group_id: str, verdict: Verdict) -> decisions.Judged | None:
     judged: decisions.Judged | None = desk.settle(
-        decisions.judgement(desk.accounts, Judgement(group_id, verdict))
+        decisions.judgement(desk.accounts, GroupVerdict(group_id, verdict))
     )
     return judged
 

@@ -12,7 +12,7 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import LeaseGrant, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 
@@ -56,7 +56,7 @@ def refused(outcome: history.Outcome) -> tuple[Reason, str]:
     return outcome.refusal.reason, str(outcome.refusal)
 
 
-def lease(desk: Desk) -> decisions.Grant:
+def lease(desk: Desk) -> LeaseGrant:
     return decisions.lease(
         desk.accounts,
         WORK,

@@ -3,16 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.clients.drain_book import Judgement
 from node.coordinator.fleet.pending_verdicts import Outbox
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 
 
-def judgement(number: int) -> Judgement:
-    return Judgement(f"{number}.1", Verdict.TRAINED)
+def judgement(number: int) -> GroupVerdict:
+    return GroupVerdict(f"{number}.1", Verdict.TRAINED)
 
 
-def numbers(told: tuple[Judgement, ...]) -> list[int]:
+def numbers(told: tuple[GroupVerdict, ...]) -> list[int]:
     return [int(one.group_id.partition(".")[0]) for one in told]
 
 

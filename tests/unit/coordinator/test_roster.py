@@ -3,7 +3,6 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.drain_book import Judgement
 from node.coordinator import peers as roster_module
 from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
@@ -13,7 +12,7 @@ from node.coordinator.work.versions import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from node.run import Role
 from node.telemetry.fleet import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
@@ -77,7 +76,7 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carri
     roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster_module, "VERDICTS_PER_HEARTBEAT", 2)
-    told = [Judgement(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
+    told = [GroupVerdict(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
     for judgement in told:
         roster.tell("s1", judgement)
     assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[:2])
@@ -88,7 +87,7 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carri
 def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_acknowledges_it(
     roster: Roster,
 ) -> None:
-    told = (Judgement("1.1", Verdict.TRAINED),)
+    told = (GroupVerdict("1.1", Verdict.TRAINED),)
     roster.tell("s1", told[0])
     assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
     assert roster.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
@@ -99,7 +98,7 @@ def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_ackn
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
     roster.join(learner, None, now=NOW_S)
-    roster.tell("s1", Judgement("0.1", Verdict.STALE))
+    roster.tell("s1", GroupVerdict("0.1", Verdict.STALE))
     assert roster.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
 
 
@@ -108,7 +107,7 @@ def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first
 ) -> None:
     monkeypatch.setattr(roster_module, "OUTBOX_VERDICTS", 2)
     for number in range(3):
-        roster.tell("s1", Judgement(f"{number}.1", Verdict.ACCEPTED))
+        roster.tell("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
     assert [v.group_id for v in roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
 

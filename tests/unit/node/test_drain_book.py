@@ -1,7 +1,7 @@
 import pytest
 
-from node.clients.drain_book import DrainBook, Judgement
-from node.rollout import Verdict
+from node.clients.drain_book import DrainBook
+from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
 
 
@@ -17,7 +17,7 @@ def test_credits_never_exceed_the_room_there_is() -> None:
     assert book.take_owed().credit_groups == 3
     assert book.take_owed().credit_groups == 0
     assert book.delivered("1.1")
-    book.judged(Judgement("1.1", Verdict.ACCEPTED))
+    book.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
     assert book.take_owed().credit_groups == 0
     book.stepped(StepRecord(1, ("1.1",), (0,)))
     assert book.take_owed().credit_groups == 1
@@ -27,9 +27,9 @@ def test_a_refused_group_makes_room_at_once() -> None:
     book = make_book(1)
     book.take_owed()
     book.delivered("1.1")
-    book.judged(Judgement("1.1", Verdict.STALE, "7 versions"))
+    book.judged(GroupVerdict("1.1", Verdict.STALE, "7 versions"))
     owed = book.take_owed()
-    assert owed.judgements == (Judgement("1.1", Verdict.STALE, "7 versions"),)
+    assert owed.judgements == (GroupVerdict("1.1", Verdict.STALE, "7 versions"),)
     assert owed.credit_groups == 1
 
 
@@ -38,11 +38,11 @@ def test_what_may_have_been_lost_is_said_again_on_the_next_stream() -> None:
     book.take_owed()
     book.delivered("1.1")
     book.delivered("2.1")
-    book.judged(Judgement("1.1", Verdict.ACCEPTED))
+    book.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
     book.take_owed()
     book.connected()
     owed = book.take_owed()
-    assert owed.judgements == (Judgement("1.1", Verdict.ACCEPTED),)
+    assert owed.judgements == (GroupVerdict("1.1", Verdict.ACCEPTED),)
     assert owed.credit_groups == 1
     assert book.held_group_ids == ("1.1", "2.1")
 
@@ -89,7 +89,7 @@ def test_steps_of_a_broken_stream_travel_in_the_next_hello_only() -> None:
 def test_a_group_that_was_trained_on_before_its_acceptance_was_said_is_said_to_be_trained_only() -> None:
     book = make_book(3)
     book.delivered("1.1")
-    book.judged(Judgement("1.1", Verdict.ACCEPTED))
+    book.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
     book.stepped(StepRecord(1, ("1.1",), (0,)))
     owed = book.take_owed()
     assert (owed.judgements, [step.version for step in owed.steps]) == ((), [1])
@@ -99,7 +99,7 @@ def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
     book = make_book(3)
     book.delivered("1.1")
     book.delivered("2.1")
-    book.judged(Judgement("1.1", Verdict.STALE))
+    book.judged(GroupVerdict("1.1", Verdict.STALE))
     book.stepped(StepRecord(1, ("2.1",), (0,)))
     assert (len((owed := book.take_owed()).judgements), len(owed.steps)) == (1, 1)
     assert ((owed := book.take_owed()).judgements, owed.steps) == ((), ())
@@ -111,7 +111,7 @@ def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None
     """The group is not in the hello either: the hub delivers it again, and it is judged again."""
     book = make_book(3)
     book.delivered("1.1")
-    book.judged(Judgement("1.1", Verdict.STALE))
+    book.judged(GroupVerdict("1.1", Verdict.STALE))
     book.connected()
     assert book.take_owed().judgements == ()
     assert book.held_group_ids == ()
@@ -128,7 +128,7 @@ def test_what_was_delivered_twice_uses_up_its_credit_all_the_same() -> None:
 
 def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
     with pytest.raises(KeyError, match="not held"):
-        make_book().judged(Judgement("1.1", Verdict.ACCEPTED))
+        make_book().judged(GroupVerdict("1.1", Verdict.ACCEPTED))
 
 
 def test_a_learner_without_room_is_refused() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import membership_client
-from node.clients.membership_client import GroupVerdict, Member, MembershipClient, Notices, PeerState
+from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clock import SystemClock
 from node.errors import STATUS_OF_REASON, Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import MetricFamily, MetricSample
