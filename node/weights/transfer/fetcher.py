@@ -193,7 +193,7 @@ class Fetcher:
     async def _asked_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
         attempts = self._attempts(key)
         while True:
-            name = self._sources.choose(attempts.names())
+            name = self._sources.scores.choose(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:
