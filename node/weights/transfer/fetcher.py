@@ -72,7 +72,7 @@ class Fetcher:
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
                 return
-            self._prefetch.forget()
+            self._prefetch.cancel()
         self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,

@@ -204,7 +204,7 @@ class Lane:
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:
                     message = await stream.read()
         except TimeoutError:
-            raise ConnectionLost(f"no byte for {self._limits.stall_s:g} s") from None
+            raise ConnectionLost(f"no byte arrived for {self._limits.stall_s:g} s") from None
         finally:
             span.deadline = None
         if not span.frames:

@@ -179,7 +179,9 @@ class Sources:
     def signed(self, manifest: Manifest) -> None:
         """Record a verified manifest; set aside every source that announced something else."""
         for name in self.scores.signed(manifest):
-            self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
+            self.fault(
+                name, Fault.LIED, f"announced another root or size than signed for version {manifest.version}"
+            )
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
         """Set a source aside, and count it."""
@@ -197,7 +199,7 @@ class Sources:
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
                 if not self.scores.heard(source.address, announcement):
-                    self.fault(source.address, Fault.LIED, "announces another root or size than was signed")
+                    self.fault(source.address, Fault.LIED, "announced another root or size than was signed")
                 self._changed.set()
         finally:
             lost()

@@ -184,10 +184,10 @@ def _library() -> ctypes.CDLL | None:
     else:
         if found == ABI:
             return library
-        problem = f"its number is {found}, not {ABI}"
+        problem = f"its ABI number is {found}, not {ABI}"
     warnings.warn(
-        f"{LIBRARY_FILE} is not of this version, so weights are coded in numpy, 30 to 100 times slower: "
-        f"{problem}. Install the node again: pip, or make install, compiles it anew",
+        f"{LIBRARY_FILE} was built from other sources, so weights are coded in numpy, 30 to 100 times slower "
+        f"({problem}). Install the node again: pip, or make install, compiles it anew",
         RuntimeWarning,
         stacklevel=1,
     )
@@ -197,7 +197,7 @@ def _library() -> ctypes.CDLL | None:
 def _check(words: NDArray[np.uint16], base: NDArray[np.uint16]) -> None:
     for array in (words, base):
         if array.dtype != np.uint16 or array.shape != (words.size,) or not array.flags.c_contiguous:
-            raise ValueError(f"{array.dtype} {array.shape} in place of contiguous uint16 ({words.size},)")
+            raise ValueError(f"got {array.dtype} {array.shape}, not contiguous uint16 ({words.size},)")
 
 
 def _at(array: NDArray[np.generic]) -> int:
