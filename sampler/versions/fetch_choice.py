@@ -1,19 +1,19 @@
 """Decides what a sampler fetches next and which fetch it drops, with metrics and logs of both.
 
-``fetch_plan`` knows the cheapest path in bytes, ``pursuit`` what is worth its time on this link,
-``starvation`` how long nothing was taken. This module connects them to the fetcher, the clock and the
-metrics. For the event loop's thread.
+``fetch_plan`` knows the cheapest path in bytes, ``head_pursuit`` what is worth its time on this link,
+``starvation`` how long nothing was taken. This module connects them to the clock and the metrics. For the
+event loop's thread.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from node.policy import Announcement, Artifact
-from node.weights.planning.pursuit import Pursuit
 from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.head_pursuit import HeadPursuit, Look, Position
 from sampler.metrics import SamplerMetrics
 from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.starvation import DroppedFetch, Starvation
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 FETCH: Final = "policy fetch"
 """What a sampler waits for while it fetches."""
+
+T = TypeVar("T")
 
 
 class FetchChoice:
@@ -40,7 +42,7 @@ class FetchChoice:
         self._metrics = metrics
         self._waiting = waiting
         self._monotonic = monotonic
-        self._pursuit = Pursuit()
+        self._pursuit = HeadPursuit(fetcher, monotonic=monotonic)
         self._starvation = Starvation()
 
     def starving_s(self) -> float:
@@ -49,22 +51,17 @@ class FetchChoice:
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
         """Describe how far this sampler's link keeps it from the staleness bound."""
-        pursuit = self._pursuit.measured(self._fetcher.link)
-        return pursuit.distance(behind_versions, bound_versions=bound_versions)
-
-    def waits(self) -> AbstractContextManager[None]:
-        """Count the body as a wait for a fetch."""
-        return self._waiting(FETCH)
+        return self._pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def announced(self, announcement: Announcement, plan: FetchPlan) -> None:
         """Note an announcement, which ``plan`` contains already."""
-        self._pursuit = self._pursuit.announced(announcement)
+        self._pursuit.announced(announcement)
         self._starvation.announced(behind_versions=plan.behind_versions, now=self._monotonic())
         self._metrics.versions_behind.set(plan.behind_versions)
 
     def took(self, plan: FetchPlan) -> None:
         """Note a version that was taken, which ``plan`` holds already."""
-        self._pursuit = self._pursuit.took()
+        self._pursuit.took()
         self._starvation.took(behind_versions=plan.behind_versions, now=self._monotonic())
         self._metrics.versions_behind.set(plan.behind_versions)
 
@@ -77,41 +74,49 @@ class FetchChoice:
             plan: Returns the current plan; it changes during the wait.
             tasks: Owns the request to the source.
         """
-        path = plan().path()
-        self._pursuit = self._pursuit.measured(self._fetcher.link)
-        self._metrics.round_trip.set(self._pursuit.link.round_trip_s)
-        if not path or self._pursuit.keeps_up(path, behind_versions=plan().behind_versions):
-            return next(iter(path), None)
-        with self.waits():
-            pushed = await self._fetcher.pushed_artifact(
-                plan().held.number, tasks, patience_s=self._pursuit.patience_s
+        self._metrics.round_trip.set(self._fetcher.link.round_trip_s)
+        with self._waiting(FETCH):
+            return await self._pursuit.next_artifact(_looking(plan), tasks)
+
+    async def fetch(
+        self,
+        artifact: Artifact,
+        fetching: Coroutine[Any, Any, T],
+        *,
+        plan: Callable[[], FetchPlan],
+        changed: asyncio.Event,
+        is_doubted: Callable[[], bool],
+    ) -> T | None:
+        """Return the result of ``fetching``; None: it was dropped, as ``HeadPursuit.fetch`` decides.
+
+        Args:
+            artifact: What it fetches.
+            fetching: Ends before this returns.
+            plan: Returns the current plan.
+            changed: Set whenever the plan or the doubt changes.
+            is_doubted: The held version is to be checked first.
+        """
+
+        def is_interrupted(_: Position) -> bool:
+            self._log_starvation(plan())
+            return is_doubted()
+
+        with self._waiting(FETCH):
+            fetched = await self._pursuit.fetch(
+                artifact, fetching, look=_looking(plan), changed=changed, is_interrupted=is_interrupted
             )
-        if pushed is not None and plan().can_start(pushed.key):
-            return pushed
-        return plan().next_artifact()
-
-    def reason_to_drop(self, artifact: Artifact, plan: FetchPlan) -> DroppedFetch | None:
-        """Return why to drop the fetch under way; None: continue it."""
-        if not plan.is_useless(artifact.key):
-            return None
-        is_worth_finishing = self._pursuit.measured(self._fetcher.link).is_worth_finishing(
-            self._fetcher.progress, artifact, instead=plan.next_artifact(), now=self._monotonic()
-        )
-        return None if is_worth_finishing else DroppedFetch.SUPERSEDED
-
-    def drop(self, artifact: Artifact, reason: DroppedFetch) -> None:
-        """Note a fetch that is dropped although nothing failed."""
-        self._fetcher.give_up()
-        self._pursuit = self._pursuit.dropped()
-        self.count(reason)
-        logger.info("fetch dropped", extra={"artifact": str(artifact.key), "reason": reason.value})
+        if fetched is None:
+            reason = DroppedFetch.DOUBT if is_doubted() else DroppedFetch.SUPERSEDED
+            self.count(reason)
+            logger.info("fetch dropped", extra={"artifact": str(artifact.key), "reason": reason.value})
+        return fetched
 
     def count(self, reason: DroppedFetch) -> None:
         """Count a fetch that ended without its version."""
         self._metrics.dropped_fetches.labels(reason).inc()
         self._starvation.dropped[reason] += 1
 
-    def log_starvation(self, plan: FetchPlan) -> None:
+    def _log_starvation(self, plan: FetchPlan) -> None:
         """Log, once in a while, that nothing was taken for long."""
         now, link = self._monotonic(), self._fetcher.link
         if not self._starvation.is_log_due(link, now=now):
@@ -128,3 +133,10 @@ class FetchChoice:
                 "fix": "put a relay near this sampler, give it a faster link, or make steps longer",
             },
         )
+
+
+def _looking(plan: Callable[[], FetchPlan]) -> Look:
+    async def look() -> FetchPlan:
+        return plan()
+
+    return look

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Final
 
 from node.errors import CountRefusal, RefusedError
 from node.policy import Announcement, Artifact, PolicyVersion
@@ -35,9 +34,6 @@ from sampler.versions.starvation import DroppedFetch
 from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
-
-LOOK_AGAIN_S: Final = 0.25
-"""Longest time until a fetch that is not worth finishing is noticed."""
 
 
 class PolicySync:
@@ -143,8 +139,13 @@ class PolicySync:
 
     async def _advance(self, artifact: Artifact) -> None:
         try:
-            with self._choice.waits():
-                assembly = await self._fetch_unless_useless(artifact)
+            assembly = await self._choice.fetch(
+                artifact,
+                self._fetch(artifact),
+                plan=lambda: self._plan,
+                changed=self._changed,
+                is_doubted=lambda: self._is_doubted,
+            )
             if assembly is not None:
                 await self._take(assembly)
                 self._backoff.reset()
@@ -158,31 +159,6 @@ class PolicySync:
             fields = {"artifact": str(artifact.key), "detail": str(refused)}
             logger.warning("artifact not usable", extra=fields)
             self._plan = self._plan.failed(artifact.key)
-
-    async def _fetch_unless_useless(self, artifact: Artifact) -> VersionAssembly | None:
-        fetching = asyncio.create_task(self._fetch(artifact))
-        try:
-            while not fetching.done():
-                changed = asyncio.create_task(self._changed.wait())
-                # A fetch may also become useless by the time it takes.
-                await asyncio.wait(
-                    {fetching, changed}, timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                changed.cancel()
-                self._changed.clear()
-                if fetching.done():
-                    break
-                reason = self._choice.reason_to_drop(artifact, self._plan)
-                if self._is_doubted:
-                    reason = DroppedFetch.DOUBT
-                if reason is not None:
-                    self._choice.drop(artifact, reason)
-                    return None
-                self._choice.log_starvation(self._plan)
-        finally:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
-        return fetching.result()
 
     async def _fetch(self, artifact: Artifact) -> VersionAssembly:
         manifest, signed = await self._fetcher.signed_manifest(artifact.key)
