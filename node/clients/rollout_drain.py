@@ -67,9 +67,9 @@ class RolloutDrain:
         """Step records the hub may not have: part of every checkpoint."""
         return self._book.unacknowledged
 
-    def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
+    def judge(self, verdict: GroupVerdict) -> None:
         """Say what became of a delivered group."""
-        self._book.judged(GroupVerdict(group_id, verdict, detail))
+        self._book.judged(verdict)
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
@@ -166,7 +166,7 @@ class RolloutDrain:
         try:
             self.groups.put_nowait(delivered_group_from_wire(message))
         except RefusedError as refused:
-            self.judge(group_id, Verdict.MALFORMED, str(refused))
+            self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:
             raise ConnectionLost(f"the hub sent group {group_id} beyond the learner's credits") from None
 

@@ -34,7 +34,7 @@ from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun, make_run
 from support.relay import running_relay
-from support.rpc import every_service, invoke, serving
+from support.rpc import every_service, invoke, recheck_often, serving
 from support.waiting import until
 
 DAY_S = 86400.0
@@ -89,9 +89,10 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
 
 
 async def test_a_relay_waits_for_a_coordinator_whose_clock_is_ahead_and_goes_on_when_it_is_right(
-    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    recheck_often(monkeypatch)
     async with (
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,

@@ -145,6 +145,11 @@ class World:
         return 2 * self.round_trip_s * (1 + self.jitter) + self.keyframe_bytes / self.bytes_per_s
 
     @property
+    def look_again_s(self) -> float:
+        """As in ``PolicySync``, but no more than about 300 looks at one fetch."""
+        return max(LOOK_AGAIN_S, self.fetch_s / 300)
+
+    @property
     def bound_versions(self) -> float:
         """How far a version may be behind the head: see ``node.weights.planning.pursuit``."""
         delta_s = self.round_trip_s + self.delta_bytes / self.bytes_per_s
@@ -181,7 +186,7 @@ class Sampler:
             self.hear(self.now)
             path = self.state.path()
             if not path:
-                self.now += LOOK_AGAIN_S
+                self.now += self.world.look_again_s
             elif self.pursuit.keeps_up(path, behind_versions=self.state.behind_versions):
                 self.fetch(path[0], first=ROUND_TRIPS)
             else:
@@ -195,7 +200,7 @@ class Sampler:
         held = self.state.held.number
         path = plan_catch_up(held, said.head.number, said.artifacts, artifact_cost_bytes=cost)
         if not path:
-            self.now += LOOK_AGAIN_S
+            self.now += self.world.look_again_s
             return
         back_s = there_s + world.trip_s()
         self.answered(back_s - self.now)
@@ -228,7 +233,7 @@ class Sampler:
                 self.now += 1.0
                 self.missed()
                 return
-            self.now = min(self.now + LOOK_AGAIN_S, whole_s)
+            self.now = min(self.now + world.look_again_s, whole_s)
             self.hear(self.now)
             if self.now >= signed_s and progress.signed_at_s is None:
                 progress.signed(artifact.size_bytes, now=signed_s)
