@@ -64,6 +64,11 @@ class FetchPlan:
         head = self.held.number if self.announcement is None else self.announcement.head.number
         return max(0, head - self.held.number)
 
+    @property
+    def held_version(self) -> int:
+        """The number of the held version."""
+        return self.held.number
+
     def can_start(self, key: ArtifactKey) -> bool:
         """Whether an artifact starts from what is here and leads to a newer version."""
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)

@@ -16,7 +16,7 @@ from heterorl.v1 import policy_pb2
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.transfer.artifact_prefetch import Chunk, ChunkStream
 from node.weights.transfer.attempts import ATTEMPTS, LONGEST_WAIT_S, Attempts
