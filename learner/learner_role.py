@@ -32,7 +32,8 @@ from learner.step_log import StepLog
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -107,7 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
             learner_epoch=signer.learner_epoch,
             vocabulary_size=policy.vocabulary_size,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),

@@ -13,7 +13,8 @@ import asyncio
 import random
 from typing import Final
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -153,7 +154,7 @@ async def build(context: RoleContext) -> list[Service]:
             layout_digest=engine.layout.digest,
             tokenizer_digest=engine.tokenizer_digest,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=held,
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),

@@ -43,7 +43,7 @@ from node.weights.format.digests import Words
 from node.weights.store.head_file import StoreMark
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics

@@ -1,4 +1,4 @@
-"""``heterorl-node init DIR``: make a run, and print what to do next."""
+"""``heterorl-node init DIR``: make a new run and print what to do next."""
 
 import argparse
 import secrets
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from node.enrolment.init_run import init_run
-from node.errors import ConfigError, ExitCode
+from node.errors import ConfigError
+from node.exit_code import ExitCode
 from node.identity.files import cannot_make
 from node.identity.peer import is_name
 from node.rpc.address import check_host, join_address
@@ -27,11 +28,11 @@ On several:
   1. Move {directory}/learner to the learner's machine (its state_dir) and delete it here:
      learner/signing.key signs every policy version, and nothing else needs it.
   2. Copy {directory}/run.json to every machine (node.run_file).
-  3. Let each sampler in with a token of its own, good for one hour and one use:
+  3. Let each sampler in with a token of its own, valid for one hour and one use:
      heterorl-node token {directory} --role sampler --address {address} --out sampler.token
      where PORT is that of coordinator.enrolment_listen (7701 unless configured). Move the file to the
      sampler's machine and set node.token_file to it.
-  4. Shut a node out, should its machine be lost or sold:
+  4. Shut a node out if its machine is lost or sold:
      heterorl-node revoke NODE --state-dir {directory}
 """
 

@@ -1,4 +1,4 @@
-"""Everything a new run needs before its first process starts, made by ``heterorl-node init DIR``.
+"""Making a run: everything it needs before its first process starts.
 
     DIR/run.json                 public: every machine of the run gets a copy
     DIR/coordinator/authority/   the run's certificate authority; stays with the coordinator
@@ -33,7 +33,7 @@ INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)
 
 
 def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) -> RunDescription:
-    """Make a run: its authority, its signing key, and the identities that no token can give.
+    """Make a run: its authority, its signing key, and the first identities.
 
     Args:
         directory: made if missing.

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import STATUS_OF_REASON, CountRefusal, Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -55,16 +55,16 @@ _WHERE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """Bounds on what one caller may hold open."""
+    """Bounds on the rpcs of one caller."""
 
     streams_per_peer: int = 64
-    """A sampler that fetches over eight connections, twice over."""
+    """Twice what a sampler needs that fetches over eight connections."""
     unary_s: float = 120.0
-    """Longest a unary rpc may take, whatever deadline its caller set."""
+    """Longest a unary rpc may take, whatever its caller's deadline."""
     stall_s: float = 60.0
-    """Longest a finite stream may go without a message in the direction that is waited for."""
+    """Longest a finite stream may wait for its next message, in either direction."""
     refusal_s: float = 2.0
-    """Longest a refusal may take to leave: behind a reader that has stopped it never does."""
+    """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):
@@ -146,10 +146,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             return requests(request, stall_s) if handler.request_streaming else parsed(request)
 
         async def respond(request: Any, context: Context) -> Any:
-            # A stream of requests may last; each of its messages has the stall limit instead.
+            # A stream of requests has no limit as a whole; each of its messages has the stall limit.
             limit_s = None if is_stream else self._limits.unary_s
             async with self._served(method, rule, context, is_stream=is_stream), within(limit_s, method):
-                # Serialised here: what a serialiser raises would be shown to the caller by gRPC.
+                # Serialised here: gRPC would show the caller what a serialiser raises.
                 return serialize(await behaviour(taken(request), context))
 
         async def respond_many(request: Any, context: Context) -> None:
@@ -176,10 +176,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         return guarded
 
     async def _write(self, context: Context, response: Any) -> None:
-        """Write one message; when cancelled, wait for it to leave, so that a refusal can follow it.
+        """Write one message; when cancelled, wait until it is sent, so that a refusal can follow it.
 
-        gRPC takes no status while a message is on its way: it would fail, and leave the caller to wait
-        for its own deadline.
+        gRPC fails to send a status while a message is being sent, and the caller would wait for its own
+        deadline.
         """
         writing = asyncio.ensure_future(context.write(response))
         try:
@@ -267,7 +267,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 "peer": context.peer(),
             },
         )
-        status = grpc.StatusCode[STATUS_OF_REASON[refusal.reason]]
+        status = grpc.StatusCode[refusal.reason.status]
         try:
             async with asyncio.timeout(self._limits.refusal_s):
                 await context.abort(

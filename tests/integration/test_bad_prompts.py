@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.rollout import RolloutGroup
-from node.wire import group_from_wire
+from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.bad_prompts import is_bad
 from support.clock import ManualClock

@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clock import Clock, SystemClock
-from node.commands import status
+from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
-from node.errors import ExitCode, Reason, RefusedError
+from node.errors import Reason, RefusedError
+from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
@@ -73,7 +75,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
         client = MembershipClient(
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
-            state=PeerState(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),
             clock=clock,
             backoff=Backoff(lambda: 0.5, cap_s=0.5),
@@ -208,7 +210,9 @@ async def test_a_hub_that_is_away_says_nothing_of_clocks(
     async with serving(made, every_service) as hub:
         address = hub.address
     async with membership(made.sampler, address, SystemClock()):
-        await until(lambda: any("connection to the hub lost" in r.getMessage() for r in caplog.records))
+        await until(
+            lambda: any("connection to the coordinator lost" in r.getMessage() for r in caplog.records)
+        )
     assert disagreements(caplog) == []
 
 
@@ -219,9 +223,9 @@ async def status_says(
     save_identity(operator, state_dir / "operator" / "identity")
     made.run.save(state_dir / "run.json")
     parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
+    status_command.add_arguments(parser)
     arguments = parser.parse_args(["--state-dir", str(state_dir), "--coordinator", address])
-    assert await asyncio.to_thread(status.run, arguments, clock=clock) == ExitCode.FAILED
+    assert await asyncio.to_thread(status_command.run, arguments, clock=clock) == ExitCode.FAILED
     return capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
 from node.weights.transfer.watch import watch_versions
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.weights import flip_bit, frames_file, keys, offsets

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Roster
+from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
@@ -58,9 +58,9 @@ class Ears:
 
 @pytest.fixture
 def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
-    ears, heartbeat = Ears(), Roster.heartbeat
+    ears, heartbeat = Ears(), Peers.heartbeat
 
-    def heard(self: Roster, peer: Peer, said: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
+    def heard(self: Peers, peer: Peer, said: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
         if peer.role is not Role.SAMPLER:
             return heartbeat(self, peer, said, now=now)
         if ears.hears is not None:
@@ -69,7 +69,7 @@ def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
         ears.heartbeats.append((said.held, answer.must_repair))
         return answer
 
-    monkeypatch.setattr(Roster, "heartbeat", heard)
+    monkeypatch.setattr(Peers, "heartbeat", heard)
     return ears
 
 

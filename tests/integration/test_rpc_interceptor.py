@@ -12,7 +12,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
-from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.errors import Reason, RefusedError
 from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
 from node.run import Role
@@ -108,7 +108,7 @@ async def test_a_refusal_arrives_with_its_reason_status_and_words_and_is_counted
             refusal = RefusedError(reason, "7 is too many", fix="send 6")
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await invoke(channel, KINDS[name])
-            assert raised.value.code().name == STATUS_OF_REASON[reason]
+            assert raised.value.code().name == reason.status
             with pytest.raises(RefusedError) as refused, classified():
                 await invoke(channel, KINDS[name])
             assert (refused.value.reason, str(refused.value)) == (reason, "7 is too many; send 6")
@@ -156,7 +156,7 @@ async def test_what_a_servicer_raises_by_mistake_is_logged_here_and_never_told_t
 
 async def test_a_refusal_from_inside_a_task_group_is_still_a_refusal(made: MadeRun) -> None:
     async def refuse() -> None:
-        raise RefusedError(Reason.STALE, "version 3 is too old")
+        raise RefusedError(Reason.WRONG_BASE, "version 3 is too old")
 
     async def refuse_in_a_group() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -166,7 +166,7 @@ async def test_a_refusal_from_inside_a_task_group_is_still_a_refusal(made: MadeR
     async with serving(made, servicer.add) as hub, learner_channel(made, hub) as channel:
         with pytest.raises(RefusedError, match="version 3") as refused, classified():
             await invoke(channel, KINDS["GetManifest"])
-        assert refused.value.reason is Reason.STALE
+        assert refused.value.reason is Reason.WRONG_BASE
 
 
 @pytest.mark.parametrize("path", [path for path in METHODS if METHODS[path].input_type.fields])

@@ -13,11 +13,12 @@ import torch
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
-from node.wire import group_from_wire, settings_to_wire
+from node.wire.members import settings_to_wire
+from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING

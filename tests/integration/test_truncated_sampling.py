@@ -13,7 +13,7 @@ from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, SamplerMismatche
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepOutcome, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
-from node.wire import group_from_wire, group_to_wire
+from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
 from support.groups import make_group

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import common_pb2
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.run import Role

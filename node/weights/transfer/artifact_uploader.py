@@ -24,7 +24,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.planning.chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.watch import watch_versions
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from node.weights.transfer.paused_transfers import PausedTransfers
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
 from node.weights.transfer.ranges import PutFrame, Range, Transfer, Unasked
 from node.weights.transfer.sources import Sources
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 

@@ -23,7 +23,7 @@ from node.weights.transfer.attempts import ATTEMPTS, LONGEST_WAIT_S, Attempts
 from node.weights.transfer.decode_queue import DecodeQueue
 from node.weights.transfer.ranges import Range, Transfer
 from node.weights.transfer.sources import Sources
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 
 _RANGE_S: Final = 0.5
 """How long a range should take a lane: several round trips, so that asking costs little, but no more, so that

@@ -23,7 +23,7 @@ class PausedTransfers:
         """Keep a paused transfer, instead of an earlier one of the same artifact."""
         self._drop(transfer.key)
         self._transfers[transfer.key] = transfer
-        self._metrics.add_paused(transfer.held_bytes)
+        self._metrics.add_paused_bytes(transfer.held_bytes)
         while len(self._transfers) > _MOST:
             self._drop(next(iter(self._transfers)))
 
@@ -41,5 +41,5 @@ class PausedTransfers:
     def _drop(self, key: ArtifactKey) -> Transfer | None:
         transfer = self._transfers.pop(key, None)
         if transfer is not None:
-            self._metrics.add_paused(-transfer.held_bytes)
+            self._metrics.add_paused_bytes(-transfer.held_bytes)
         return transfer

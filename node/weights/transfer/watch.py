@@ -10,7 +10,7 @@ from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import RefusedError
 from node.policy import Announcement
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.wire import announcement_from_wire
+from node.wire.policies import announcement_from_wire
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.errors import ConfigError, ExitCode, StartupError
+from node.errors import ConfigError, StartupError
+from node.exit_code import ExitCode
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service
 

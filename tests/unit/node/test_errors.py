@@ -1,16 +1,16 @@
 import grpc
 import pytest
 
-from node.errors import STATUS_OF_REASON, ConfigError, Reason, Recovery, RefusedError
+from node.errors import ConfigError, Reason, Recovery, RefusedError
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_refusal_has_a_grpc_status(reason: Reason) -> None:
-    assert getattr(grpc.StatusCode, STATUS_OF_REASON[reason]) is not grpc.StatusCode.OK
+    assert getattr(grpc.StatusCode, reason.status) is not grpc.StatusCode.OK
 
 
 def test_a_refusal_says_what_and_how_to_mend_it() -> None:
-    assert str(RefusedError(Reason.STALE, "too old", fix="fetch again")) == "too old; fetch again"
+    assert str(RefusedError(Reason.WRONG_BASE, "too old", fix="fetch again")) == "too old; fetch again"
 
 
 def test_a_configuration_error_names_key_value_source_rule_and_fix() -> None:

@@ -1,9 +1,9 @@
-"""How often the same message is logged before it is only counted; pure.
+"""A limit on how often the same message is logged before it is only counted; pure.
 
-    first --> passed --the limit within an interval--> counted --the interval is over--> told, passed again
+    first --> passed --limit reached--> counted --the interval is over--> count reported, passed again
 
-A message is what is constant in it: an event's text, the place in a source file. How many there are is
-bounded; past that the one that was heard of least recently is forgotten, with its count told.
+A message is identified by what is constant in it: an event's text, a place in a source file. The number of
+messages is bounded: past it, the one whose interval began first is forgotten and its count reported.
 """
 
 from collections import OrderedDict
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 KEYS: Final = 1000
-"""Different messages looked after: several times what our code has."""
+"""Messages tracked at once: several times as many as our code has."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Suppressed(Generic[Key]):
-    """How often a message was not logged in an interval that is over."""
+    """A message and how often it was not logged in an interval that is over."""
 
     key: Key
     count: int
@@ -27,11 +27,10 @@ class Suppressed(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Key]):
-    """What to do with a message, and what was kept back before."""
+    """Whether to log a message, and the counts to report before it."""
 
     passes: bool
     suppressed: tuple[Suppressed[Key], ...] = ()
-    """To be told first."""
 
 
 @dataclass(slots=True)
@@ -52,34 +51,34 @@ class RepeatLimit(Generic[Key]):
         self._intervals: OrderedDict[Key, _Interval] = OrderedDict()
 
     def decide(self, key: Key, *, now: float) -> Decision[Key]:
-        """Take note of a message at ``now``, seconds; a clock set back ends an interval."""
-        told = self._ended(now)
+        """Count a message at ``now``, seconds, and decide on it; a clock set back ends an interval."""
+        suppressed = self._ended(now)
         interval = self._intervals.get(key)
         if interval is None:
             interval = self._intervals[key] = _Interval(now)
         if len(self._intervals) > self._keys:
-            told += self._told(*self._intervals.popitem(last=False))
+            suppressed += self._counted(*self._intervals.popitem(last=False))
         interval.seen += 1
         if interval.seen <= self._passed:
-            return Decision(passes=True, suppressed=told)
+            return Decision(passes=True, suppressed=suppressed)
         interval.suppressed += 1
-        return Decision(passes=False, suppressed=told)
+        return Decision(passes=False, suppressed=suppressed)
 
-    def rest(self) -> tuple[Suppressed[Key], ...]:
-        """Return what was kept back and not told yet, and forget it: the end of the log."""
-        told = tuple(t for key, interval in self._intervals.items() for t in self._told(key, interval))
+    def flush(self) -> tuple[Suppressed[Key], ...]:
+        """Return and forget all counts that were not reported yet: the log ends."""
+        rest = tuple(s for key, interval in self._intervals.items() for s in self._counted(key, interval))
         self._intervals.clear()
-        return told
+        return rest
 
     def _ended(self, now: float) -> tuple[Suppressed[Key], ...]:
-        told: tuple[Suppressed[Key], ...] = ()
+        ended: tuple[Suppressed[Key], ...] = ()
         while self._intervals:
             key, interval = next(iter(self._intervals.items()))
             if 0 <= now - interval.began_at_s < self._interval_s:
                 break
             del self._intervals[key]
-            told += self._told(key, interval)
-        return told
+            ended += self._counted(key, interval)
+        return ended
 
-    def _told(self, key: Key, interval: _Interval) -> tuple[Suppressed[Key], ...]:
+    def _counted(self, key: Key, interval: _Interval) -> tuple[Suppressed[Key], ...]:
         return (Suppressed(key, interval.suppressed),) if interval.suppressed else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.telemetry.disk import DiskWatch
+from node.telemetry.disk_watch import DiskWatch
 from node.telemetry.metrics import NodeMetrics, snapshot
 from support.clock import ManualClock
 

@@ -1,4 +1,4 @@
-"""How much room is left where a process keeps what must survive it."""
+"""Free space on the file system of the state directory, as metrics."""
 
 import asyncio
 import contextlib
@@ -14,21 +14,21 @@ from node.waits import wait_at_most
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 15.0
-"""A disk that fills at 1 GB/s is seen with 15 GB to go."""
+"""A disk that fills at 1 GB/s loses 15 GB between two looks."""
 
 
 class DiskWatch:
-    """A service that looks at the file system of the state directory now and then."""
+    """A service that measures the free space every ``LOOK_EVERY_S``."""
 
     name = "disk watch"
 
     def __init__(self, directory: Path, *, metrics: NodeMetrics) -> None:
-        """Watch ``directory``; as long as it is not there, the folder it will be made in."""
+        """Watch ``directory``, or the folder it will be made in until it exists."""
         self._directory = directory
         self._metrics = metrics
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Look until ``stopping``."""
+        """Measure until ``stopping``."""
         await self._look()
         ready()
         while not stopping.is_set():

@@ -1,6 +1,6 @@
 """A message that repeats is logged some times, then counted, and the count is told."""
 
-from node.telemetry.repeats import Decision, RepeatLimit, Suppressed
+from node.telemetry.repeat_limit import Decision, RepeatLimit, Suppressed
 
 
 def test_the_first_of_an_interval_pass_and_the_others_are_counted_and_told_when_it_is_over() -> None:
@@ -32,7 +32,7 @@ def test_memory_is_bounded_and_what_is_forgotten_is_told() -> None:
     limit.decide(0, now=0)
     limit.decide(1, now=0)
     assert limit.decide(2, now=0) == Decision(True, (Suppressed(0, 1),))
-    assert limit.rest() == ()
+    assert limit.flush() == ()
 
 
 def test_a_clock_set_back_ends_an_interval_instead_of_making_it_endless() -> None:
@@ -46,5 +46,5 @@ def test_the_rest_is_told_at_the_end_once() -> None:
     limit = RepeatLimit[str](passed=1, interval_s=60)
     for _ in range(3):
         limit.decide("refused", now=0)
-    assert limit.rest() == (Suppressed("refused", 2),)
-    assert limit.rest() == ()
+    assert limit.flush() == (Suppressed("refused", 2),)
+    assert limit.flush() == ()

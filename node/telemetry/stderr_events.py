@@ -1,7 +1,7 @@
-"""Text that others write to a process's standard error, taken apart into events; pure.
+"""Parses what native code writes to standard error into events; pure.
 
-gRPC, CUDA, the C library and a dying interpreter write lines in forms of their own. A line of gRPC is an
-event with its level and the place it comes from; other lines that come together are one event.
+gRPC, CUDA, the C library and a crashing interpreter each have their own format. A line of gRPC becomes an
+event with its level and source; other lines that arrive together become one event.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from node.telemetry.repeats import RepeatLimit
+from node.telemetry.repeat_limit import RepeatLimit
 
 _ABSEIL: Final = re.compile(rb"([IWEF])\d{4} [\d:.]+ +\d+ ([\w./+-]+:\d+)\] (.*)", re.DOTALL)
 """Level, month and day, time, thread, file:line, text: how gRPC writes."""
@@ -25,26 +25,26 @@ NATIVE: Final = "native message"
 PLAIN: Final = "standard error"
 
 TEXT_BYTES: Final = 64 << 10
-"""Longest text of one event; a longer one is cut in two."""
+"""Longest text of one event; a longer one is split."""
 
 NATIVE_PER_MINUTE: Final = 10
-"""Of one place in a source. Anybody can make a handshake fail, as often as they like."""
+"""Of one place in a source file: strangers can make handshakes fail as often as they like."""
 PLAIN_PER_MINUTE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """Something that was written by others."""
+class StderrEvent:
+    """An event parsed from standard error."""
 
     level: str
     event: str
     text: str
     source: str = ""
-    """file:line where it says so."""
+    """file:line, where the text has it."""
 
 
-class ForeignText:
-    """Makes events out of bytes; pure."""
+class StderrParser:
+    """Splits a stream of bytes into events."""
 
     def __init__(self) -> None:
         self._unfinished = b""
@@ -53,11 +53,11 @@ class ForeignText:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing waits for more."""
+        """Return whether no text is waiting for more."""
         return not self._unfinished and not self._plain
 
-    def feed(self, data: bytes) -> list[Foreign]:
-        """Return the events that are finished with ``data``."""
+    def feed(self, data: bytes) -> list[StderrEvent]:
+        """Return the events that ``data`` completes."""
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         events = [event for line in lines for event in self._line(line)]
         if len(self._unfinished) > TEXT_BYTES:
@@ -65,48 +65,48 @@ class ForeignText:
             events += self._line(line)
         return events
 
-    def flush(self) -> list[Foreign]:
-        """Return what waited for more, because nothing more came."""
+    def flush(self) -> list[StderrEvent]:
+        """Return the text that was waiting for more as events."""
         line, self._unfinished = self._unfinished, b""
         return [*(self._line(line) if line else ()), *self._plain_event()]
 
-    def _line(self, line: bytes) -> list[Foreign]:
+    def _line(self, line: bytes) -> list[StderrEvent]:
         if line.startswith(_PREAMBLE):
             return []
         if match := _ABSEIL.fullmatch(line):
             level, source, text = match.groups()
-            native = Foreign(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
+            native = StderrEvent(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
             return [*self._plain_event(), native]
         self._plain.append(line)
         self._plain_bytes += len(line) + 1
         return self._plain_event() if self._plain_bytes > TEXT_BYTES else []
 
-    def _plain_event(self) -> list[Foreign]:
+    def _plain_event(self) -> list[StderrEvent]:
         text = _text(b"\n".join(self._plain)).strip("\n")
         self._plain, self._plain_bytes = [], 0
-        return [Foreign("warning", PLAIN, text)] if text.strip() else []
+        return [StderrEvent("warning", PLAIN, text)] if text.strip() else []
 
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
-class RepeatBound:
-    """Passes what does not repeat too often, and how much of it there was."""
+class StderrRepeatLimit:
+    """Bounds how often events from one source are logged, and reports how many were not."""
 
     def __init__(self) -> None:
         self._native = RepeatLimit[tuple[str, str]](passed=NATIVE_PER_MINUTE, interval_s=60)
         self._plain = RepeatLimit[tuple[str, str]](passed=PLAIN_PER_MINUTE, interval_s=60)
 
-    def passed(self, events: Iterable[Foreign], *, now: float) -> Iterator[Foreign]:
+    def passed(self, events: Iterable[StderrEvent], *, now: float) -> Iterator[StderrEvent]:
         """Return the events to be logged at ``now``, seconds."""
         for event in events:
             limit = self._native if event.event == NATIVE else self._plain
             decision = limit.decide((event.level, event.source), now=now)
-            for told in decision.suppressed:
-                level, source = told.key
-                yield Foreign(
-                    level, event.event, f"{told.count} more were not logged within a minute", source
+            for suppressed in decision.suppressed:
+                level, source = suppressed.key
+                yield StderrEvent(
+                    level, event.event, f"{suppressed.count} more were not logged within a minute", source
                 )
             if decision.passes:
                 yield event

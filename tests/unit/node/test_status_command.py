@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.commands import status
+from node.commands import status_command
+from node.commands.status_view import render
 from node.enrolment.init_run import init_run
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.failure import BadPrompt, Failure
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus, StepReport
@@ -47,13 +49,13 @@ RUN = RunStatus(
 
 def rendered(run: RunStatus, *, width: int = 140) -> str:
     output = io.StringIO()
-    Console(file=output, width=width).print(status.render(run))
+    Console(file=output, width=width).print(render(run))
     return output.getvalue()
 
 
 def arguments(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
+    status_command.add_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -96,7 +98,7 @@ def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again(
         line.rstrip() for line in text.splitlines()
     )
     assert "and 4 more" in text
-    assert json.loads(status.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
+    assert json.loads(status_command.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
     assert "could not be answered" not in rendered(RUN)
 
 
@@ -120,7 +122,7 @@ def test_a_clock_that_is_off_is_named_before_it_costs_anything(offset_s: float, 
 
 
 def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
-    parsed = json.loads(status.to_json(RUN))
+    parsed = json.loads(status_command.to_json(RUN))
     assert parsed["head"] == {"number": 42, "root": "72" * 16}
     assert parsed["peers"][0]["verdicts"] == {"trained": 70, "stale": 3}
     assert parsed["step"]["ess_ratio"] == 0.8
@@ -131,7 +133,7 @@ def test_a_coordinator_that_cannot_be_reached_is_said_so(
 ) -> None:
     init_run(tmp_path, run_id="example", hosts=["localhost"], now=time.time())
     parsed = arguments("--state-dir", str(tmp_path), "--coordinator", "127.0.0.1:1")
-    assert status.run(parsed) == ExitCode.FAILED
+    assert status_command.run(parsed) == ExitCode.FAILED
     assert "no status from 127.0.0.1:1" in capsys.readouterr().err
 
 
@@ -141,4 +143,4 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
         "--state-dir", str(tmp_path), "--run-file", str(tmp_path / "run" / "run.json"), "--coordinator", "h:1"
     )
     with pytest.raises(StartupError, match="no operator's certificate"):
-        status.run(parsed)
+        status_command.run(parsed)

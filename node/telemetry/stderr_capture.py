@@ -1,11 +1,11 @@
-"""What others write to a process's standard output and error, as events of its log.
+"""Captures standard output and error of a process, and logs what native code writes there as events.
 
-    native code, crash dumps --pipe--> a small process of ours --one JSON object a line--> the log
-    our own records ----------------------------------------------------------------------^
+    native code, crash dumps --pipe--> a small forked process --one JSON object a line--> the log
+    our own records --------------------------------------------------------------------^
 
-The text goes through a pipe to a process that was forked before anything was loaded: it outlives ours
-by the moment it takes to write the last words down, which a thread would not. It ends when everyone
-that could write has ended, and no signal but SIGKILL ends it before.
+The process at the end of the pipe is forked before anything heavy is loaded. It outlives ours long enough to
+log the last words of a crash, which a thread could not. It ends when every writer has ended, and no signal
+but SIGKILL ends it before.
 """
 
 import logging
@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn, TextIO
 
-from node.telemetry.foreign_text import Foreign, ForeignText, RepeatBound
+from node.telemetry.stderr_events import StderrEvent, StderrParser, StderrRepeatLimit
 
 QUIET_S: Final = 0.1
-"""Lines that follow each other faster belong together: a traceback is one event."""
+"""Lines that follow each other faster than this are one event, such as a traceback."""
 
 _READ_BYTES: Final = 64 << 10
 _STANDARD_OUTPUT: Final = 1
@@ -30,18 +30,18 @@ FormatRecord = Callable[[logging.LogRecord], str]
 
 
 def capture_standard_error(format_record: FormatRecord) -> TextIO:
-    """Take standard output and error of this process over; return where its log goes from now on.
+    """Capture standard output and error of this process; return the stream its log goes to from now on.
 
-    To be called before threads are started and before anything heavy is imported.
+    Call it before threads are started and before anything heavy is imported.
 
     Args:
-        format_record: makes a line out of a record; runs in the other process.
+        format_record: formats a record as one line; runs in the forked process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
     log = os.dup(_STANDARD_ERROR)
-    # A supervisor that stops the whole group must not end it, not even in its first moment.
+    # A supervisor that signals the whole process group must not end the fork, not even as it starts.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if os.fork() == 0:
         os.close(writing)
@@ -55,7 +55,7 @@ def capture_standard_error(format_record: FormatRecord) -> TextIO:
 
 
 def _relay(reading: int, log: int, format_record: FormatRecord) -> NoReturn:
-    """Write down what comes until the last writer has closed its end."""
+    """Log what arrives until the last writer has closed its end."""
     exit_code = 1
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -65,11 +65,11 @@ def _relay(reading: int, log: int, format_record: FormatRecord) -> NoReturn:
             _copy(reading, out, format_record)
         exit_code = 0
     finally:
-        os._exit(exit_code)  # this is a fork: what the parent does at its exit is not ours to do
+        os._exit(exit_code)  # a fork must not run its parent's exit handlers
 
 
 def _copy(reading: int, out: TextIO, format_record: FormatRecord) -> None:
-    text, bound = ForeignText(), RepeatBound()
+    text, bound = StderrParser(), StderrRepeatLimit()
     is_open = True
     while is_open:
         if not text.is_empty and not select.select([reading], [], [], QUIET_S)[0]:
@@ -83,7 +83,7 @@ def _copy(reading: int, out: TextIO, format_record: FormatRecord) -> None:
         out.flush()
 
 
-def _record(event: Foreign) -> logging.LogRecord:
+def _record(event: StderrEvent) -> logging.LogRecord:
     level = logging.getLevelNamesMapping()[event.level.upper()]
     record = logging.LogRecord("native", level, "", 0, event.event, None, None)
     vars(record).update(text=event.text, **({"source": event.source} if event.source else {}))

@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.identity.peer import Peer
 from node.run import Role
-from node.telemetry import fleet as fleet_module
-from node.telemetry.fleet import FleetCollector
+from node.telemetry import fleet_collector as fleet_module
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 
 S1, S2 = (Peer("run", Role.SAMPLER, name) for name in ("s1", "s2"))

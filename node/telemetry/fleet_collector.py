@@ -1,9 +1,8 @@
 """Other peers' metrics, re-exported: one Prometheus target shows the whole fleet.
 
-Peers behind NAT cannot be scraped, so their metrics ride the heartbeat. Each sample gets the
-labels ``node`` and ``role``. Nothing a peer sends can claim another peer's labels, another
-subsystem's name, or memory without bound. Peers beyond ``PEERS`` have no series; ``fleet_places``
-decides which, and how many there are is a metric.
+Peers behind NAT cannot be scraped, so their metrics travel with heartbeats. Each sample gets the labels
+``node`` and ``role``. A peer cannot claim another peer's labels or another subsystem's names, nor use memory
+without bound. Peers beyond ``PEERS`` have no series: ``fleet_places`` chooses them, a metric counts them.
 """
 
 import logging
@@ -38,7 +37,7 @@ _HELP_CHARACTERS: Final = 400
 SAMPLES_PER_PEER: Final = 2_000
 """About ten times what a peer has; 500 peers at the bound are 1 M samples, 300 MB."""
 PEERS: Final = 500
-"""With series. A sampler has 80 samples: a scrape of so many takes 0.2 s of a thread."""
+"""Peers with series. At 80 samples a sampler, a scrape of all takes 0.2 s of a thread."""
 
 
 class FleetCollector(Collector):
@@ -47,21 +46,21 @@ class FleetCollector(Collector):
     def __init__(self) -> None:
         self._places = FleetPlaces(capacity=PEERS)
         self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
-        self._has_told = False
+        self._has_warned = False
         self.refused = Counter[str]()
-        """Families passed over, by rule."""
+        """Families left out, by the rule they break."""
 
     def shows(self, peer: Peer) -> bool:
-        """Return whether a peer has a place, so that its metrics are worth reading."""
+        """Return whether a peer has a place, so that its metrics are worth decoding."""
         return peer in self._places
 
     def admit(self, peer: Peer) -> bool:
-        """Ask for a place for a peer that was heard of; return whether it has one."""
+        """Ask for a place for a peer that sent a heartbeat; return whether it has one."""
         answer = self._places.ask(peer)
         if answer.displaced is not None:
             self._families.pop(answer.displaced, None)
-        if not self._has_told and (not answer.has_place or answer.displaced is not None):
-            self._has_told = True
+        if not self._has_warned and (not answer.has_place or answer.displaced is not None):
+            self._has_warned = True
             logger.warning(
                 "more peers than the metrics show",
                 extra={
@@ -74,7 +73,7 @@ class FleetCollector(Collector):
         return answer.has_place
 
     def update(self, peer: Peer, families: Iterable[MetricFamily]) -> None:
-        """Replace a peer's metrics if it has a place; what breaks a rule is passed over and counted."""
+        """Replace a peer's metrics if it has a place; leave out and count what breaks a rule."""
         if not self.admit(peer):
             return
         kept: dict[str, MetricFamily] = {}
@@ -92,7 +91,7 @@ class FleetCollector(Collector):
         self._families[peer] = tuple(kept.values())
 
     def drop(self, peer: Peer) -> None:
-        """Forget a peer that left or is not heard of: what it said is true no more, and its place is free."""
+        """Forget a peer that left or fell silent: its metrics are out of date, and its place is free."""
         self._families.pop(peer, None)
         self._places.give_up(peer)
 
@@ -100,7 +99,7 @@ class FleetCollector(Collector):
         """Return one metric per name, with the samples of every peer that has it."""
         refused = CounterMetricFamily(
             "heterorl_coordinator_fleet_families_refused",
-            "Metrics of peers that were passed over, by the rule they break.",
+            "Metrics of peers that were left out, by the rule they break.",
             labels=["rule"],
         )
         for rule in _RULES:
@@ -108,7 +107,7 @@ class FleetCollector(Collector):
         yield refused
         left_out = GaugeMetricFamily(
             "heterorl_coordinator_fleet_peers_left_out",
-            "Peers heard of whose metrics are not shown, because there are more peers than places.",
+            "Live peers whose metrics are not shown, because there are more peers than places.",
             labels=["role"],
         )
         for role in _ROLES:
