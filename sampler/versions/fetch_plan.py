@@ -59,15 +59,15 @@ class FetchPlan:
         return self._path_from(self.held) or ()
 
     @property
-    def held_version(self) -> int:
-        """The number of the held version."""
-        return self.held.number
-
-    @property
     def behind_versions(self) -> int:
         """How far the announced head is ahead of the held version."""
         head = self.held.number if self.announcement is None else self.announcement.head.number
         return max(0, head - self.held.number)
+
+    @property
+    def held_version(self) -> int:
+        """The number of the held version."""
+        return self.held.number
 
     def can_start(self, key: ArtifactKey) -> bool:
         """Whether an artifact starts from what is here and leads to a newer version."""
