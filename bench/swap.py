@@ -34,14 +34,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from bench.whole_versions import EncodedVersion, encode_version
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
-from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ModelWords
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.delta_log import DeltaLog
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly

@@ -1,19 +1,17 @@
-"""Builds a sampler from its section of the configuration.
+"""Builds a sampler's services from its section of the configuration.
 
-    policy sync --words--> generation <--leases-- rollouts --groups--> hub
-         ^                                            ^
-         `---- announcements, frames                  `---- settings, lost leases, clock: membership
+    policy sync --words--> engine thread <--requests-- rollouts --groups--> hub
+         ^                                                ^
+         `---- announcements, frames                      `---- settings, lost leases, clock: membership
 
-Weights come from relays where there are any, from the hub otherwise, over channels of their own, so
-that a heartbeat never waits behind them. Membership stops last:
-leases are renewed until what is finished has been handed in.
+Weights come from relays if there are any, otherwise from the hub, over channels of their own, so that a
+heartbeat never waits behind them. Policy sync stops first, then rollouts, then membership: leases are renewed
+until finished groups are submitted, and nobody writes to the engine's words once it is closed.
 """
 
 import asyncio
 import random
 from typing import Final
-
-import torch
 
 from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
 from node.clients.rollout_client import SamplerRolloutClient
@@ -27,11 +25,11 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
+from sampler.engines.engine_registry import load_engine
 from sampler.engines.engine_thread import EngineThread
-from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
@@ -43,33 +41,27 @@ from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
 
 BULK_CONNECTIONS: Final = 8
-"""For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
-1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
+"""Connections for weights to each source, each opened when first needed: a step uses one, a keyframe all.
+Eight fill 1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
 
 FLUSH_SHARE: Final = 0.8
-"""Of the time the daemon has to drain; the rest is for saying so and leaving."""
+"""Share of the daemon's time to drain that is spent submitting groups; the rest is for leaving the run."""
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Load the base model, in a thread, and put the sampler's services together.
+    """Load the base model, in a thread, and return the sampler's services.
 
     Raises:
+        ConfigError: the engine cannot be imported.
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
     target = context.config.node.coordinator
     if target is None:
-        raise StartupError("The sampler does not know its hub", fix="Set node.coordinator = HOST:PORT.")
+        raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
-    # Seconds to minutes, in which the watchdog and /healthz want to be answered.
-    engine = await asyncio.to_thread(
-        TorchEngine,
-        config.model_dir,
-        device=config.device,
-        compute_dtype=torch.float32 if config.compute_dtype == "float32" else torch.bfloat16,
-        threads=config.threads,
-        seed=config.seed,
-    )
+    # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
+    engine = await asyncio.to_thread(load_engine, config.engine, config)
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
     leases, submissions = (
@@ -211,5 +203,6 @@ async def build(context: RoleContext) -> list[Service]:
         policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
         starving_s=policy_sync.starving_s,
     )
-    sampling = StopsAfter(rollouts)
-    return [StopsAfter(membership, other=sampling), policy_sync, sampling]
+    syncing = StopsAfter(policy_sync)
+    sampling = StopsAfter(rollouts, other=syncing)
+    return [StopsAfter(membership, other=sampling), syncing, sampling]

@@ -41,14 +41,13 @@ from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.digests import Words
 from node.weights.store.head_file import StoreMark
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire import artifact_key_to_wire
 from sampler.engines.engine_thread import Change
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
 from sampler.versions.delta_log import LoggedArtifact
-from sampler.versions.model_words import ArrayWords
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
 
@@ -64,7 +63,7 @@ class TimedDisk(SavedPolicy):
 
 
 class LiveArray:
-    """The live words of a sampler that computes nothing. See ``sampler.engines.live_words.LiveWords``."""
+    """The live words of a sampler that computes nothing. See ``sampler.engines.model_words.LiveWords``."""
 
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)

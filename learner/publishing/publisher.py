@@ -29,7 +29,9 @@ import numpy as np
 
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import Clock
@@ -66,8 +68,8 @@ class Publisher:
         layout: Layout,
         signer: Signer,
         threads: int,
-        keyframe_every_versions: int,
-        catch_up: CatchUp,
+        schedule: PublishingSchedule,
+        catch_up: CatchUpDeltas,
         run_settings: Callable[[], Awaitable[RunSettings]],
         disk_wait: DiskWait,
         clock: Clock,
@@ -88,7 +90,7 @@ class Publisher:
         self._layout = layout
         self._signer = signer
         self._threads = threads
-        self._keyframe_every_versions = keyframe_every_versions
+        self._schedule = schedule
         self._catch_up = catch_up
         self._run_settings = run_settings
         self._disk_wait = disk_wait
@@ -175,7 +177,7 @@ class Publisher:
         self._metrics.publish_seconds.observe(took_s)
         told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
         logger.info("published", extra=told)
-        if number - self._newest_keyframe() >= self._keyframe_every_versions:
+        if self._schedule.is_keyframe_due(number):
             await self._add_keyframe(version)
 
     async def _add_keyframe(self, version: HeldPolicy) -> None:
@@ -192,7 +194,7 @@ class Publisher:
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
-        key = None if self._base is None else self._catch_up.next_key(self._base.version.number)
+        key = None if self._base is None else self._schedule.next_catch_up(self._base.version.number)
         if self._base is None or key is None:
             return False
         loop = asyncio.get_running_loop()
@@ -201,7 +203,8 @@ class Publisher:
             return self._access.has_unread or stopping.is_set()
 
         make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
-        await loop.run_in_executor(self._thread, make)
+        if not await loop.run_in_executor(self._thread, make):
+            self._schedule.give_up(key)
         return True
 
     def _make_version(self, number: int) -> HeldPolicy:
@@ -254,12 +257,6 @@ class Publisher:
         )
         self._store.put_version(sign(manifest, self._signer.key), draft)
         return manifest.policy_version
-
-    def _newest_keyframe(self) -> int:
-        """Give the newest version that needs nothing but itself; the public base model is version 0."""
-        announcement = self._store.announcement()
-        artifacts = () if announcement is None else announcement.artifacts
-        return max((a.key.version for a in artifacts if a.key.is_keyframe), default=0)
 
 
 def _check_continues(start: PolicyVersion, head: PolicyVersion) -> None:

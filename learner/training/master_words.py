@@ -35,7 +35,7 @@ class MasterWords:
 
     def read(self, frame: int, words: Words) -> None:
         """Write the words of one frame, as many as it has; floats rounded to nearest even."""
-        for piece in self._layout.pieces(frame):
+        for piece in self._layout.overlaps(frame):
             tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
             width = tensor.dtype.element_bytes
             first = 2 * piece.tensor_word // width

@@ -4,18 +4,20 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.log_ratio import is_beyond_bound
 from learner.objective.options import StalenessDiscount
-from learner.objective.registry import Objective
+from learner.objective.registry import Objective, load_objective
 from learner.objective.slow_fast import slow_fast_step
 from learner.objective.staleness import (
     polynomial_discount,
@@ -25,6 +27,7 @@ from learner.objective.staleness import (
 from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
 from learner.training.model import Policy
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient
+from node.errors import StartupError
 from node.rollout import RolloutGroup
 
 
@@ -42,6 +45,21 @@ class StepSettings:
     fast_steps: int
     reposition_share: float
     micro_batch_tokens: int
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> Self:
+        """Take them from the configuration.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        try:
+            objective = load_objective(config.objective, config.objective_options)
+        except ValueError as error:
+            fix = "Correct learner.objective and learner.objective_options."
+            raise StartupError(str(error), fix=fix) from error
+        same = [field.name for field in fields(cls) if field.name != "objective"]
+        return cls(objective, **{name: getattr(config, name) for name in same})
 
     @property
     def loss(self) -> StepLoss:

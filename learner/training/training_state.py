@@ -6,11 +6,14 @@ keeps the optimizer from it by ``master_access``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 import numpy as np
 import torch
 
+from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
@@ -22,6 +25,7 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
+from node.weights.assembly.held import HeldPolicy
 
 
 class TrainingError(HeteroRLError):
@@ -71,6 +75,24 @@ class TrainingState:
         self._masters_wait_s = 0.0
         optimizer.register_step_pre_hook(self._before_writing)
 
+    @classmethod
+    def load(cls, config: LearnerConfig, policy: Policy, *, directory: Path, clock: Clock) -> Self:
+        """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
+
+        Raises:
+            StartupError: the objective cannot be loaded, or the newest checkpoint cannot be used.
+            OSError: the directory cannot be made.
+        """
+        optimizer = torch.optim.AdamW(
+            policy.parameters.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        settings, checkpoints = StepSettings.of(config), CheckpointStore(directory)
+        return cls(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=clock)
+
     @property
     def version(self) -> int:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
@@ -80,6 +102,12 @@ class TrainingState:
     def trained_slots(self) -> TrainedSlots:
         """What was trained on, up to ``version``."""
         return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
+
+    def held_policy(self) -> HeldPolicy:
+        """Copy the words of the newest checkpoint's version."""
+        words = np.empty(self.policy.layout.words, np.uint16)
+        self.policy.snapshot(words)
+        return HeldPolicy.of(self.version, words, layout=self.policy.layout)
 
     def take_step(
         self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]

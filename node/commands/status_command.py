@@ -19,7 +19,7 @@ from rich.live import Live
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
-from node.enrolment.first_start import enrol_with_token
+from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
 from node.errors import RefusedError, StartupError

@@ -20,9 +20,9 @@ from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.buffer_room import Work
 from node.enrolment.authority import Authority
-from node.enrolment.enrolment import EnrolmentServicer
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.errors import StartupError
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE

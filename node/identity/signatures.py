@@ -1,7 +1,7 @@
-"""The learner's signature: what makes a policy version this run's, whoever carries it.
+"""The learner's signature, by which a policy version is known to be this run's, whoever carries it.
 
-What is signed is the domain followed by the message. A domain ends with its only NUL, so no domain
-is a prefix of another and a signature made for one purpose is worthless for every other.
+What is signed is the domain followed by the message. A domain ends with its only NUL: none is a prefix of
+another, and a signature made for one purpose is worthless for every other.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class SigningKey:
         """Read a key.
 
         Raises:
-            StartupError: it is missing, damaged, or others may read it.
+            StartupError: it is missing or damaged, or others may read it.
         """
         content = read_secret(path)
         try:

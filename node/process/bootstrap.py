@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
-from node.enrolment.first_start import enrol_with_token, kept_name
+from node.enrolment.enrolment_client import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make, make_private_directory

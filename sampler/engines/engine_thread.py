@@ -1,17 +1,17 @@
-"""The engine's thread: between two decode steps it takes new weights, new requests, cancellations.
+"""The thread an engine runs on: decode steps, and between them new weights, new requests and cancellations.
 
     hand_over --.                     .-- finished
     add --------+--> between steps -->|
     cancel -----'        step         '-- refused
 
-A version is handed over as a change of the engine's live words, by rendezvous: the caller waits until
-it was made, so there is never more than one on its way. A change that fails leaves words that are no
-version: nothing is sampled until another one was made.
+A version is handed over as a change of the engine's live words. The caller waits until the change is made, so
+at most one is pending. After a change that fails, the live words are no version, and nothing is sampled until
+another change succeeds.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.metrics import SamplerMetrics
 
 Change = Callable[[], PolicyVersion | None]
-"""Changes the live words and says what they are; None: nothing to sample from. Called between two steps."""
+"""Changes the live words between two steps and returns their version; None: do not sample from them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +31,10 @@ class _Offer:
 
 
 class EngineThread:
-    """Drives an engine for as long as ``run`` runs. Call everything on the event loop's thread.
+    """Drives an engine while ``run`` runs. All methods are for the event loop's thread.
 
     Attributes:
-        served: The version the next step samples from; None: what the engine holds is in doubt.
+        served: The version the next step samples from; None while what the engine holds is in doubt.
     """
 
     def __init__(self, engine: Engine, *, metrics: SamplerMetrics) -> None:
@@ -49,23 +49,23 @@ class EngineThread:
         metrics.held_version.set(-1)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
-        """Have ``change`` made before the next step; give what is served from then on.
+        """Have ``change`` made before the next step; return the version served from then on.
 
         Raises:
-            RefusedError: it failed; nothing is served.
+            RefusedError: the change failed; nothing is served.
         """
         self._offered = _Offer(change, asyncio.get_running_loop().create_future())
         self._something_to_do.set()
         return await self._offered.made
 
     def withdraw(self) -> None:
-        """Serve nothing until the next version is handed over. Cancel what is running yourself."""
+        """Serve nothing until the next version is handed over. Running requests are left to the caller."""
         self.served = None
         self._is_serving.clear()
         self._metrics.held_version.set(-1)
 
     async def wait_until_serving(self) -> PolicyVersion:
-        """Wait for a version to sample from and give it."""
+        """Wait for a version to sample from and return it."""
         while self.served is None:
             await self._is_serving.wait()
         return self.served
@@ -76,42 +76,39 @@ class EngineThread:
         self._something_to_do.set()
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Forget requests before the next step."""
+        """Forget requests before the next step that begins."""
         self._cancelled += request_ids
         self._something_to_do.set()
 
     async def run(
         self, *, finished: Callable[[FinishedRequest], None], refused: Callable[[str, RefusedError], None]
     ) -> None:
-        """Generate until cancelled; a step under way then ends by itself.
+        """Generate until cancelled, then close the engine, once the current step has ended.
 
         Args:
-            finished: Told of each request whose completions are all there.
-            refused: Told of each request the engine will not take.
+            finished: Called with each request whose completions are all there.
+            refused: Called with the id of each request the engine refuses.
         """
+        loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            loop = asyncio.get_running_loop()
-            while True:
-                self._something_to_do.clear()
-                if self._offered is not None:
-                    offer, self._offered = self._offered, None
-                    await self._make(offer, thread)
-                self._pass_on(refused)
-                if self._engine.running and self.served is not None:
-                    for request in await loop.run_in_executor(thread, self._step):
-                        finished(request)
-                else:
-                    await self._something_to_do.wait()
-
-    def _pass_on(self, refused: Callable[[str, RefusedError], None]) -> None:
-        added, self._added = self._added, []
-        for request in added:
             try:
-                self._engine.add(request)
-            except RefusedError as error:
-                refused(request.request_id, error)
-        cancelled, self._cancelled = self._cancelled, []
-        self._engine.cancel(cancelled)
+                while True:
+                    self._something_to_do.clear()
+                    if self._offered is not None:
+                        offer, self._offered = self._offered, None
+                        await self._make(offer, thread)
+                    if self._added or self._cancelled:
+                        added, self._added = self._added, []
+                        cancelled, self._cancelled = self._cancelled, []
+                        for refusal in await loop.run_in_executor(thread, self._pass_on, added, cancelled):
+                            refused(*refusal)
+                    if self._engine.running and self.served is not None:
+                        for request in await loop.run_in_executor(thread, self._step):
+                            finished(request)
+                    else:
+                        await self._something_to_do.wait()
+            finally:
+                thread.submit(self._engine.close).result()
 
     async def _make(self, offer: _Offer, thread: ThreadPoolExecutor) -> None:
         try:
@@ -137,6 +134,18 @@ class EngineThread:
             self._engine.serve(version.number)
             self._metrics.swap_seconds.observe(time.perf_counter() - started)
         return version
+
+    def _pass_on(
+        self, added: Sequence[GenerationRequest], cancelled: Sequence[str]
+    ) -> list[tuple[str, RefusedError]]:
+        refusals = []
+        for request in added:
+            try:
+                self._engine.add(request)
+            except RefusedError as error:
+                refusals.append((request.request_id, error))
+        self._engine.cancel(cancelled)
+        return refusals
 
     def _step(self) -> list[FinishedRequest]:
         started = time.perf_counter()

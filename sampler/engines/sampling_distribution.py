@@ -12,13 +12,13 @@ class Distribution(NamedTuple):
     logprob: Tensor
     """[rows, vocabulary], float32, nats, -inf for tokens cut off; each row's exponentials sum to 1."""
     kept_mass: Tensor
-    """[rows], float32, in (0, 1]: share of the whole softmax that the tokens left hold."""
+    """[rows], float32, in (0, 1]: the mass of the remaining tokens under the whole softmax."""
 
 
 def sampling_distribution(
     logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor
 ) -> Distribution:
-    """Give the distribution that each row's token is drawn from.
+    """Return the distribution that each row's token is drawn from.
 
     The nucleus is the smallest set of most likely tokens whose mass, renormalised after top-k,
     reaches ``top_p``; it is never empty. Equally likely tokens are kept in order of their id.

@@ -12,7 +12,7 @@ from typing import Final
 
 from node.policy import Announcement, Artifact
 from node.weights.planning.pursuit import Pursuit
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from sampler.metrics import SamplerMetrics
 from sampler.versions.starvation import DroppedFetch, Starvation
 from sampler.versions.sync_state import SyncState
@@ -47,8 +47,8 @@ class FetchChoice:
         return self._starvation.for_s(self._monotonic())
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
-        """Return, for people, how far the line keeps this sampler from the staleness bound."""
-        pursuit = self._pursuit.measured(self._fetcher.line)
+        """Return, for people, how far the link keeps this sampler from the staleness bound."""
+        pursuit = self._pursuit.measured(self._fetcher.link)
         return pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def waits(self) -> AbstractContextManager[None]:
@@ -72,19 +72,19 @@ class FetchChoice:
     ) -> Artifact | None:
         """Return what to fetch now; None: the head is held, or there is no way to it.
 
-        On a far line it waits for what a source chooses to send.
+        On a far link it waits for what a source chooses to send.
 
         Args:
             state: as it is when asked; it changes while this waits.
             tasks: owns the request to the source.
         """
         path = state().path()
-        self._pursuit = self._pursuit.measured(self._fetcher.line)
-        self._metrics.round_trip.set(self._pursuit.line.round_trip_s)
+        self._pursuit = self._pursuit.measured(self._fetcher.link)
+        self._metrics.round_trip.set(self._pursuit.link.round_trip_s)
         if not path or self._pursuit.keeps_up(path, behind_versions=state().behind_versions):
             return next(iter(path), None)
         with self.waits():
-            coming = await self._fetcher.coming(
+            coming = await self._fetcher.pushed_artifact(
                 state().held.number, tasks, patience_s=self._pursuit.patience_s
             )
         if coming is not None and state().can_start(coming.key):
@@ -95,7 +95,7 @@ class FetchChoice:
         """Return why the fetch under way ends here; None: it goes on."""
         if not state.is_useless(artifact.key):
             return None
-        is_worth_finishing = self._pursuit.measured(self._fetcher.line).is_worth_finishing(
+        is_worth_finishing = self._pursuit.measured(self._fetcher.link).is_worth_finishing(
             self._fetcher.progress, artifact, instead=state.next_artifact(), now=self._monotonic()
         )
         return None if is_worth_finishing else DroppedFetch.SUPERSEDED
@@ -114,8 +114,8 @@ class FetchChoice:
 
     def tell_starvation(self, state: SyncState) -> None:
         """Say, once in a while, that nothing was taken for long."""
-        now, line = self._monotonic(), self._fetcher.line
-        if not self._starvation.is_to_be_told(line, now=now):
+        now, link = self._monotonic(), self._fetcher.link
+        if not self._starvation.is_to_be_told(link, now=now):
             return
         logger.warning(
             "no version taken",
@@ -123,9 +123,9 @@ class FetchChoice:
                 "version": state.held.number,
                 "behind_versions": state.behind_versions,
                 "for_s": round(self._starvation.for_s(now), 1),
-                "round_trip_s": round(line.round_trip_s, 3),
-                "mbytes_per_s": round(line.bytes_per_s / 1e6, 3),
+                "round_trip_s": round(link.round_trip_s, 3),
+                "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
                 "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
-                "fix": "put a relay near this sampler, widen its line, or make steps longer",
+                "fix": "put a relay near this sampler, widen its link, or make steps longer",
             },
         )

@@ -13,8 +13,7 @@ from typing import Final
 
 from node.weights.format.digests import words_digest
 from node.weights.format.layout import Layout
-from sampler.engines.live_words import ModelWords
-from sampler.versions.model_words import frame_digests
+from sampler.engines.model_words import ModelWords, frame_digests
 
 TURN_WORDS: Final = 32 << 20
 """Words looked at in one turn, or one frame. With a turn at every heartbeat, 2 s apart, a model of 0.5 B

@@ -30,14 +30,13 @@ from node.weights.format.manifest import Manifest
 from node.weights.planning.chain import PUBLIC_VERSION
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.transfer.advance import Remedy, fetch_into, rebuilt_frames
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from sampler.engines.engine_thread import Change
-from sampler.engines.live_words import LiveWords, ModelWords
+from sampler.engines.model_words import LiveWords, ModelWords, copy_words, frame_digests
 from sampler.metrics import SamplerMetrics
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.fetch_choice import FetchChoice
 from sampler.versions.memory_scrub import MemoryScrub
-from sampler.versions.model_words import copy_words, frame_digests
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.starvation import DroppedFetch
 from sampler.versions.sync_state import SyncState
@@ -168,7 +167,7 @@ class PolicySync:
                     await self._backoff.wait(self._changed)
                     self._state = self._state.reconsidered()
                 else:
-                    self._fetcher.expect(self._held.number, tasks)
+                    self._fetcher.prefetch(self._held.number, tasks)
                     await self._changed.wait()
 
     async def _listen(self) -> None:

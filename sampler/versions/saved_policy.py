@@ -20,11 +20,10 @@ from node.policy import ArtifactKey, PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.head_file import StoreMark
-from sampler.engines.live_words import LiveWords, ModelWords
+from sampler.engines.model_words import LiveWords, ModelWords, copy_words
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.held_file import load_held, save_held
-from sampler.versions.model_words import PublicBase, copy_words
 from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_files import PublicBase, load_held, save_held
 
 logger = logging.getLogger(__name__)
 

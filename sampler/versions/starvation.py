@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.weights.planning.link_time import Line
+from node.weights.planning.link_time import Link
 
 FIRST_TOLD_S: Final = 30.0
 """Of starving: longer than any fetch that nobody needs to hear of."""
 
 _ROUND_TRIPS: Final = 6
-"""Of the line: before that nothing is wrong on a far one."""
+"""Of the link: before that nothing is wrong on a far one."""
 
 
 class DroppedFetch(enum.StrEnum):
@@ -29,7 +29,7 @@ class DroppedFetch(enum.StrEnum):
     DOUBT = "doubt"
     """What is held may be no version, and is looked at first."""
     LOST = "lost"
-    """The line was cut, or the sources do not answer."""
+    """The link was cut, or the sources do not answer."""
     REFUSED = "refused"
     """The sources do not have it any more, or what they sent cannot be used."""
 
@@ -59,10 +59,10 @@ class Starvation:
         """Return for how long newer versions have been there and none was taken; 0: there are none."""
         return 0.0 if self.behind_since_s is None else now - self.behind_since_s
 
-    def is_to_be_told(self, line: Line, *, now: float) -> bool:
+    def is_to_be_told(self, link: Link, *, now: float) -> bool:
         """Whether it is time to say so; then not before twice as long."""
         for_s = self.for_s(now)
-        if for_s < max(FIRST_TOLD_S, _ROUND_TRIPS * line.round_trip_s, self._told_after_s):
+        if for_s < max(FIRST_TOLD_S, _ROUND_TRIPS * link.round_trip_s, self._told_after_s):
             return False
         self._told_after_s = 2 * for_s
         return True

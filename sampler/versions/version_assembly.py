@@ -26,9 +26,8 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
-from sampler.engines.live_words import LiveWords, ModelWords
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
-from sampler.versions.model_words import THREADS, frame_digests
 
 
 class VersionAssembly(ABC):
@@ -76,7 +75,7 @@ class VersionAssembly(ABC):
         self.digests = [0] * len(layout.frames)
 
     def take_held(self) -> tuple[int, ...]:
-        """Take the frames that the base has and the payloads that were kept; give the frames to be mended."""
+        """Take the frames that the base has and the payloads kept; return the frames to be repaired."""
         records, spans = self.manifest.frames, self._layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
@@ -104,7 +103,7 @@ class VersionAssembly(ABC):
 
         Raises:
             DamagedFrameError: the payload is not the signed one, or does not make the signed words.
-            WrongBaseError: this frame has to be mended.
+            WrongBaseError: this frame has to be repaired.
         """
         if self._verified[frame]:
             return
@@ -117,7 +116,7 @@ class VersionAssembly(ABC):
         self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
         self._set_verified(frame, digest)
 
-    def mend(self, frame: int, words: Words) -> None:
+    def repair(self, frame: int, words: Words) -> None:
         """Take the words of a frame that were made another way.
 
         Raises:

@@ -19,7 +19,8 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
-from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.advance import Remedy
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.learner_epoch import raise_epoch
 from learner.publishing.public_base import keep_public_base
+from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint import CheckpointStore, Progress
 from learner.training.master_words import MasterWords
@@ -27,9 +27,9 @@ from node.weights.format.manifest import sign
 from node.weights.planning.chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
-from sampler.versions.model_words import PublicBase
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_files import PublicBase
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
 from support.model_words import live_words, words_of

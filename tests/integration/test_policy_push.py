@@ -16,9 +16,10 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy, fetch_version
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.advance import Remedy
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Pushes, Pushing, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import running_relay
@@ -71,7 +72,7 @@ async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
 
     async def expect() -> None:
         async with asyncio.TaskGroup() as tasks:
-            fetcher.expect(0, tasks)
+            fetcher.prefetch(0, tasks)
             await asyncio.Event().wait()
 
     expecting = asyncio.create_task(expect())

@@ -15,9 +15,9 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
 from sampler import sampler_role as role
+from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.memory_scrub import MemoryScrub
-from sampler.versions.model_words import version_of
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.model_words import words_of

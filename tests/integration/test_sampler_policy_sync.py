@@ -293,7 +293,7 @@ async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
 async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
     made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.weights.transfer.advance.MENDED_FRAMES", 0)
+    monkeypatch.setattr("node.weights.transfer.advance.REPAIRED_FRAMES", 0)
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:

@@ -1,6 +1,7 @@
 """A whole sampler in the background of a test, and the learner of its model."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ async def learning(
         await learner.join(
             layout_digest=base.layout.digest,
             tokenizer_digest=tokenizer_digest(model_dir),
-            vocabulary_size=base.vocabulary_size,
+            vocabulary_size=json.loads((model_dir / "config.json").read_bytes())["vocab_size"],
             held=common_pb2.PolicyVersion(number=version),
         )
         yield learner

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
-from node.weights.assembly.held import HeldPolicy, check_size
 from node.weights.codec.frame_codec import encode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check
 from node.weights.format.layout import Layout
@@ -33,14 +32,6 @@ class CodedFrame:
     record: FrameRecord
     digest: int
     """``words_digest`` of the new words."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedVersion:
-    """An artifact in memory: ``payloads[i]`` is what ``manifest.frames[i]`` describes."""
-
-    manifest: Manifest
-    payloads: tuple[bytes, ...]
 
 
 def code_frames(
@@ -124,46 +115,6 @@ def join(
         published_at_s=published_at_s,
         frames=tuple(frame.record for frame in coded),
     )
-
-
-def encode_version(
-    words: Words,
-    *,
-    version: int,
-    base: HeldPolicy | None,
-    layout: Layout,
-    run_id: str,
-    learner_epoch: int,
-    published_at_s: float,
-    executor: Executor | None = None,
-) -> EncodedVersion:
-    """Code words that are in memory, whole, and keep the payloads there too.
-
-    Raises:
-        RefusedError: as ``code_frames``.
-        ValueError: the words are not of this layout, or ``version`` is not newer than its base.
-    """
-    check_size(words, layout)
-    payloads: list[bytes] = []
-    coded = code_frames(
-        range(len(layout.frames)),
-        new=lambda frame: words[layout.frames[frame].slice],
-        base=None if base is None else base.frame_words(layout),
-        layout=layout,
-        put=payloads.append,
-        executor=executor,
-        under_way=len(layout.frames),
-    )
-    manifest = join(
-        coded,
-        version=version,
-        base=None if base is None else base.version,
-        layout=layout,
-        run_id=run_id,
-        learner_epoch=learner_epoch,
-        published_at_s=published_at_s,
-    )
-    return EncodedVersion(manifest, tuple(payloads))
 
 
 def _code(

@@ -68,7 +68,7 @@ class FrameSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Overlap:
     """What a frame and a tensor have in common."""
 
     tensor: TensorSpan
@@ -129,7 +129,7 @@ class Layout:
         """Give the tensor that ``word`` of the flat array belongs to."""
         return self.tensors[self._tensor_number_at(word)]
 
-    def pieces(self, frame: int) -> Iterator[Piece]:
+    def overlaps(self, frame: int) -> Iterator[Overlap]:
         """Give what a frame is made of, in order."""
         span = self.frames[frame]
         end = span.start_word + span.words
@@ -139,7 +139,7 @@ class Layout:
                 return
             start = max(tensor.start_word, span.start_word)
             words = min(tensor.start_word + tensor.words, end) - start
-            yield Piece(tensor, start - tensor.start_word, start - span.start_word, words)
+            yield Overlap(tensor, start - tensor.start_word, start - span.start_word, words)
 
     def _tensor_number_at(self, word: int) -> int:
         return bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1

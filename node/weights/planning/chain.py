@@ -41,8 +41,8 @@ def plan_catch_up(
         held: a version number, or NO_BASE.
         head: where to get to.
         artifacts: what can be had, in any order.
-        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's line could have
-            carried while it asked. Fewer, larger artifacts are then cheaper on a long line.
+        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's link could have
+            carried while it asked. Fewer, larger artifacts are then cheaper on a long link.
     """
     if head < held:
         return None
@@ -65,6 +65,19 @@ def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
     return newest
 
 
+def upload_path(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
+    """Return the local artifacts that move a hub with ``remote`` to ``head`` with the fewest bytes sent.
+
+    Returns:
+        In the order to apply; empty if the hub can get there already, or cannot.
+    """
+    has = {artifact.key for artifact in remote}
+    at_no_cost = [Artifact(key, 0) for key in has]
+    lacks = [artifact for artifact in local if artifact.key not in has]
+    path = plan_fresh(head, [*at_no_cost, *lacks]) or ()
+    return tuple(artifact for artifact in path if artifact.key not in has)
+
+
 def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
     """Give the local artifacts that a hub with ``remote`` should get, most wanted first.
 
@@ -73,11 +86,9 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
     newest first, whatever else the hub lacks and would retain: nothing that starts before its
     oldest keyframe.
     """
-    local = tuple(local)
+    local, remote = tuple(local), tuple(remote)
     has = {artifact.key for artifact in remote}
     lacks = [artifact for artifact in local if artifact.key not in has]
-    at_no_cost = [Artifact(key, 0) for key in has]
-    path = plan_fresh(head, [*at_no_cost, *lacks]) or ()
     oldest = min((key.version for key in has if key.is_keyframe), default=NO_BASE)
     rest = [
         artifact
@@ -87,7 +98,8 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
     keyframes = [artifact for artifact in rest if artifact.key.is_keyframe]
     from_public = sorted((a for a in local if a.key.base_version == PUBLIC_VERSION), key=lambda a: a.key)
     fresh = [a for a in from_public[-1:] if a.key not in has and a.key.version >= oldest]
-    return tuple(dict.fromkeys([a for a in path if a.key not in has] + fresh + keyframes[:1] + rest))
+    path = upload_path(local, remote=remote, head=head)
+    return tuple(dict.fromkeys([*path, *fresh, *keyframes[:1], *rest]))
 
 
 def _cheapest(

@@ -1,4 +1,4 @@
-"""How long the line to the sources takes, measured by this peer's own fetches; pure.
+"""How long the link to the sources takes, measured by this peer's own fetches; pure.
 
     asked --round trip--> manifest --round trip--> first byte --bytes / rate--> whole
 
@@ -18,29 +18,29 @@ _MEASURABLE_S: Final = 0.02
 """Less than this, or faster, came in one burst and says nothing of the rate."""
 
 _MOST_COST_BYTES: Final = 1 << 40
-"""What a line whose rate is not known carries in a round trip: so much that only round trips count."""
+"""What a link whose rate is not known carries in a round trip: so much that only round trips count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Round trip and rate as measured; ``Line()``: nothing was."""
+class Link:
+    """Round trip and rate as measured; ``Link()``: nothing was."""
 
     round_trip_s: float = 0.0
     """From a question to its answer, the server's own time included; 0: not measured."""
     bytes_per_s: float = math.inf
     """Of all connections together, between the first byte of a fetch and its last."""
 
-    def answered(self, took_s: float) -> "Line":
+    def answered(self, took_s: float) -> "Link":
         """Note how long an answer took that needed no work."""
         rises = took_s >= self.round_trip_s
         step_s = (took_s - self.round_trip_s) * (1.0 if rises else _DECAY)
         return replace(self, round_trip_s=self.round_trip_s + step_s)
 
-    def silent(self, for_s: float) -> "Line":
+    def silent(self, for_s: float) -> "Link":
         """Note that an answer did not come for so long."""
         return replace(self, round_trip_s=max(self.round_trip_s, for_s))
 
-    def carried(self, size_bytes: int, *, took_s: float) -> "Line":
+    def carried(self, size_bytes: int, *, took_s: float) -> "Link":
         """Note how long bytes took from the first to the last."""
         if size_bytes < _MEASURABLE_BYTES or took_s < _MEASURABLE_S:
             return self
@@ -54,7 +54,7 @@ class Line:
 
     @property
     def artifact_cost_bytes(self) -> int:
-        """Bytes the line carries in a round trip; 0 where none was measured."""
+        """Bytes the link carries in a round trip; 0 where none was measured."""
         if not self.round_trip_s:
             return 0
         return int(min(self.round_trip_s * self.bytes_per_s, _MOST_COST_BYTES))
@@ -89,22 +89,22 @@ class Progress:
         """Return for how long nothing has come."""
         return now - max(self.began_at_s, self.signed_at_s or 0.0, self.last_at_s)
 
-    def remaining_s(self, line: Line, *, size_bytes: int, now: float) -> float:
+    def remaining_s(self, link: Link, *, size_bytes: int, now: float) -> float:
         """Return the seconds until the fetch is whole, as far as one can know.
 
         What is overdue is expected to take as long again as it has been silent.
 
         Args:
-            line: as measured, by this fetch too.
+            link: as measured, by this fetch too.
             size_bytes: of the artifact as announced, until its manifest says so.
             now: on the clock of the other times.
         """
         left_bytes = max(0, (self.size_bytes or size_bytes) - self.arrived_bytes)
         if self.arrived_bytes:
-            rate = min(line.bytes_per_s, self.arrived_bytes / max(self.last_at_s - self.first_at_s, 1e-3))
+            rate = min(link.bytes_per_s, self.arrived_bytes / max(self.last_at_s - self.first_at_s, 1e-3))
             due_at_s = self.last_at_s + left_bytes / rate
         elif self.signed_at_s is not None:
-            due_at_s = self.signed_at_s + line.seconds(left_bytes, round_trips=1)
+            due_at_s = self.signed_at_s + link.seconds(left_bytes, round_trips=1)
         else:
-            due_at_s = self.began_at_s + line.seconds(left_bytes, round_trips=2)
+            due_at_s = self.began_at_s + link.seconds(left_bytes, round_trips=2)
         return max(due_at_s - now, self.silence_s(now))

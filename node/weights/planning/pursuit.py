@@ -1,4 +1,4 @@
-"""How to keep near a head that moves on while one fetches: over any line, however long; pure.
+"""How to keep near a head that moves on while one fetches: over any link, however long; pure.
 
     keeps up     by the cheapest artifacts in bytes the gap at least halves: fetch those, one after the other
     far          it does not: every artifact costs the round trip of asking. Let the source choose the
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.policy import Announcement, Artifact
-from node.weights.planning.link_time import Line, Progress
+from node.weights.planning.link_time import Link, Progress
 
 ROUND_TRIPS: Final = 2
 """Of a fetch that was not asked for in advance: manifest, frames."""
@@ -29,7 +29,7 @@ _PACE_WEIGHT: Final = 0.25
 """Of the newest announcement in the mean period of the head."""
 
 MOST_DROPS: Final = 3
-"""Fetches dropped in a row. Each was to halve the time until the next version; where the line is not as
+"""Fetches dropped in a row. Each was to halve the time until the next version; where the link is not as
 measured they did not, and what is begun then is finished."""
 
 
@@ -56,15 +56,15 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Pursuit:
-    """What is known of head and line, and how often a fetch was dropped since something was taken."""
+    """What is known of head and link, and how often a fetch was dropped since something was taken."""
 
     pace: Pace = field(default_factory=Pace)
-    line: Line = field(default_factory=Line)
+    link: Link = field(default_factory=Link)
     drops_in_a_row: int = 0
 
-    def measured(self, line: Line) -> "Pursuit":
-        """Take what is known of the line now."""
-        return replace(self, line=line)
+    def measured(self, link: Link) -> "Pursuit":
+        """Take what is known of the link now."""
+        return replace(self, link=link)
 
     def announced(self, announcement: Announcement) -> "Pursuit":
         """Take an announcement in."""
@@ -81,13 +81,13 @@ class Pursuit:
     @property
     def patience_s(self) -> float:
         """How long to wait for what a source chooses to send, before it is asked for by name."""
-        return LEAST_PATIENCE_S + ROUND_TRIPS * self.line.round_trip_s
+        return LEAST_PATIENCE_S + ROUND_TRIPS * self.link.round_trip_s
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
-        """Return, for people, how far from the head the line keeps a sampler; 100 characters at most."""
-        moved = 0.0 if not self.pace.version_s else self.line.round_trip_s / self.pace.version_s
+        """Return, for people, how far from the head the link keeps a sampler; 100 characters at most."""
+        moved = 0.0 if not self.pace.version_s else self.link.round_trip_s / self.pace.version_s
         return (
-            f"{behind_versions} behind, {moved:.3g} more in a round trip of {self.line.round_trip_s:.2g} s, "
+            f"{behind_versions} behind, {moved:.3g} more in a round trip of {self.link.round_trip_s:.2g} s, "
             f"bound {bound_versions}"
         )
 
@@ -95,7 +95,7 @@ class Pursuit:
         """Whether fetching ``path``, one by one, at least halves the distance to the head."""
         if self.pace.version_s is None:
             return True
-        took_s = sum(self.line.seconds(artifact.size_bytes, round_trips=ROUND_TRIPS) for artifact in path)
+        took_s = sum(self.link.seconds(artifact.size_bytes, round_trips=ROUND_TRIPS) for artifact in path)
         return took_s <= _HALF * behind_versions * self.pace.version_s
 
     def is_worth_finishing(
@@ -109,8 +109,8 @@ class Pursuit:
             instead: what would be fetched in its place.
             now: on the clock of ``progress``.
         """
-        if instead is None or not self.line.round_trip_s or self.drops_in_a_row >= MOST_DROPS:
+        if instead is None or not self.link.round_trip_s or self.drops_in_a_row >= MOST_DROPS:
             return True
-        instead_s = self.line.seconds(instead.size_bytes, round_trips=ROUND_TRIPS)
-        remaining_s = progress.remaining_s(self.line, size_bytes=artifact.size_bytes, now=now)
+        instead_s = self.link.seconds(instead.size_bytes, round_trips=ROUND_TRIPS)
+        remaining_s = progress.remaining_s(self.link, size_bytes=artifact.size_bytes, now=now)
         return instead_s > _HALF * remaining_s

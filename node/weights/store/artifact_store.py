@@ -99,7 +99,7 @@ class ArtifactStore:
 
     def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
-        return self._listeners.hearing(listener)
+        return self._listeners.listening(listener)
 
     def whole(self) -> tuple[Artifact, ...]:
         """Give every artifact of which no frame is missing, whatever is announced."""
@@ -107,9 +107,9 @@ class ArtifactStore:
             whole = (a.manifest.artifact for a in self._artifacts.values() if self._is_complete(a))
             return tuple(sorted(whole, key=lambda artifact: artifact.key))
 
-    def hearing_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
+    def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
-        return self._frame_listeners.hearing(listener)
+        return self._frame_listeners.listening(listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is whole.
@@ -124,7 +124,7 @@ class ArtifactStore:
             else:
                 self._arriving.discard(key)
             self._announce()
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
         """Say whether a frame is here.
@@ -164,7 +164,7 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(manifest.key):
             artifact = self._find(manifest.key)
             artifact.adopt(draft)
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
         self._finish(artifact)
 
     def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
@@ -201,7 +201,7 @@ class ArtifactStore:
             artifact = self._find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
         if artifact.is_whole:
             self._finish(artifact)
 
@@ -336,8 +336,8 @@ class ArtifactStore:
         if head is None:
             return
         goes = surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes)
-        for key in self.readers.leavable(goes):
-            artifact = self.readers.unless_read(key, partial(self._artifacts.pop, key))
+        for key in self.readers.removable(goes):
+            artifact = self.readers.remove_unless_read(key, partial(self._artifacts.pop, key))
             if artifact is not None:
                 del visible[key]
                 self._discard(artifact)
@@ -349,7 +349,7 @@ class ArtifactStore:
         )
         if announcement != self._announcement:
             self._announcement = announcement
-            self._listeners.tell()
+            self._listeners.notify()
 
     def _head_of(self, number: int) -> Head:
         manifests = (artifact.manifest for artifact in self._artifacts.values())

@@ -11,7 +11,7 @@ class Listeners:
         self._listeners: list[Callable[[], object]] = []
 
     @contextmanager
-    def hearing(self, listener: Callable[[], object]) -> Iterator[None]:
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
         """Call ``listener`` whenever there is something to tell, for the time of the body."""
         self._listeners.append(listener)
         try:
@@ -19,7 +19,7 @@ class Listeners:
         finally:
             self._listeners.remove(listener)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call everyone."""
         for listener in tuple(self._listeners):
             listener()

@@ -3,7 +3,7 @@
     asked for --> stays LINGER_S longer than retention would keep it, the LINGERING_ARTIFACTS asked for last
     being read -> stays until its last reader is done
 
-On a line of five seconds a manifest is answered when two more keyframes have made its artifact surplus;
+On a link of five seconds a manifest is answered when two more keyframes have made its artifact surplus;
 without this the frames it names would be gone when they are asked for. Any thread may call.
 """
 
@@ -56,7 +56,7 @@ class Readers:
                 if not self._reading[key]:
                     del self._reading[key]
 
-    def leavable(self, surplus: Iterable[ArtifactKey]) -> Set[ArtifactKey]:
+    def removable(self, surplus: Iterable[ArtifactKey]) -> Set[ArtifactKey]:
         """Return those of the surplus artifacts that nobody is expected back for."""
         surplus, now = frozenset(surplus), self._monotonic()
         with self._lock:
@@ -66,7 +66,7 @@ class Readers:
         self.lingering_artifacts = len(lingering)
         return surplus.difference(lingering)
 
-    def unless_read(self, key: ArtifactKey, remove: Callable[[], T]) -> T | None:
+    def remove_unless_read(self, key: ArtifactKey, remove: Callable[[], T]) -> T | None:
         """Return what ``remove`` does, or None where somebody reads the artifact: it stays."""
         with self._lock:
             return None if key in self._reading else remove()

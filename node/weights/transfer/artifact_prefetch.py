@@ -2,7 +2,7 @@
 
     ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
      ^          |
-     `-- backoff: line cut, source draining
+     `-- backoff: link cut, source draining
 
 Nothing is decided by what comes: the receiver goes by the announcements, and fetches in the ordinary
 way what did not come or is not wanted.
@@ -39,8 +39,8 @@ PushStream: TypeAlias = (
 )
 
 
-class Piece(Protocol):
-    """What a piece of payloads has, whichever rpc it came by."""
+class Chunk(Protocol):
+    """What a chunk of payloads has, whichever rpc it came by."""
 
     @property
     def frame(self) -> int: ...
@@ -50,11 +50,11 @@ class Piece(Protocol):
     def data(self) -> bytes: ...
 
 
-class PieceStream(Protocol):
+class ChunkStream(Protocol):
     """Pieces of payloads on their way."""
 
     async def read(self) -> object:
-        """Give the next piece, or ``grpc.aio.EOF``."""
+        """Give the next chunk, or ``grpc.aio.EOF``."""
         ...
 
     def cancel(self) -> bool: ...
@@ -66,13 +66,13 @@ class Pushed:
 
     manifest: Manifest
     signed: bytes
-    stream: PieceStream
+    stream: ChunkStream
     source: str
     artifact_cost_bytes: int
     """As asked with: it decides whether a keyframe's frames are on their way too."""
 
 
-class Expected:
+class ArtifactPrefetch:
     """The next artifact for who holds one version, while it is asked for."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Expected:
         random: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Ask, in a task of ``tasks``; ``answered`` is told the seconds of the line's round trip."""
+        """Ask, in a task of ``tasks``; ``answered`` is told the seconds of the link's round trip."""
         self.held_version = held_version
         self._artifact_cost_bytes = artifact_cost_bytes
         self._answered = answered

@@ -34,7 +34,7 @@ class NotTakenError(Exception):
         self.refusal = refusal
 
 
-class Deliveries:
+class DecodeQueue:
     """What one lane has read and is being decoded."""
 
     def __init__(
@@ -54,8 +54,8 @@ class Deliveries:
             DamagedFrameError: a frame of an earlier delivery was damaged too often.
             NotTakenError: the receiver refused one.
         """
-        self._transfer.delivering += 1
-        self._under_way.append(asyncio.create_task(self._deliver(arrived)))
+        self._transfer.decoding += 1
+        self._under_way.append(asyncio.create_task(self._decode(arrived)))
         if len(self._under_way) > _MOST:
             # Not awaited itself: a lane that is cancelled would cancel it, and its thread outlive ``end``.
             await asyncio.wait({self._under_way[0]})
@@ -77,11 +77,11 @@ class Deliveries:
         """Return when nothing is under way; what they raise is of no use any more."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    async def _deliver(self, arrived: list[Arrived]) -> None:
+    async def _decode(self, arrived: list[Arrived]) -> None:
         try:
             await self._put(arrived)
         finally:
-            self._transfer.delivered()
+            self._transfer.decoded()
 
     async def _put(self, arrived: list[Arrived]) -> None:
         try:

@@ -12,7 +12,7 @@ _MOST: Final = 2
 """Kept: a relay leaves a keyframe for every new step. Each keeps the ranges and parts of frames under way."""
 
 
-class Unfinished:
+class PausedTransfers:
     """At most a few of them; the oldest goes first."""
 
     def __init__(self, metrics: TransferMetrics) -> None:
@@ -23,7 +23,7 @@ class Unfinished:
         """Keep a transfer in a pause, instead of an earlier one of the same artifact."""
         self._drop(transfer.key)
         self._transfers[transfer.key] = transfer
-        self._metrics.add_paused_bytes(transfer.held_bytes)
+        self._metrics.add_paused(transfer.held_bytes)
         while len(self._transfers) > _MOST:
             self._drop(next(iter(self._transfers)))
 
@@ -41,5 +41,5 @@ class Unfinished:
     def _drop(self, key: ArtifactKey) -> Transfer | None:
         transfer = self._transfers.pop(key, None)
         if transfer is not None:
-            self._metrics.add_paused_bytes(-transfer.held_bytes)
+            self._metrics.add_paused(-transfer.held_bytes)
         return transfer

@@ -6,7 +6,7 @@ from typing import Final
 from node.weights.format.manifest import Manifest
 
 _OPENING_BYTES: Final = 2 << 20
-"""About what idle connections carry before they are as fast as a line of 100 Mbit/s and 150 ms."""
+"""About what idle connections carry before they are as fast as a link of 100 Mbit/s and 150 ms."""
 
 
 def first_batch(
@@ -44,7 +44,7 @@ def pushed_frames(manifest: Manifest, *, most_bytes: int, artifact_cost_bytes: i
     """Return the frames sent unasked: those that have a payload, largest first, as long as the next fits.
 
     None of a keyframe, whose frames come sooner over all connections than over one; unless all of it is
-    less than ``artifact_cost_bytes``, what the line carries in the round trip of asking for it.
+    less than ``artifact_cost_bytes``, what the link carries in the round trip of asking for it.
     """
     frames: list[int] = []
     if manifest.key.is_keyframe and manifest.size_bytes > artifact_cost_bytes:

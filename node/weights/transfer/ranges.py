@@ -5,7 +5,7 @@ unasked --cut--> waiting --take--> read by one lane --all of it arrived--> gone
                     `-- give_back ----'        `-- take_over: another lane goes on where it is
 
 A range is several frames, or a part of one: a large frame travels over several connections at once,
-so that a relay can verify it and pass it on after a fraction of a second on any line.
+so that a relay can verify it and pass it on after a fraction of a second on any link.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from node import limits
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.artifact_prefetch import PieceStream
+from node.weights.transfer.artifact_prefetch import ChunkStream
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
@@ -58,11 +58,11 @@ class Range:
     read_bytes: int = 0
     """Since then, from the source it is read from now."""
     times_taken: int = 0
-    stream: PieceStream | None = None
+    stream: ChunkStream | None = None
     """Open already: ``source`` sends these frames unasked."""
 
     def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
-        """Add a piece of some payloads, and give the frames that it completes.
+        """Add a chunk of some payloads, and give the frames that it completes.
 
         Raises:
             LyingSourceError: it is not what comes next.
@@ -165,8 +165,8 @@ class Transfer:
         self.unasked = unasked
         self.reading: set[Range] = set()
         self._parts: defaultdict[int, dict[int, Arrived]] = defaultdict(dict)
-        self.delivering = 0
-        """Deliveries under way: each may give a damaged frame back."""
+        self.decoding = 0
+        """DecodeQueue under way: each may give a damaged frame back."""
         self.damaged: Counter[int] = Counter()
         self.changed = asyncio.Event()
 
@@ -178,7 +178,7 @@ class Transfer:
     @property
     def is_over(self) -> bool:
         """Say whether nothing is left to read, or may be."""
-        return not (self.waiting or self.reading or self.delivering or self.unasked.left_bytes)
+        return not (self.waiting or self.reading or self.decoding or self.unasked.left_bytes)
 
     @property
     def frames(self) -> set[int]:
@@ -253,9 +253,9 @@ class Transfer:
         self.waiting.append(span)
         self.changed.set()
 
-    def delivered(self) -> None:
+    def decoded(self) -> None:
         """Say that a delivery has ended."""
-        self.delivering -= 1
+        self.decoding -= 1
         self.changed.set()
 
     def leave(self, span: Range) -> None:

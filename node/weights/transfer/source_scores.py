@@ -53,7 +53,7 @@ class _Standing:
     faults: int = 0
     """In a row."""
     is_doubted: bool = False
-    """Its newest fault was no accident of the line: what it announces is not planned with."""
+    """Its newest fault was no accident of the link: what it announces is not planned with."""
     back_at_s: float = 0.0
     lacking: set[ArtifactKey] = field(default_factory=set)
     """What it turned out not to have since it announced last."""

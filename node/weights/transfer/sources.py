@@ -36,7 +36,7 @@ class Source:
     """A hub or a relay."""
 
     address: str
-    """Its name here: for people and for the book."""
+    """Its name here: for people and for the scores."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
@@ -88,7 +88,7 @@ class Sources:
         """Ask ``sources``, at least one; ``last_resort`` only while they are all behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
-        self._book = SourceScores(
+        self._scores = SourceScores(
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
@@ -121,7 +121,7 @@ class Sources:
         try:
             while True:
                 self._changed.clear()
-                announcement = self._book.announcement(self._clock.monotonic())
+                announcement = self._scores.announcement(self._clock.monotonic())
                 if announcement is not None and announcement != told:
                     told = announcement
                     yield announcement
@@ -136,23 +136,23 @@ class Sources:
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
         """Give the addresses to ask for an artifact; none if nobody has it any more."""
-        return self._book.candidates(key, now=self._clock.monotonic())
+        return self._scores.candidates(key, now=self._clock.monotonic())
 
     def has_standing(self, key: ArtifactKey) -> bool:
         """Say whether someone can be asked for an artifact who is not set aside."""
         now = self._clock.monotonic()
-        return any(self._book.is_standing(name, now=now) for name in self._book.candidates(key, now=now))
+        return any(self._scores.is_standing(name, now=now) for name in self._scores.candidates(key, now=now))
 
     def choose(self, names: Sequence[str]) -> str:
         """Give the one of ``names`` whose next lane will do best."""
-        return self._book.choose(names)
+        return self._scores.choose(names)
 
     def preferred(self) -> str:
         """Give whom to ask for what nobody has yet."""
-        return self._book.choose(self._book.standing(now=self._clock.monotonic()))
+        return self._scores.choose(self._scores.standing(now=self._clock.monotonic()))
 
     def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
-        """Give a stub of a source that is always on the same connection: TCP knows its line by now."""
+        """Give a stub of a source that is always on the same connection: TCP knows its link by now."""
         return self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
@@ -167,34 +167,34 @@ class Sources:
         """
         connection = min(self._connections[name], key=lambda connection: connection.lanes)
         connection.lanes += 1
-        self._book.take_lane(name)
+        self._scores.take_lane(name)
         try:
             yield connection.stub
         finally:
             connection.lanes -= 1
-            self._book.leave_lane(name)
+            self._scores.leave_lane(name)
 
     def bytes_per_s(self, name: str) -> float | None:
         """Give the measured goodput of one lane; None before the first byte."""
-        return self._book.bytes_per_s(name)
+        return self._scores.bytes_per_s(name)
 
     def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
         """Note what one lane got."""
-        self._book.delivered(name, size_bytes, took_s=took_s)
+        self._scores.delivered(name, size_bytes, took_s=took_s)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
         """Note that a source does not have an artifact."""
-        self._book.lacks(name, key)
+        self._scores.lacks(name, key)
         self._changed.set()
 
     def signed(self, manifest: Manifest) -> None:
         """Note a verified manifest: who announced anything else is set aside."""
-        for name in self._book.signed(manifest):
+        for name in self._scores.signed(manifest):
             self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
         """Set a source aside, and count it."""
-        self._book.fault(name, fault, now=self._clock.monotonic())
+        self._scores.fault(name, fault, now=self._clock.monotonic())
         self._metrics.count_source_fault(fault.value)
         level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
         logger.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
@@ -202,12 +202,12 @@ class Sources:
 
     async def _watch(self, source: Source) -> None:
         def lost() -> None:
-            self._book.lost(source.address)
+            self._scores.lost(source.address)
             self._changed.set()
 
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
-                if not self._book.heard(source.address, announcement):
+                if not self._scores.heard(source.address, announcement):
                     self.fault(source.address, Fault.LIED, "announces another root or size than was signed")
                 self._changed.set()
         finally:

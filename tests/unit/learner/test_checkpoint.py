@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from learner.publishing.learner_epoch import raise_epoch
+from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
 from learner.training.checkpoint import CheckpointStore, Progress

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,9 @@ from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
+from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
 from sampler.metrics import SamplerMetrics
-from sampler.versions.model_words import version_of
 from support.tiny_model import make_tiny_model
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
@@ -96,6 +97,27 @@ async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
         assert versions == {0, 6}
         assert made.value("swap_seconds_count") == 2
+
+
+async def test_the_engine_is_closed_once_its_thread_has_ended(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    async with generating(model_dir) as made:
+        close = made.engine.close
+
+        def noted() -> None:
+            threads.append(threading.current_thread().name)
+            close()
+
+        monkeypatch.setattr(made.engine, "close", noted)
+        await made.serve(0)
+        made.add("a", LONG)
+        made.add("first", SHORT)
+        await made.finished.get()
+        assert threads == []
+    assert threads == ["engine_0"]
+    assert made.engine.running == 0
 
 
 async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
-from node.weights.assembly.encode import EncodedVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest, sign

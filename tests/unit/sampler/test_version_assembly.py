@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
-from node.weights.assembly.encode import EncodedVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.model_words import ArrayWords
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
@@ -149,8 +148,8 @@ def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_sign
         version.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
     with pytest.raises(DamagedFrameError):
-        version.mend(2, BASE.words[LAYOUT.frames[2].slice])
-    version.mend(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
+        version.repair(2, BASE.words[LAYOUT.frames[2].slice])
+    version.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
     version.finish()
     version.apply()
     np.testing.assert_array_equal(words_of(weights.live), WANTED.words)

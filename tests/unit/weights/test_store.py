@@ -373,7 +373,7 @@ def test_what_is_arriving_is_announced_and_awaited_until_it_is_whole_or_given_up
     assert keys(store) == [(1, 0)]
     assert store.whole() == ()
     heard = []
-    with store.hearing_frames(lambda: heard.append(1)):
+    with store.listening_to_frames(lambda: heard.append(1)):
         store.write_frame(key, 0, payloads[0])
         assert not store.is_awaited(key, 0)
         assert store.is_awaited(key, 1)

@@ -2,7 +2,7 @@
 
     hub announces, or the learner published -> plan_upload(local, remote) -> offer -> missing frames -> upload
             ^                                                                                        |
-            `---------------- line cut, hub restarted, frame damaged there: after a backoff ---------'
+            `---------------- link cut, hub restarted, frame damaged there: after a backoff ---------'
 
 What the hub has is known by its announcements alone. A frame that rots on the hub's disk takes
 its artifact out of the next announcement, so the plan has it again, and the answer to the offer
@@ -36,7 +36,7 @@ OFFER_TIMEOUT_S: Final = 60.0
 STALL_S: Final = 20.0
 
 
-class Uploader:
+class ArtifactUploader:
     """A service of the learner. It needs no calls: it listens to the store and to the hub."""
 
     def __init__(

@@ -5,7 +5,7 @@ from collections import deque
 from prometheus_client import CollectorRegistry
 
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer.paused_transfers import Unfinished
+from node.weights.transfer.paused_transfers import PausedTransfers
 from node.weights.transfer.ranges import Range, Transfer, Unasked
 from support.weights import manifest_of_sizes
 
@@ -17,17 +17,17 @@ class Kept:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.unfinished = Unfinished(TransferMetrics(self._registry))
+        self.paused = PausedTransfers(TransferMetrics(self._registry))
 
     @property
     def size_bytes(self) -> float | None:
         return self._registry.get_sample_value("heterorl_node_unfinished_fetch_bytes")
 
     def keep(self, transfer: Transfer) -> None:
-        self.unfinished.keep(transfer)
+        self.paused.keep(transfer)
 
     def take(self, version: int, *frames: int) -> Transfer | None:
-        return self.unfinished.take(manifest_of_sizes(SIZES, version=version), frames, lambda *_: None)
+        return self.paused.take(manifest_of_sizes(SIZES, version=version), frames, lambda *_: None)
 
 
 def broken_off(version: int) -> Transfer:

@@ -2,7 +2,7 @@
 
     frames wanted -> ranges that take a lane a moment -> lanes, each reading one from one source at a time
 
-    line cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, or elsewhere
+    link cut, stream ended early, no byte for stall_s   go on at the byte where it stopped, or elsewhere
     asked for in advance (expected.py)                  the first range is on its way already
     a frame that fails its digest                       ask for this frame alone, from its first byte
     an answer nobody asked for, a lying offset          set that source aside, go on elsewhere
@@ -29,10 +29,10 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.link_time import Line, Progress
-from node.weights.transfer.artifact_prefetch import Expected, Piece, PieceStream
-from node.weights.transfer.decode_queue import Deliveries, NotTakenError
-from node.weights.transfer.paused_transfers import Unfinished
+from node.weights.planning.link_time import Link, Progress
+from node.weights.transfer.artifact_prefetch import ArtifactPrefetch, Chunk, ChunkStream
+from node.weights.transfer.decode_queue import DecodeQueue, NotTakenError
+from node.weights.transfer.paused_transfers import PausedTransfers
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
 from node.weights.transfer.ranges import LyingSourceError, PutFrame, Range, Transfer, Unasked
 from node.weights.transfer.retries import Attempts
@@ -74,7 +74,7 @@ class FetchLimits:
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
     part_bytes: int = 16 << 10
-    """Of a frame, at least; and of what a lane asks for first, while nothing is known of the line."""
+    """Of a frame, at least; and of what a lane asks for first, while nothing is known of the link."""
     stall_s: float = 20.0
     attempts: int = 8
     """In a row without a byte: with the waits between about 10 s, at most 20 s. As many for each source."""
@@ -102,14 +102,14 @@ class Fetcher:
         self._metrics = metrics
         self._random = random
         self._limits = limits or FetchLimits()
-        self._expected: Expected | None = None
-        self.line = Line()
+        self._prefetch: ArtifactPrefetch | None = None
+        self.link = Link()
         """As measured by what was fetched."""
         self.progress = Progress(time.monotonic())
         """Of the fetch under way, or the last one."""
-        self._unfinished = Unfinished(metrics)
+        self._paused = PausedTransfers(metrics)
 
-    def expect(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
+    def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``.
 
         ``signed_manifest`` and ``fetch`` then find it here, or on its way. What was expected before is not
@@ -120,11 +120,11 @@ class Fetcher:
             tasks: owns the task.
             artifact_cost_bytes: as in ``chain.plan_catch_up``, by which the source chooses.
         """
-        if self._expected is not None:
-            if self._expected.held_version == held_version and self._expected.is_waiting:
+        if self._prefetch is not None:
+            if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
                 return
-            self._expected.forget()
-        self._expected = Expected(
+            self._prefetch.forget()
+        self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,
             sources=self._sources,
@@ -134,22 +134,22 @@ class Fetcher:
             tasks=tasks,
         )
 
-    async def coming(
+    async def pushed_artifact(
         self, held_version: int, tasks: asyncio.TaskGroup, *, patience_s: float
     ) -> Artifact | None:
         """Return what a source chooses to send to who holds a version: in one round trip, with its frames.
 
         It was asked for in advance, or is asked for now; None: nothing comes in time.
         """
-        expected = self._expected
+        expected = self._prefetch
         if expected is None or expected.held_version != held_version or expected.is_spent:
-            self.expect(held_version, tasks, artifact_cost_bytes=self.line.artifact_cost_bytes)
-        assert self._expected is not None
-        return await self._expected.artifact(patience_s=patience_s)
+            self.prefetch(held_version, tasks, artifact_cost_bytes=self.link.artifact_cost_bytes)
+        assert self._prefetch is not None
+        return await self._prefetch.artifact(patience_s=patience_s)
 
     def give_up(self) -> None:
-        """Note that the fetch under way is dropped: a line that was silent for so long may be that long."""
-        self.line = self.line.silent(self.progress.silence_s(time.monotonic()))
+        """Note that the fetch under way is dropped: a link that was silent for so long may be that long."""
+        self.link = self.link.silent(self.progress.silence_s(time.monotonic()))
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Give the manifest of an artifact; see ``signed_manifest``."""
@@ -164,7 +164,7 @@ class Fetcher:
             ConnectionLost: after ``attempts``.
         """
         self.progress = Progress(time.monotonic())
-        pushed = None if self._expected is None else await self._expected.answer(key)
+        pushed = None if self._prefetch is None else await self._prefetch.answer(key)
         if pushed is not None:
             self._sources.signed(pushed.manifest)
             self.progress.signed(pushed.manifest.size_bytes, now=time.monotonic())
@@ -192,7 +192,7 @@ class Fetcher:
         connections = self._sources.connections(self._names(manifest.key))
         lanes = min(self._limits.streams * connections, self._limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
-        transfer = self._unfinished.take(manifest, frames, put)
+        transfer = self._paused.take(manifest, frames, put)
         transfer = transfer or self._begun(manifest, frames, put, lanes=lanes)
         left_bytes = transfer.unasked.left_bytes
         most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
@@ -207,9 +207,9 @@ class Fetcher:
         finally:
             transfer.pause()
             if not transfer.is_over:
-                self._unfinished.keep(transfer)
+                self._paused.keep(transfer)
             took_s = self.progress.last_at_s - self.progress.first_at_s
-            self.line = self.line.carried(self.progress.arrived_bytes, took_s=took_s)
+            self.link = self.link.carried(self.progress.arrived_bytes, took_s=took_s)
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
         waiting = self._pushed(manifest, frames)
@@ -224,7 +224,7 @@ class Fetcher:
 
     def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
         """Give the frames that are on their way, if all of them are wanted."""
-        pushed = None if self._expected is None else self._expected.take(manifest)
+        pushed = None if self._prefetch is None else self._prefetch.take(manifest)
         if pushed is None:
             return deque()
         cost_bytes = pushed.artifact_cost_bytes
@@ -264,7 +264,7 @@ class Fetcher:
         return manifest, answer.signed_manifest
 
     def _answered(self, took_s: float) -> None:
-        self.line = self.line.answered(took_s)
+        self.link = self.link.answered(took_s)
 
     async def _verify(self, signed: bytes) -> Manifest:
         return await asyncio.to_thread(
@@ -272,24 +272,24 @@ class Fetcher:
         )
 
     async def _run_lane(self, transfer: Transfer, *, lanes: int) -> None:
-        deliveries = Deliveries(
+        queue = DecodeQueue(
             transfer,
             sources=self._sources,
             metrics=self._metrics,
             most_attempts=self._limits.attempts_per_damaged_frame,
         )
         try:
-            await self._read_ranges(transfer, deliveries, lanes=lanes)
+            await self._read_ranges(transfer, queue, lanes=lanes)
         finally:
-            await deliveries.end()
+            await queue.end()
 
-    async def _read_ranges(self, transfer: Transfer, deliveries: Deliveries, *, lanes: int) -> None:
+    async def _read_ranges(self, transfer: Transfer, queue: DecodeQueue, *, lanes: int) -> None:
         attempts = self._attempts()
         bytes_per_s: float | None = None
         asked_bytes = 0
         while True:
             transfer.changed.clear()
-            deliveries.look()
+            queue.look()
             if transfer.is_over:
                 return
             names = self._names(transfer.key)
@@ -306,7 +306,7 @@ class Fetcher:
                 span.source = self._sources.choose(others or names)
             source = span.source
             try:
-                bytes_per_s = await self._read(transfer, span, deliveries, attempts)
+                bytes_per_s = await self._read(transfer, span, queue, attempts)
                 transfer.leave(span)
             except DamagedFrameError:
                 raise
@@ -364,9 +364,7 @@ class Fetcher:
         has_other = any(other != name for other in self._sources.candidates(key))
         await attempts.wait_after(error, passes=passes or has_other, at_once=self._sources.has_standing(key))
 
-    async def _read(
-        self, transfer: Transfer, span: Range, deliveries: Deliveries, attempts: Attempts
-    ) -> float:
+    async def _read(self, transfer: Transfer, span: Range, queue: DecodeQueue, attempts: Attempts) -> float:
         """Read one stream, and give its goodput, bytes a second.
 
         What arrived is gone from the range, or in its ``partial``, however it ends.
@@ -380,18 +378,18 @@ class Fetcher:
         span.started_s, span.read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
         with self._sources.lane(span.source) as stub:
-            stream: PieceStream = pushed or stub.FetchFrames(request)
+            stream: ChunkStream = pushed or stub.FetchFrames(request)
             try:
                 while span.frames:
-                    piece = await self._next(stream, span)
-                    data = piece.data  # each look at the field is a copy
+                    chunk = await self._next(stream, span)
+                    data = chunk.data  # each look at the field is a copy
                     self._metrics.count_received(transfer.key, len(data))
                     self.progress.arrived(len(data), now=time.monotonic())
-                    taken = span.take(piece.frame, piece.offset_bytes, data, transfer.manifest)
+                    taken = span.take(chunk.frame, chunk.offset_bytes, data, transfer.manifest)
                     attempts.reset()
                     span.read_bytes += len(data)
                     if arrived := transfer.whole(taken):
-                        await deliveries.begin(arrived)
+                        await queue.begin(arrived)
             finally:
                 stream.cancel()
                 took_s = time.monotonic() - span.started_s
@@ -399,7 +397,7 @@ class Fetcher:
                     self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
-    async def _next(self, stream: PieceStream, span: Range) -> Piece:
+    async def _next(self, stream: ChunkStream, span: Range) -> Chunk:
         try:
             with classified():
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:

@@ -5,8 +5,8 @@ import pytest
 
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.versions.held_file import load_held, save_held
-from sampler.versions.model_words import ArrayWords, version_of
+from sampler.engines.model_words import ArrayWords, version_of
+from sampler.versions.version_files import load_held, save_held
 from support.weights import LAYOUT, random_words
 
 

@@ -1,32 +1,30 @@
-"""Enrolment: a token and a key go in, a certificate comes out.
+"""A peer's first start: a token and a key of its own become a certificate.
 
-The key never leaves the peer. Every step may be repeated: the key is kept on disk before the token is
-shown, and the coordinator gives the holder of the same key its certificate again.
+The key never leaves the peer. Every step may be repeated: the key is on disk before the token is shown, and
+the coordinator gives the holder of the same key a certificate again.
 """
 
 import asyncio
-import hashlib
 import logging
 import random
+import secrets
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc.aio
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.clock import Clock
-from node.enrolment.authority import Authority, read_signing_request, signing_request
-from node.enrolment.enrolment_ledger import EnrolmentLedger
-from node.enrolment.token_file import check_fits, how_to_get_a_token
-from node.enrolment.tokens import Token, redeem
-from node.errors import Reason, RefusedError, StartupError
+from node.enrolment.authority import signing_request
+from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
+from node.enrolment.tokens import Token
+from node.errors import RefusedError, StartupError
 from node.identity.certificates import key_to_pem
 from node.identity.clock_skew import moment
+from node.identity.files import make_private_directory, write_public
 from node.identity.identity_checks import check_own
 from node.identity.identity_store import Identity, load_or_make_key, make_identity, save_identity
-from node.identity.peer import Peer, is_name
-from node.identity.revocation import RevocationList
+from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT
 from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
@@ -40,45 +38,40 @@ CALL_TIMEOUT_S: Final = 15.0
 PATIENCE_S: Final = 60.0
 """How long to go on trying: machines of a run start in any order."""
 
+NAME_FILE: Final = "node_id"
 
-class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
-    """The coordinator's half. Runs on a port of its own, for callers without a certificate."""
 
-    def __init__(
-        self, *, authority: Authority, ledger: EnrolmentLedger, revocations: RevocationList, clock: Clock
-    ) -> None:
-        self._authority = authority
-        self._ledger = ledger
-        self._revocations = revocations
-        self._clock = clock
-        self._turn = asyncio.Lock()
+async def enrol_with_token(
+    token_file: Path,
+    *,
+    run: RunDescription,
+    role: Role,
+    node_id: str | None,
+    directory: Path,
+    now: float,
+    warn: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> Identity:
+    """Enrol with the token in a file; as ``enrol``.
 
-    async def Enrol(  # noqa: N802 - the name in the .proto
-        self,
-        request: membership_pb2.EnrolRequest,
-        context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> membership_pb2.EnrolResponse:
-        """Give a certificate for a token."""
-        node_id = request.node_id
-        if not is_name(node_id):
-            raise RefusedError(
-                Reason.MALFORMED, f"{node_id[:100]!r} is no node id", fix="use 1-63 of [a-z0-9-]"
-            )
-        if self._revocations.is_revoked(node_id):
-            raise RefusedError(
-                Reason.TOKEN_REFUSED, f"{node_id} was revoked", fix="ask the operator of the run"
-            )
-        now = self._clock.now()
-        key = read_signing_request(request.signing_request_der)
-        token = redeem(request.token, authority=self._authority, node_id=node_id, now=now)
-        der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        async with self._turn:
-            await asyncio.to_thread(
-                self._ledger.spend, token, node_id=node_id, key_digest=hashlib.sha256(der).digest(), now=now
-            )
-        certificate_pem = self._authority.issue(Peer(token.run_id, token.role, node_id), key, now=now)
-        logger.info("peer enrolled", extra={"node_id": node_id, "role": token.role, "peer": context.peer()})
-        return membership_pb2.EnrolResponse(certificate_pem=certificate_pem.decode())
+    Args:
+        node_id: the wanted name; None: what the token says, else a random one, kept.
+        warn: called with a sentence if others may read the token.
+    Raises:
+        StartupError: the token cannot be used or was refused, or the coordinator cannot be reached.
+    """
+    found = read_token_file(token_file, how_to_get_one=f"{how_to_get_a_token(role)}.")
+    if found.exposure:
+        warn(found.exposure)
+    return await enrol(
+        found.text,
+        run=run,
+        role=role,
+        node_id=node_id or found.token.node_id or kept_name(directory.parent, role=role),
+        directory=directory,
+        now=now,
+        patience_s=patience_s,
+    )
 
 
 async def enrol(
@@ -91,7 +84,7 @@ async def enrol(
     now: float,
     patience_s: float = PATIENCE_S,
 ) -> Identity:
-    """Get this peer's certificate and keep it in ``directory``.
+    """Fetch this peer's certificate and keep it in ``directory``.
 
     Args:
         token_text: what `heterorl-node token` printed.
@@ -136,6 +129,24 @@ async def enrol(
     check_own(identity, run, role, now)
     save_identity(identity, directory)
     return identity
+
+
+def kept_name(state_dir: Path, *, role: Role) -> str:
+    """Return the random name of this peer, which it takes at its first start and keeps.
+
+    Raises:
+        StartupError: the file that holds it holds something else.
+    """
+    path = state_dir / NAME_FILE
+    try:
+        name = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        name = f"{role}-{secrets.token_hex(4)}"
+        make_private_directory(state_dir)
+        write_public(path, name.encode() + b"\n")
+    if not is_name(name):
+        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
+    return name
 
 
 def _refused(refusal: RefusedError, token: Token, *, now: float, new_token: str) -> StartupError:
