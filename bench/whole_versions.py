@@ -115,7 +115,7 @@ class WholeVersion:
         return tuple(wrong)
 
     def missing(self) -> tuple[int, ...]:
-        """Give the frames whose payload is still needed."""
+        """Return the frames whose payload is still needed."""
         return tuple(
             frame
             for frame, record in enumerate(self._manifest.frames)
@@ -148,7 +148,7 @@ class WholeVersion:
         self._verified[frame] = True
 
     def finish(self) -> HeldPolicy:
-        """Give the version, all of it verified.
+        """Return the version, all of it verified.
 
         Raises:
             RefusedError: DAMAGED, if frames are missing or the root is not the signed one.

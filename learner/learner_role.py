@@ -2,12 +2,12 @@
 
     membership --run settings--> training loop --versions--> publisher --> store --> uploader
                                   ^         |
-                               groups   judgements, step records
+                               groups   verdicts, step records
                                   |         v
                                  rollout drain
 
-They stop in the order in which work flows: training ends its step, the publisher codes the last
-version, the drain hears that its records are on the hub's disk, and then the learner leaves.
+They stop in the order in which work flows: training ends its step, the publisher codes the last version, the
+coordinator has the last step record on disk, and then the learner leaves.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from learner.step_log import StepLog
 from learner.training.model import Policy, load_policy
-from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -50,17 +51,17 @@ from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.watch import watch_versions
 
 BULK_CONNECTIONS: Final = 4
-"""For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the line, four 97 %."""
+"""For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the link, four 97 %."""
 
 DRAIN_BACKOFF_CAP_S: Final = 5.0
-"""One learner is no herd, and a coordinator that came back leases nothing until its learner is there."""
+"""Short: there is one learner, and a coordinator that came back leases nothing until it is there."""
 
 RETAINED_KEYFRAMES: Final = 2
-"""In the learner's own store: what a hub that lost its disk is given again."""
+"""In the learner's own store, for a coordinator that lost its disk."""
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Restore the newest checkpoint, in threads, and put the learner's services together.
+    """Restore the newest checkpoint, in threads, and connect the learner's services.
 
     Raises:
         StartupError: key, model, checkpoint or store cannot be used.
@@ -107,7 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
             learner_epoch=signer.learner_epoch,
             vocabulary_size=policy.vocabulary_size,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
@@ -161,12 +162,13 @@ async def build(context: RoleContext) -> list[Service]:
     loop = TrainingLoop(
         training_state,
         step_log=step_log,
-        settings=LoopSettings(config.buffer_groups, config.max_versions, config.quarantine_mismatch_nats),
-        identity=GroupIdentity(run_id, digest),
+        config=config,
+        run_id=run_id,
+        tokenizer_digest=digest,
         run_settings=membership.settings,
         drain=drain,
         announced=announced,
-        hub_now=lambda: clock.now() + membership.clock_offset_s,
+        coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,

@@ -13,7 +13,8 @@ import asyncio
 import random
 from typing import Final
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -37,6 +38,7 @@ from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader import Grader
 from sampler.tasks.grader_pool import GraderPool
+from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
 
@@ -91,6 +93,21 @@ async def build(context: RoleContext) -> list[Service]:
     work_queue = WorkQueue(
         concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
+    held_version = HeldVersion(
+        engine.weights,
+        layout=engine.layout,
+        in_place=config.apply == "in_place",
+        hand_over=engine_thread.hand_over,
+        saved=SavedPolicy(
+            context.state_dir,
+            layout=engine.layout,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            save_every_s=config.save_policy_every_s,
+            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
+            clock=clock,
+        ),
+    )
     policy_sync = PolicySync(
         Fetcher(
             sources,
@@ -100,20 +117,9 @@ async def build(context: RoleContext) -> list[Service]:
             random=random.random,
         ),
         watch=sources.announcements,
+        held=held_version,
         layout=engine.layout,
-        weights=engine.weights,
-        in_place=config.apply == "in_place",
-        hand_over=engine_thread.hand_over,
         found_damage=lambda: repair(),
-        disk=SavedPolicy(
-            context.state_dir,
-            layout=engine.layout,
-            public_key=context.run.learner_public_key,
-            run_id=run_id,
-            save_every_s=config.save_policy_every_s,
-            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
-            clock=clock,
-        ),
         transfer_metrics=context.transfer_metrics,
         metrics=metrics,
         count_refusal=node_metrics.count_refusal,
@@ -148,7 +154,7 @@ async def build(context: RoleContext) -> list[Service]:
             layout_digest=engine.layout.digest,
             tokenizer_digest=engine.tokenizer_digest,
         ),
-        state=PeerState(
+        reports=PeerReports(
             held=held,
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),
@@ -198,9 +204,9 @@ async def build(context: RoleContext) -> list[Service]:
     )
     metrics.watch(
         unbegun=lambda: work_queue.count(*UNBEGUN),
-        outbox=lambda: work_queue.count(JobState.SUBMITTING),
+        unsubmitted=lambda: work_queue.count(JobState.SUBMITTING),
         leases=lambda: len(work_queue),
-        policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
+        policy_age_s=lambda: held_version.age_s(clock.now() + membership.clock_offset_s),
         starving_s=policy_sync.starving_s,
     )
     syncing = StopsAfter(policy_sync)

@@ -1,20 +1,20 @@
 """Masters -> signed artifacts in the learner's store, from where they are uploaded.
 
-    access --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
+    masters --a version--> one pass over them, on all cores --> store --> uploader, in its own time
                                      |
-              a delta from the version published last, and a keyframe every so many versions;
-              while no version waits, deltas over many versions (learner/publishing/catch_up_deltas.py)
+              a delta from the version published last; then, as ``publishing_schedule`` says, a keyframe,
+              or deltas over many versions while no newer version waits (``catch_up_deltas``)
 
 The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
-meanwhile, up to the point where it would write the masters. There are two arrays of words, those of
-the version published last and those being made; they change places when the artifact is stored, so
-that a pass that fails has touched nothing. Besides them, memory is bounded by the frames under way.
+meanwhile until it would write the masters. There are two arrays of words: the version published last and the
+one being made. They change places when the artifact is stored, so a pass that fails has changed nothing.
+Beyond them, the frames under way bound the memory.
 
-What a full disk refused is tried again until there is room or a newer version: samplers that hold nothing
-newer may have nothing to give that training could go on with.
+A version that a full disk refused is tried again until there is room or a newer version: without it, samplers
+may have nothing fresh enough to train on.
 
-After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
-newest in the store: what was published last is then known to the word.
+After a restart the checkpoint's version is published again as a keyframe, unless it is the newest in the
+store: then the words published last are known.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _UNDER_WAY_PER_THREAD: Final = 2
 
 
 class Publisher:
-    """A service that publishes the newest version there is, for as long as there are any."""
+    """A service that publishes the newest version whenever there is a new one."""
 
     name = "publisher"
 
@@ -75,11 +75,11 @@ class Publisher:
         clock: Clock,
         metrics: LearnerMetrics,
     ) -> None:
-        """Publish what comes after ``start``, the version that training begins or goes on with.
+        """Publish what comes after ``start``, the version that training begins or continues with.
 
         Args:
             masters: read only between ``access.take`` and ``access.release``.
-            start: its words belong to the publisher from now on.
+            start: the publisher owns its words from now on.
             threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
@@ -102,10 +102,10 @@ class Publisher:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Publish until ``stopping``, then what is still waiting.
+        """Publish until ``stopping``, then publish what still waits.
 
         Raises:
-            StartupError: the run is further than this learner's checkpoint, or on another branch.
+            StartupError: the run is ahead of this learner's checkpoint, or on another branch.
             RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
         """
         try:
@@ -124,10 +124,10 @@ class Publisher:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._pool.shutdown(wait=False)
 
-    async def _begin(self, hub_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
+    async def _begin(self, run_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
         announcement = self._store.announcement()
         own_head = None if announcement is None else announcement.head
-        for head in (own_head, hub_head):
+        for head in (own_head, run_head):
             if head is not None:
                 _check_continues(self._start.version, head)
         if self._start.version.number == 0 or self._start.version == own_head:
@@ -142,7 +142,7 @@ class Publisher:
             )
 
     async def _publish_masters(self, number: int, stopping: asyncio.Event) -> None:
-        """Publish what the masters hold, or on a full disk what they hold by then."""
+        """Publish what the masters hold; after a full disk, what they hold by then."""
         taken: int | None = number
 
         async def publish() -> bool:
@@ -181,7 +181,7 @@ class Publisher:
             await self._add_keyframe(version)
 
     async def _add_keyframe(self, version: HeldPolicy) -> None:
-        """Store a published version once more, as a keyframe; if the disk is full, a later one will do."""
+        """Store a published version as a keyframe too; if the disk is full, a later one will do."""
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: self._store_keyframe(version)
@@ -193,7 +193,7 @@ class Publisher:
             logger.error("keyframe not stored", extra=told)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
-        """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
+        """Make one catch-up delta, unless a newer version comes first; False if none is due."""
         key = None if self._base is None else self._schedule.next_catch_up(self._base.version.number)
         if self._base is None or key is None:
             return False
@@ -208,7 +208,7 @@ class Publisher:
         return True
 
     def _make_version(self, number: int) -> HeldPolicy:
-        """Read the masters and store what has become of them; in the thread."""
+        """Read the masters, code and store them; in the thread."""
         made, base = self._spare, self._base
 
         def read(frame: int) -> Words:
@@ -262,8 +262,8 @@ class Publisher:
 def _check_continues(start: PolicyVersion, head: PolicyVersion) -> None:
     if head.number > start.number:
         raise StartupError(
-            f"The run is at version {head.number}, this learner's newest checkpoint at {start.number}",
-            fix="Restore the newest checkpoint, or begin a new run: a version number is never made twice.",
+            f"The run is at version {head.number}, this learner's newest checkpoint is at {start.number}",
+            fix="Restore the newest checkpoint, or begin a new run: a version number must not be used twice.",
         )
     if head.number == start.number and head.root != start.root:
         raise StartupError(

@@ -1,7 +1,7 @@
 """The policy being trained: float32 masters, token logprobs, and the words that are published.
 
-Learner logprobs come from the masters, samplers sample from what these are rounded to. The
-difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
+Learner logprobs come from the masters, samplers sample from what these are rounded to. The difference shows
+in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
@@ -33,8 +33,7 @@ _UNBOUNDED: Final = 1 << 30
 class Policy:
     """A causal language model with its canonical tensors.
 
-    ``model`` is put into evaluation mode for good: dropout would make learner logprobs another
-    policy's.
+    ``model`` stays in evaluation mode: with dropout, learner logprobs would be another policy's.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class Policy:
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
     ) -> None:
-        """Take over ``model``.
+        """Wrap ``model``, which nobody else may use from now on.
 
         Args:
-            stored: what floats are published in.
+            stored: dtypes that floats are published in.
             compute_dtype: of matrix products (autocast); None: that of the masters.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
@@ -67,7 +66,7 @@ class Policy:
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.size = model_size(model)
-        """What of it multiplies."""
+        """The parts that multiply."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
@@ -82,11 +81,11 @@ class Policy:
     def token_logprobs(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
     ) -> Tensor:
-        """Give log p(target | everything before it) under softmax(logits / temperature).
+        """Return log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
             input_ids: [rows, length], padded on the right: causal attention never looks there.
-            positions: [targets], int64, of the flattened ``input_ids``: whose next token is asked for.
+            positions: [targets], int64, of the flattened ``input_ids``: of the tokens before the targets.
             target_ids: [targets], those tokens.
             temperature: [targets], > 0, as the completions were sampled with.
 
@@ -120,7 +119,7 @@ class Policy:
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
         with torch.no_grad():
-            # One answer for all: each one asked for would wait for the device.
+            # One copy to the host for all tensors.
             return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
 
 
@@ -131,7 +130,7 @@ def load_policy(
     compute_dtype: torch.dtype | None = None,
     checkpoints_activations: bool = False,
 ) -> Policy:
-    """Load a model directory as float32 masters; the rest as ``Policy`` takes it.
+    """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
 
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
@@ -176,10 +175,10 @@ def model_size(model: PreTrainedModel) -> ModelSize:
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Tell whether logits are the output embeddings times the last hidden state, and nothing else.
+    """Return whether logits are the output embeddings times the last hidden state, and nothing else.
 
-    Found out on four tokens: some families scale or cap their logits after the head. Those get
-    their logits from the model, all at once.
+    Tried on four tokens: some families scale or cap their logits after the head. For those the model makes
+    the logits, all at once.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, torch.nn.Linear):
@@ -192,7 +191,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
-    # The model's own way needs training mode, which would bring dropout with it.
+    # transformers checkpoints in training mode only, which would turn dropout on.
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.forward = functools.partial(

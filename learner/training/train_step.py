@@ -1,4 +1,4 @@
-"""One step: groups in, new parameters and the numbers that describe the step out."""
+"""One gradient step: groups in, new parameters and the numbers that describe the step out."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ from node.rollout import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What shapes a step; fields as in LearnerConfig."""
+    """Settings of a step; fields as in LearnerConfig."""
 
     objective: Objective
     kl_coefficient: float
@@ -63,12 +63,12 @@ class StepSettings:
 
     @property
     def loss(self) -> StepLoss:
-        """What is differentiated."""
+        """The loss that is differentiated."""
         return StepLoss(self.objective, self.kl_coefficient, self.staleness_discount == "sample_size")
 
     @property
     def discount(self) -> Callable[[int], float]:
-        """What a group of some staleness, in versions, counts; 1 where the loss itself discounts."""
+        """The weight of a group by its staleness in versions; 1 where the loss itself discounts."""
         if self.staleness_discount == "exponential":
             return partial(version_discount, half_life_versions=self.staleness_half_life_versions)
         if self.staleness_discount == "polynomial":
@@ -78,7 +78,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step was like, measured before the parameters moved."""
+    """Figures of a step, measured before the parameters moved."""
 
     is_applied: bool
     """False: loss or gradient was not finite, and nothing is changed."""
@@ -93,8 +93,8 @@ class StepOutcome:
     """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
     clamped_tokens: int
-    """Tokens whose log ratio, or whose completion's where the objective weighs completions, was held before
-    it was exponentiated, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
+    """Tokens whose log ratio (or whose completion's, where the objective weighs completions) was clamped
+    before exponentiation, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
     tokens: int
@@ -118,12 +118,10 @@ def train_step(
     """Move the parameters one step down the loss of ``groups``.
 
     Args:
-        policy: Without gradients, which it is left without as well. Changed in place, unless the outcome
-            says it was not applied.
-        optimizer: Over ``policy.parameters``; likewise.
-        groups: Admitted, whole, at least one.
-        version: Learner version before the step.
-        settings: See StepSettings.
+        policy: has no gradients, before and after. Changed in place, unless the outcome says otherwise.
+        optimizer: of ``policy.parameters``; likewise.
+        groups: admitted, whole, at least one.
+        version: of the learner before the step.
     """
     dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
     batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
@@ -179,7 +177,7 @@ def _take_step(
     batch: ObjectiveBatch,
     settings: StepSettings,
 ) -> StepOutcome:
-    """Take one step; leave the logprobs it saw in the batch."""
+    """Make one optimizer step; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
     parameters = list(policy.parameters.values())
     gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -221,7 +219,7 @@ def _outcome(
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
-    # One copy for all numbers: each asked for alone would wait for the device once more.
+    # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
     loss, norm, kl_nats, surprisal_nats, clipped, clamped, *of_groups = numbers[: -len(weight)].tolist()
     weight = numbers[-len(weight) :]

@@ -1,7 +1,7 @@
-"""The model with everything that must move together: parameters, optimizer, progress, checkpoint.
+"""What must move together: parameters, optimizer, progress, checkpoint.
 
-Blocking: its methods belong in one thread. Nobody else writes the parameters, and who reads them
-keeps the optimizer from it by ``master_access``.
+Blocking: call its methods from one thread. Nothing else writes the parameters; whoever reads them holds the
+optimizer off through ``master_access``.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class StepTaken:
     observed: tuple[Observed, ...]
     """How far each group's behaviour policy was from the version before the step."""
     masters_wait_s: float
-    """Of the step's time, what it waited for the version before to be read."""
+    """The part of the step's time in which it waited for the publisher to read the version before."""
 
 
 class TrainingState:
@@ -71,7 +71,7 @@ class TrainingState:
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
-        """Closed to readers from the optimizer's step until someone says what version the masters hold."""
+        """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self._masters_wait_s = 0.0
         optimizer.register_step_pre_hook(self._before_writing)
 
@@ -116,11 +116,11 @@ class TrainingState:
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
-            unacknowledged: step records the hub may not have; they go into the checkpoint.
+            unacknowledged: step records the coordinator may not have; they go into the checkpoint.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
-            TrainingError: the step made parameters that are not finite; they are in no checkpoint.
+            TrainingError: the step made parameters that are not finite; no checkpoint has them.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]

@@ -1,1 +1,1 @@
-"""The client halves of the rpcs: membership, rollouts, the drained stream."""
+"""The clients' halves of the rpcs: membership and heartbeats, rollouts, the learner's drain."""

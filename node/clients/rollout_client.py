@@ -1,4 +1,4 @@
-"""The clients' half of RolloutService: take leases, give them back, hand groups in."""
+"""The clients' half of RolloutService: lease prompts, release leases, submit groups."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,16 +10,11 @@ from node.failure import FailedLease
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.channel import call
-from node.wire import (
-    failed_lease_to_wire,
-    group_to_wire,
-    lease_from_wire,
-    policy_version_to_wire,
-    verdict_from_wire,
-)
+from node.wire.policies import policy_version_to_wire
+from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_grant_from_wire, verdict_from_wire
 
 CONTROL_TIMEOUT_S: Final = 15.0
-"""Deadline of a lease call: two round trips of the worst link we plan for, and a busy hub."""
+"""Deadline of a lease call: two round trips of the worst link we plan for, and a busy coordinator."""
 
 SUBMIT_TIMEOUT_S: Final = 150.0
 """Deadline of a submission: the largest group (72 MiB) at 5 Mbit/s."""
@@ -32,17 +27,13 @@ class SamplerRolloutClient:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
     async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
-        """Take up to ``max_leases`` leases, to be sampled with ``held`` or newer."""
+        """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer."""
         request = rollout_pb2.LeasePromptsRequest(max_leases=max_leases, held=policy_version_to_wire(held))
         response = await call(self._stub.LeasePrompts, request, timeout_s=CONTROL_TIMEOUT_S)
-        return LeaseGrant(
-            tuple(lease_from_wire(lease) for lease in response.leases),
-            max(0.0, response.retry_after_s),
-            response.waits_for,
-        )
+        return lease_grant_from_wire(response)
 
     async def release(self, lease_ids: Sequence[str], failed: Sequence[FailedLease] = ()) -> int:
-        """Give leases back, unbegun or ``failed``; answers how many of them were held."""
+        """Release leases, unbegun or ``failed``; return how many of them were held."""
         request = rollout_pb2.ReleaseLeasesRequest(
             lease_ids=lease_ids, failed=map(failed_lease_to_wire, failed)
         )
@@ -50,20 +41,20 @@ class SamplerRolloutClient:
         return response.released
 
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
-        """Hand a group in; safe to repeat. Answers the hub's verdict and its reason."""
+        """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
         request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail
 
 
 class RelayRolloutClient:
-    """Hands groups of samplers on, as a relay. Raises RefusedError and ConnectionLost."""
+    """Submits groups for samplers, as a relay. Raises RefusedError and ConnectionLost."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
     async def submit(self, data: bytes, *, sampler_id: str) -> tuple[Verdict, str]:
-        """Hand a group on, as it was handed in; safe to repeat. Answers the verdict and its reason."""
+        """Submit a group as the sampler submitted it; safe to repeat. Return the verdict and its reason."""
         group = rollout_pb2.RolloutGroup.FromString(data)
         request = rollout_pb2.SubmitRolloutsRequest(group=group, sampler_id=sampler_id)
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The learner's half of DrainRollouts: a stream that reconnects for ever.
 
-Decisions are in ``node.clients.drain_book``; this is the shell: one writer that says what is owed
-whenever something is, one reader that takes groups and acknowledgements.
+Decisions are in ``outstanding_rollouts``. This is the shell: one writer that sends what is owed whenever
+something is, one reader that receives groups and acknowledgements.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.clients.drain_book import DrainBook, Owed
+from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
-from node.wire import delivered_group_from_wire, step_record_to_wire, verdict_to_wire
+from node.wire.rollouts import delivered_group_from_wire, judgement_to_wire, step_record_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ _Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.
 
 
 class RolloutDrain:
-    """A service that fills ``groups`` and tells the hub what became of them.
+    """A service that fills ``groups`` and reports what became of them.
 
-    Call ``judge`` and ``record`` from the event loop's thread. ``groups`` holds at most
-    ``capacity_groups``: the hub sends no more than there is room for.
+    Call ``judge`` and ``record`` from the event loop's thread. ``groups`` holds at most ``capacity_groups``:
+    the coordinator sends no more than there is room for.
     """
 
     name = "rollout drain"
@@ -52,7 +52,7 @@ class RolloutDrain:
         """Go on from the checkpoint of ``version``; ``waiting`` shows what the body waits for."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
-        self._book = DrainBook(
+        self._outstanding = OutstandingRollouts(
             version=version, capacity_groups=capacity_groups, unacknowledged=unacknowledged
         )
         self._backoff = backoff
@@ -64,34 +64,34 @@ class RolloutDrain:
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
-        """Step records the hub may not have: part of every checkpoint."""
-        return self._book.unacknowledged
+        """Step records the coordinator may not have: part of every checkpoint."""
+        return self._outstanding.unacknowledged
 
-    def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
-        """Say what became of a delivered group."""
-        self._book.judged(GroupVerdict(group_id, verdict, detail))
+    def judge(self, verdict: GroupVerdict) -> None:
+        """Report what became of a delivered group."""
+        self._outstanding.judged(verdict)
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
-        """Say which groups a step consumed; the step must be durable already."""
-        self._book.stepped(step)
+        """Report which groups a step consumed; the step must be durable already."""
+        self._outstanding.stepped(step)
         self._something_owed.set()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Drain until ``stopping``, then until the hub has acknowledged every record.
+        """Receive groups until ``stopping``, then wait until the coordinator has acknowledged every record.
 
-        The daemon's drain timeout bounds the second part: a record the hub has not
-        acknowledged is in the checkpoint and is said again at the next start.
+        The daemon's drain timeout bounds the second part: a record that is not acknowledged is in the
+        checkpoint, and is sent again at the next start.
 
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
 
         Raises:
-            RefusedError: the coordinator's answer is final: another learner has taken over, this one is
-                behind; or the ledger is behind, and this is to stop.
+            RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
+                behind; or the ledger is behind while ``stopping``.
         """
         ready()
-        while not stopping.is_set() or self._book.unacknowledged:
+        while not stopping.is_set() or self._outstanding.unacknowledged:
             wait: AbstractContextManager[None] = nullcontext()
             try:
                 await self._one_stream(stopping)
@@ -112,11 +112,11 @@ class RolloutDrain:
 
     async def _one_stream(self, stopping: asyncio.Event) -> None:
         call = self._stub.DrainRollouts()
-        self._book.connected()
+        self._outstanding.connected()
         reader = asyncio.create_task(self._read(call, stopping))
         writer = asyncio.create_task(self._write(call))
-        settled = asyncio.create_task(self._settled(stopping))
-        tasks = (reader, writer, settled)
+        acknowledged = asyncio.create_task(self._all_acknowledged(stopping))
+        tasks = (reader, writer, acknowledged)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -132,9 +132,9 @@ class RolloutDrain:
         return rollout_pb2.DrainRolloutsRequest(
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
-                version=self._book.version,
-                steps=[step_record_to_wire(step) for step in self._book.unacknowledged],
-                held_group_ids=self._book.held_group_ids,
+                version=self._outstanding.version,
+                steps=[step_record_to_wire(step) for step in self._outstanding.unacknowledged],
+                held_group_ids=self._outstanding.held_group_ids,
             )
         )
 
@@ -142,7 +142,7 @@ class RolloutDrain:
         await call.write(self._hello())
         while True:
             self._something_owed.clear()
-            for message in _messages(self._book.take_owed()):
+            for message in _messages(self._outstanding.take_owed()):
                 await call.write(message)
             await self._something_owed.wait()
 
@@ -156,37 +156,32 @@ class RolloutDrain:
                 case "group":
                     self._receive(response.group, stopping)
                 case "step_acknowledged":
-                    self._book.acknowledged(response.step_acknowledged.version)
+                    self._outstanding.acknowledged(response.step_acknowledged.version)
                     self._acknowledgement.set()
 
     def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
         group_id = message.group.group_id
-        if not self._book.delivered(group_id) or stopping.is_set():
+        if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:
             self.groups.put_nowait(delivered_group_from_wire(message))
         except RefusedError as refused:
-            self.judge(group_id, Verdict.MALFORMED, str(refused))
+            self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:
-            raise ConnectionLost(f"the hub sent group {group_id} beyond the learner's credits") from None
+            raise ConnectionLost(
+                f"the coordinator sent group {group_id} beyond the learner's credits"
+            ) from None
 
-    async def _settled(self, stopping: asyncio.Event) -> None:
+    async def _all_acknowledged(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        while self._book.unacknowledged:
+        while self._outstanding.unacknowledged:
             self._acknowledgement.clear()
             await self._acknowledgement.wait()
 
 
 def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:
     messages = [
-        rollout_pb2.DrainRolloutsRequest(
-            judgement=rollout_pb2.GroupJudgement(
-                group_id=judgement.group_id,
-                verdict=verdict_to_wire(judgement.verdict),
-                detail=judgement.detail,
-            )
-        )
-        for judgement in owed.judgements
+        rollout_pb2.DrainRolloutsRequest(judgement=judgement_to_wire(verdict)) for verdict in owed.verdicts
     ]
     messages += [rollout_pb2.DrainRolloutsRequest(step=step_record_to_wire(step)) for step in owed.steps]
     if owed.credit_groups:

@@ -33,7 +33,7 @@ from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role, RunStatus
-from node.wire import run_status_from_wire
+from node.wire.members import run_status_from_wire
 
 TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the slowest link."""

@@ -1,1 +1,1 @@
-"""The coordinator: who is alive, who works on what, how much more to sample."""
+"""The coordinator: who is in the run, who samples which prompt, and what became of every group."""

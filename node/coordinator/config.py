@@ -1,4 +1,4 @@
-"""Settings of the coordinator: the run's, which every peer is told, and the hub's own."""
+"""Settings of the coordinator: the run's, which every peer gets, and its own."""
 
 from typing import Self
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from node import limits
 from node.config.settings import Address
-from node.coordinator.work.buffer_room import Bounds
+from node.coordinator.work.capacity import Bounds
 from node.rollout import SamplingParameters
 
 
@@ -16,55 +16,56 @@ class CoordinatorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     task: str = Field(min_length=1, max_length=200)
-    """Name of the task that samplers render prompts with and grade by; one of theirs, built in or custom."""
+    """Name of the task that samplers take prompts from and grade by; one of theirs, built in or custom."""
     prompts: int | None = Field(default=None, ge=1, le=1 << 40)
-    """Number of prompts the task has; each is leased once per epoch. Unset: what the first sampler says, kept
-    in the ledger from then on. A sampler whose task has another number is refused. Changing it in mid-run
-    reorders what is to come."""
+    """Number of prompts the task has; each is leased once per epoch. Unset: what the first sampler reports,
+    kept in the ledger from then on. A sampler whose task has another number is refused. A change in mid-run
+    reorders the prompts that follow."""
     prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
     """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
-    hangs); doubled each time it fails again, up to a day. A group that comes after all ends that. Shorter
-    spends more on prompts that stay bad; 0, with a restart, brings them all back when the task was mended."""
+    hangs); doubled each time it fails again, up to a day. A group for the prompt ends that. Shorter spends
+    more on prompts that stay bad; 0, with a restart, brings them all back once the task is repaired."""
     prompt_seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Seed of the order of prompts within each epoch. Changing it in mid-run reorders what is to come."""
+    """Seed of the order of prompts within each epoch. A change in mid-run reorders later prompts."""
     group_size: int = Field(default=8, ge=2, le=limits.GROUP_COMPLETIONS)
-    """Completions per prompt. More make the advantage less noisy and every group dearer; with
-    fewer than 2 there is no advantage at all."""
+    """Completions per prompt. More make the advantage less noisy and every group more expensive; with fewer
+    than 2 there is no advantage at all."""
     batch_groups: int = Field(default=8, ge=1, le=65_536)
     """Groups per gradient step. More make steps steadier and rarer."""
     max_staleness_versions: int = Field(default=8, ge=0, le=4096)
     """Oldest behaviour version the learner takes, in versions before its own. Higher keeps distant
-    samplers useful and asks more of the objective; 0 makes everyone wait for everyone."""
+    samplers useful and demands more of the objective; 0 makes everyone wait for everyone."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Softmax temperature of sampling. 1 samples the model itself, which importance weights expect."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass kept. Below 1 the learner corrects each weight by the mass that was kept, which is exact
-    on policy only, and learns nothing of tokens cut off: leave it unless the task needs it."""
+    on policy only, and learns nothing about tokens that were cut off. Leave it at 1 unless the task needs
+    it."""
     top_k: int = Field(default=0, ge=0, le=1 << 24)
-    """Tokens kept, 0: all. As top_p."""
+    """Tokens kept; 0: all. Has the same cost as top_p."""
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
     """Length at which a completion is cut. Longer costs memory and time on every sampler."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
-    """Time between heartbeats of each peer. Shorter shows lag sooner; 10 000 peers at 2 s are this
-    process's limit."""
+    """Time between heartbeats of each peer. Shorter shows lag sooner; this process can serve 10 000 peers at
+    2 s."""
 
     listen: Address = "127.0.0.1:7700"
     """Where members connect. Port 0: any free one, printed at the start."""
     enrolment_listen: Address = "127.0.0.1:7701"
     """Where new peers exchange a token for a certificate. Unused where TLS is off."""
     concurrency_groups: int = Field(default=256, ge=1, le=65_536)
-    """Groups that may be leased at once. Lower than all samplers together can hold leaves some idle."""
+    """Groups that may be leased at once. Fewer than all samplers together can work on leaves some idle."""
     buffer_groups: int = Field(default=256, ge=1, le=65_536)
     """Groups kept on disk until trained on, each up to 72 MiB. When full, samplers wait."""
     lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
-    """Time after the last heartbeat of its holder at which a lease ends. Shorter gives a dead sampler's
-    prompts on sooner; shorter than a cut that samplers survive gives away work they will finish."""
+    """Time after the last heartbeat of its holder at which a lease ends. Shorter passes a dead sampler's
+    prompts on sooner; shorter than a cut that samplers survive gives away prompts they will still answer."""
     silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
     """Time without a heartbeat after which a peer is shown as silent, and another process may take its
-    name: a machine that lost its power and is back sooner waits for the rest of it."""
+    name. A machine that lost its power and is back sooner waits until then."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
-    """Keyframes kept on disk, with every delta after the oldest of them. More serve a peer that
-    was away longer; each costs the model's size."""
+    """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
+    longer; each costs the model's size."""
     chaos_damage_frames: int = Field(default=0, ge=0, le=1_000_000)
     """Fault injection: flip a bit in this many of the first chunks of weights served. 0 in any real run."""
 

@@ -1,24 +1,20 @@
-"""Builds a coordinator: the hub of a run, from its section of the configuration."""
+"""Builds a coordinator from its section of the configuration."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Final
-
-import grpc.aio
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.hub import Hub
+from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import Roster
+from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.buffer_room import Work
+from node.coordinator.work.group_check import Work
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
@@ -31,13 +27,9 @@ from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
+from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer, damage_first
 from node.telemetry.fleet_collector import FleetCollector
-from node.weights.store.artifact_store import ArtifactStore
-
-VERSIONS_DIRECTORY: Final = "versions"
-
-AddServicer = Callable[[grpc.aio.Server], None]
 
 
 async def build(context: RoleContext) -> list[Service]:
@@ -52,12 +44,7 @@ async def build(context: RoleContext) -> list[Service]:
     metrics.max_staleness_versions.set(config.max_staleness_versions)
     fleet = FleetCollector()
     context.registry.register(fleet)
-    store = ArtifactStore(
-        context.state_dir / VERSIONS_DIRECTORY,
-        public_key=context.run.learner_public_key,
-        run_id=run_id,
-        retained_keyframes=config.retained_keyframes,
-    )
+    store = open_store(context, retained_keyframes=config.retained_keyframes)
     ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
     accounts = Accounts(
         ledger.balance(),
@@ -69,8 +56,8 @@ async def build(context: RoleContext) -> list[Service]:
         now=clock.now(),
     )
     published = Published(store, accounts.versions)
-    _check_remembered(accounts, published, ledger)
-    roster = Roster(
+    _check_not_lost(ledger, accounts, published)
+    peers = Peers(
         accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
     )
     spool = Spool(
@@ -80,19 +67,16 @@ async def build(context: RoleContext) -> list[Service]:
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
         is_published=published.has,
-        tell=roster.tell,
+        tell=peers.tell,
         metrics=metrics,
         clock=clock,
     )
-    policy = PolicyServicer(
-        store,
-        metrics=context.transfer_metrics,
-        damage=damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None,
-    )
-    rollouts = RolloutServicer(spool, roster, metrics=context.transfer_metrics)
+    damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
+    rollouts = RolloutServicer(spool, peers, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     membership = MembershipServicer(
-        roster,
+        peers,
         spool,
         run_id=run_id,
         settings=_settings(config),
@@ -100,31 +84,32 @@ async def build(context: RoleContext) -> list[Service]:
         revocations=revocations,
         clock=clock,
     )
-    members, enrolment = _servers(
+    members = make_server(
         context,
-        config,
-        revocations,
-        (
+        "members",
+        listen=config.listen,
+        revocations=revocations,
+        servicers=(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),
     )
     return [
-        Hub(
+        CoordinatorService(
             spool=spool,
-            roster=roster,
+            peers=peers,
             store=store,
             published=published,
             members=members,
-            enrolment=enrolment,
+            enrolment=_enrolment_server(context, config, revocations),
             metrics=metrics,
             clock=clock,
         )
     ]
 
 
-def _check_remembered(accounts: Accounts, published: Published, ledger: Ledger) -> None:
+def _check_not_lost(ledger: Ledger, accounts: Accounts, published: Published) -> None:
     """A new ledger would number slots from the start again: groups of two prompts would share their ids."""
     head = published.head()
     if accounts.learner is None and accounts.open_loss is None and head is not None:
@@ -147,35 +132,23 @@ def _settings(config: CoordinatorConfig) -> RunSettings:
     )
 
 
-def _servers(
-    context: RoleContext,
-    config: CoordinatorConfig,
-    revocations: RevocationList,
-    servicers: tuple[AddServicer, ...],
-) -> tuple[RpcServer, RpcServer | None]:
-    """Give the members' server, and the one that lets new peers in: none where TLS is off."""
-    make_server = partial(
-        RpcServer,
-        run_id=context.run.run_id,
-        identity=context.identity,
-        revocations=revocations,
-        clock=context.clock,
-        count_refusal=context.node_metrics.count_refusal,
-        drain_grace_s=context.config.node.drain_timeout_s / 2,
-    )
-    members = make_server("members", listen=config.listen, servicers=servicers)
+def _enrolment_server(
+    context: RoleContext, config: CoordinatorConfig, revocations: RevocationList
+) -> RpcServer | None:
+    """Return the server that lets new peers in; None where TLS is off."""
     if context.identity is None:
-        return members, None
+        return None
     servicer = EnrolmentServicer(
         authority=Authority.load(context.state_dir / AUTHORITY_DIRECTORY),
         ledger=EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
         revocations=revocations,
         clock=context.clock,
     )
-    enrolment = make_server(
+    return make_server(
+        context,
         "enrolment",
         listen=config.enrolment_listen,
+        revocations=revocations,
         servicers=(partial(membership_pb2_grpc.add_EnrolmentServiceServicer_to_server, servicer),),
         audience=Audience.STRANGERS,
     )
-    return members, enrolment

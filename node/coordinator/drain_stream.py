@@ -1,4 +1,4 @@
-"""The hub's side of one open DrainRollouts stream: what was sent on it, and what may be sent next."""
+"""The coordinator's side of one open DrainRollouts stream: what was sent, and what may be sent next."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ _CREDITS: Final = 1 << 20
 """Room no learner has; a larger sum is a mistake or an attack."""
 
 
-class Drain:
-    """A learner's stream; the spool delivers on it until it ends."""
+class DrainStream:
+    """One stream to a learner; the spool delivers on it until it ends."""
 
     def __init__(self, held_group_ids: Iterable[str], *, learner_epoch: int) -> None:
         """Begin a stream to a learner that still holds some groups from an earlier one."""
@@ -28,26 +28,29 @@ class Drain:
         """Note room for more groups.
 
         Raises:
-            RefusedError: MALFORMED; the number is not one of groups.
+            RefusedError: MALFORMED; no learner has so much room.
         """
         if not 0 < groups <= _CREDITS - self._credits:
-            raise RefusedError(Reason.MALFORMED, f"a credit of {groups} groups on top of {self._credits}")
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"a credit of {groups} groups on top of {self._credits}, at most {_CREDITS} are allowed",
+            )
         self._credits += groups
         self.wake()
 
     def acknowledge(self, version: int) -> None:
-        """Let the learner know that its records up to ``version`` are on disk."""
+        """Acknowledge the records up to ``version``, which are on disk."""
         self._acknowledgement = version
         self.wake()
 
     def end(self, refusal: RefusedError | None = None) -> None:
-        """End the stream; the learner is told why where there is a ``refusal``."""
+        """End the stream, with a ``refusal`` for the learner if there is one."""
         if not self.is_ended:
             self.is_ended, self._refusal = True, refusal
             self.wake()
 
     def wake(self) -> None:
-        """Let the stream look again for something to send."""
+        """Look again for something to send."""
         self._wake.set()
 
     async def wait(self) -> None:
@@ -56,17 +59,17 @@ class Drain:
         self._wake.clear()
 
     def take_refusal(self) -> RefusedError | None:
-        """Give the reason for the end; once."""
+        """Return why the stream was ended, once."""
         refusal, self._refusal = self._refusal, None
         return refusal
 
     def take_acknowledgement(self) -> int | None:
-        """Give the version to acknowledge, if any; newest wins."""
+        """Return the newest version to acknowledge, once; None: none."""
         version, self._acknowledgement = self._acknowledgement, None
         return version
 
     def next_slot(self, untrained: Sequence[Slot]) -> Slot | None:
-        """Give the oldest slot whose group can be sent now, and count it as sent."""
+        """Return the oldest slot whose group can be sent now, and count it as sent."""
         waiting = {group_id(slot.number, slot.winner): slot for slot in untrained}
         # Only what may still be delivered is worth remembering; the rest would grow for ever.
         self._sent &= waiting.keys()

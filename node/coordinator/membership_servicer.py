@@ -1,4 +1,4 @@
-"""MembershipService at the coordinator: the edge between the wire and roster and spool."""
+"""MembershipService at the coordinator: translates between the wire and ``Peers`` and ``Spool``."""
 
 import asyncio
 import logging
@@ -8,29 +8,26 @@ from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.coordinator.peers import HeartbeatReport, Roster
+from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.buffer_room import Learner
-from node.coordinator.work.decisions import check_model
+from node.coordinator.work.group_check import Learner, check_model
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role, RunSettings, RunStatus
-from node.wire import (
+from node.wire.members import (
     metric_families_from_wire,
-    policy_version_from_wire,
-    policy_version_to_wire,
     revocations_to_wire,
     role_from_wire,
     run_status_to_wire,
     settings_to_wire,
     step_report_from_wire,
-    verdict_to_wire,
 )
+from node.wire.policies import optional_version_from_wire, optional_version_to_wire, policy_version_to_wire
+from node.wire.rollouts import group_verdict_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +36,21 @@ _VERSION_CHARACTERS: Final = 50
 _INSTANCE_CHARACTERS: Final = 64
 
 BAD_PROMPTS_SHOWN: Final = 50
-"""Of the newest, in the state of the run; how many there are is told as well."""
+"""Newest bad prompts in the state of the run; it says how many there are, too."""
 
 _PROMPTS: Final = 1 << 40
 """As many as ``coordinator.prompts`` may be."""
 
 CUT_NOTICE_S: Final = 0.2
-"""Longer than gRPC takes to say that a stream was cut, shorter than a leaving peer waits for its answer."""
+"""Longer than gRPC takes to report a cut stream, shorter than a leaving peer waits for its answer."""
 
 
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
-    """Lets peers in, hears their heartbeats, tells how the run goes."""
+    """Admits peers, answers their heartbeats, returns the state of the run."""
 
     def __init__(
         self,
-        roster: Roster,
+        peers: Peers,
         spool: Spool,
         *,
         run_id: str,
@@ -65,11 +62,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         """Serve.
 
         Args:
-            settings: The run's; their head is filled in for each answer.
+            settings: The run's; the head is filled in for each answer.
             configured_prompts: ``coordinator.prompts``; None: unset.
         """
         self._configured_prompts = configured_prompts
-        self._roster = roster
+        self._peers = peers
         self._spool = spool
         self._run_id = run_id
         self._settings = settings_to_wire(settings)
@@ -80,7 +77,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def Join(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.JoinRequest, context: Context
     ) -> membership_pb2.JoinResponse:
-        """Let a peer in that has the run's model."""
+        """Admit a peer that has the run's model."""
         peer = peer_of(context)
         if request.run_id != self._run_id:
             raise RefusedError(
@@ -100,7 +97,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
             )
         with _twins_logged(peer, context):
-            member = self._roster.join(
+            member = self._peers.join(
                 peer,
                 _held(request),
                 now=self._clock.now(),
@@ -119,7 +116,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
         response = membership_pb2.JoinResponse()
         response.CopyFrom(self._settings)
-        if (head := self._roster.head) is not None:
+        if (head := self._peers.head) is not None:
             response.head.CopyFrom(policy_version_to_wire(head))
         return response
 
@@ -128,7 +125,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
         context: Context,
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
-        """Answer each heartbeat; a stream that its peer ends in good order means that the peer leaves."""
+        """Answer each heartbeat; a peer that ends its stream in good order leaves the run."""
         peer = peer_of(context)
         stream, has_heard = object(), False
         try:
@@ -136,16 +133,16 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 with _twins_logged(peer, context):
                     answer = self._answer(peer, request, has_heard=has_heard)
                 if not has_heard:
-                    # Not before: a stream that is refused does not take the place of one that goes on.
+                    # Only now: a stream that is refused does not take the place of one that goes on.
                     self._streams[peer] = stream
                 yield answer
                 has_heard = True
             self._disconnected(peer, stream)
-            # gRPC shows a cut stream as one that ended, and cancels this task a moment later.
+            # To gRPC a stream that was cut ends like any other; it cancels this task a moment later.
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
             if self._streams.get(peer) is stream:
-                self._roster.leave(peer)
+                self._peers.leave(peer)
                 logger.info("peer left", extra={"peer_role": peer.role, "node_id": peer.node_id})
         finally:
             self._disconnected(peer, stream)
@@ -155,33 +152,33 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def GetStatus(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.GetStatusRequest, context: Context
     ) -> membership_pb2.GetStatusResponse:
-        """Tell how the run goes."""
+        """Return the state of the run."""
         return run_status_to_wire(self.status())
 
     def status(self) -> RunStatus:
-        """Give the state of the run; every count is the ledger's."""
+        """Return the state of the run; every count is the ledger's."""
         accounts, capacity, now = self._spool.accounts, self._spool.capacity, self._clock.now()
         learner = accounts.learner
         return RunStatus(
             run_id=self._run_id,
-            head=self._roster.head,
+            head=self._peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=self._roster.rows(now),
-            slots={state.value: n for state, n in accounts.book.counts().items()},
+            peers=self._peers.rows(now),
+            slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
-            step=self._roster.step,
+            step=self._peers.step,
             capacity_groups=capacity.groups,
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
-            prompts=accounts.book.prompts or 0,
-            bad_prompts=accounts.prompts.newest(BAD_PROMPTS_SHOWN),
-            bad_prompts_total=len(accounts.prompts),
+            prompts=accounts.slots.prompts or 0,
+            bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
+            bad_prompts_total=len(accounts.bad_prompts),
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
         if self._streams.get(peer) is stream:
-            self._roster.disconnected(peer)
+            self._peers.disconnected(peer)
 
     def _answer(
         self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
@@ -190,25 +187,26 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._check_not_fenced(peer)
         if len(request.running_lease_ids) > LEASES_PER_PEER:
             raise RefusedError(
-                Reason.OVER_LIMIT, f"a heartbeat that names {len(request.running_lease_ids)} leases"
+                Reason.OVER_LIMIT,
+                f"a heartbeat names {len(request.running_lease_ids)} leases, allowed are {LEASES_PER_PEER}",
             )
         heartbeat = HeartbeatReport(
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
-            metrics=metric_families_from_wire(request.metrics) if self._roster.shows_metrics_of(peer) else (),
+            metrics=metric_families_from_wire(request.metrics) if self._peers.shows_metrics_of(peer) else (),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
         )
-        answer = self._roster.heartbeat(peer, heartbeat, now=received_at_s)
+        answer = self._peers.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
         return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,
             received_at_s=received_at_s,
-            head=None if answer.head is None else policy_version_to_wire(answer.head),
+            head=optional_version_to_wire(answer.head),
             lost_lease_ids=lost,
-            verdicts=map(_verdict_to_wire, answer.verdicts),
+            verdicts=map(group_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
             revocations=self._revocations_for(peer, request.revocations_digest),
@@ -269,10 +267,4 @@ def _prompts(request: membership_pb2.JoinRequest) -> int:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return policy_version_from_wire(request.held) if request.HasField("held") else None
-
-
-def _verdict_to_wire(judgement: GroupVerdict) -> membership_pb2.GroupVerdict:
-    return membership_pb2.GroupVerdict(
-        group_id=judgement.group_id, verdict=verdict_to_wire(judgement.verdict), detail=judgement.detail
-    )
+    return optional_version_from_wire(request, "held")

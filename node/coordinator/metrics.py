@@ -1,4 +1,4 @@
-"""What the coordinator measures: verdicts, slots, lag, peers, the ledger."""
+"""Metrics of the coordinator: verdicts, slots, lag, peers, the ledger."""
 
 import collections
 import itertools
@@ -38,37 +38,37 @@ class CoordinatorMetrics:
         self._groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
         self.max_staleness_versions = gauge(
-            "max_staleness_versions", "The staleness bound, as configured: for alerts to compare with."
+            "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
         )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
         self._peers = _PeerCollector()
         registry.register(self._peers)
         self._head = gauge("head_version", "The newest announced policy version.")
         self._learner_version = gauge(
-            "learner_version", "The newest version the learner is known to have made."
+            "learner_version", "The newest version the learner is known to have reached."
         )
         self._staleness = histogram(
             "group_staleness_versions", "Staleness of groups when they were trained on.", _STALENESS_BUCKETS
         )
-        self._stage = histogram(
-            "group_lag_seconds", "Time groups took from stage to stage.", _LAG_BUCKETS_S, "stage"
-        )
+        self._stage = histogram("group_lag_seconds", "Time groups took per stage.", _LAG_BUCKETS_S, "stage")
         self._transaction = histogram(
             "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
         )
         self._prompt_faults = counter(
-            "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
+            "prompt_faults",
+            "Leases given back because their prompts could not be answered, by reason.",
+            "reason",
         )
         self._abandoned_prompts = counter(
-            "abandoned_prompts", "Prompts given up for now, by the reason of the last attempt.", "reason"
+            "abandoned_prompts", "Prompts set aside, by the reason of their last attempt.", "reason"
         )
         self.bad_prompts = gauge("bad_prompts", "Prompts that are passed over until they are tried again.")
         self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
         self.double_trainings = counter(
-            "double_trainings", "Groups a step named although their slot was settled."
+            "double_trainings", "Groups a step named although their slot was settled before."
         )
         self.unknown_trainings = counter(
-            "unknown_trainings", "Groups the learner named that were never submitted."
+            "unknown_trainings", "Groups the learner named that were never submitted here."
         )
         self.lost_trainings = counter(
             "lost_trainings", "Groups a step named whose slots were lost with an older ledger."
@@ -84,13 +84,14 @@ class CoordinatorMetrics:
         )
         self._lost_steps = gauge("lost_steps", "Steps whose records were lost, as an operator accepted.")
         self.dropped_verdicts = counter(
-            "dropped_verdicts", "Verdicts their samplers were not told: they had stopped to beat."
+            "dropped_verdicts",
+            "Verdicts their samplers were never told, because they had stopped sending heartbeats.",
         )
         self.refused_twins = counter(
             "refused_twins", "Times a process was refused because another of its name was in the run."
         )
         self.damaged_groups = counter(
-            "damaged_groups", "Groups whose bytes in the spool were not those stored."
+            "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
         for verdict in Verdict:
             self._groups.labels(verdict)
@@ -112,7 +113,7 @@ class CoordinatorMetrics:
         self._staleness.observe(versions)
 
     def observe_lag(self, stage: str, seconds: float) -> None:
-        """Note how long a group took; stages as in ``node.telemetry.lag``."""
+        """Observe how long a group took; stages as in ``node.telemetry.lag``."""
         self._stage.labels(stage).observe(seconds)
 
     def observe_transaction(self, seconds: float) -> None:
@@ -141,7 +142,7 @@ class CoordinatorMetrics:
 
 
 class _PeerCollector(Collector):
-    """The lag table as metrics: the scraper's thread sees one table whole, never half of the next."""
+    """The lag table as metrics: the scraper's thread sees one table whole, never parts of two."""
 
     def __init__(self) -> None:
         self.rows: tuple[PeerStatus, ...] = ()

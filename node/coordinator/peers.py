@@ -1,14 +1,14 @@
-"""Who is here, what each peer holds and waits for, and what it has to be told.
+"""The peers of a run: who is here, what each holds and waits for, and which verdicts it has not heard.
 
-Brings together membership, lag and the fleet's metrics; nothing here outlives the process, because
-peers say it all again when they join. What is forgotten when:
+Brings together membership, lag and the fleet's metrics. Nothing here outlives the process, because peers
+report it all again when they join. What is dropped when a peer
 
-    silent      its metrics and its place among them
-    left        the same at once; silence for GONE_AFTER_S counts as leaving
-    forgotten   row, lag and verdicts not told: past PEERS_REMEMBERED, those that left first
+    falls silent    its metrics, and its place among those shown
+    leaves          the same at once; silence for GONE_AFTER_S counts as leaving
+    is forgotten    its row, lag and pending verdicts: past PEERS_REMEMBERED, those that left first
 
-A heartbeat costs the same however many peers there are; ``expire`` and ``rows`` look at all of them,
-once a second.
+A heartbeat costs the same however many peers there are; ``expire`` and ``rows`` look at all of them, once a
+second.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from typing import Final
 
 from node.coordinator.fleet.lag_table import LagTable
 from node.coordinator.fleet.membership import Member, Membership, PeerState
-from node.coordinator.fleet.pending_verdicts import Outbox
+from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
@@ -30,7 +30,7 @@ from node.run import PeerStatus, Role, StepReport
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
-OUTBOX_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
+PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
 
 _WAITS_FOR_CHARACTERS: Final = 100
@@ -38,7 +38,7 @@ _WAITS_FOR_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """What a peer says of itself."""
+    """What a peer reports of itself."""
 
     held: PolicyVersion | None
     clock_offset_s: float
@@ -54,13 +54,13 @@ class HeartbeatReport:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What it is told."""
+    """What the peer is told."""
 
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
     longest_lag_versions: int = 0
-    """Of any sampler; told to learners only."""
+    """Of any sampler; for learners only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Said:
     waits_for: str = ""
 
 
-class Roster:
+class Peers:
     """Every peer known to this process."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Roster:
         fleet: FleetCollector,
         metrics: CoordinatorMetrics,
     ) -> None:
-        """Begin empty; ``head`` gives the newest announced version at any time."""
+        """Begin empty; ``head`` returns the newest announced version."""
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
         self._lag_table = LagTable(accounts.versions)
@@ -89,7 +89,7 @@ class Roster:
         self._fleet = fleet
         self._metrics = metrics
         self._said: dict[Peer, _Said] = {}
-        self._outboxes: dict[str, Outbox] = {}
+        self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
 
@@ -107,7 +107,7 @@ class Roster:
         instance: str = "",
         completes: bool = False,
     ) -> Member:
-        """Let a peer in, or in again; ``completes`` as in ``Membership.join``.
+        """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
 
         Raises:
             RefusedError: NAME_IN_USE.
@@ -132,7 +132,7 @@ class Roster:
         return self._fleet.shows(peer)
 
     def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
-        """Take a heartbeat.
+        """Note a heartbeat and return its answer.
 
         Raises:
             RefusedError: NOT_JOINED; NAME_IN_USE.
@@ -141,7 +141,7 @@ class Roster:
             self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         self._lag_table.holds(peer, heartbeat.held)
         self._said[peer] = _Said(heartbeat.clock_offset_s, heartbeat.waits_for[:_WAITS_FOR_CHARACTERS])
-        self._fleet.admit(peer)  # again: one that fell silent gave its place up
+        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if heartbeat.metrics:
             self._fleet.update(peer, heartbeat.metrics)
         if heartbeat.step is not None and (self.step is None or heartbeat.step.version >= self.step.version):
@@ -163,13 +163,13 @@ class Roster:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
 
-    def tell(self, sampler_id: str, judgement: GroupVerdict) -> None:
+    def tell(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
-        outbox = self._outboxes.setdefault(sampler_id, Outbox(capacity=OUTBOX_VERDICTS))
-        self._metrics.dropped_verdicts.inc(outbox.put(judgement))
+        pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
+        self._metrics.dropped_verdicts.inc(pending.put(verdict))
 
     def expire(self, now: float) -> tuple[Member, ...]:
-        """Note who has gone silent, forget what was kept for those that left; return who changed."""
+        """Note who has fallen silent, drop what was kept for those that left; return who changed."""
         changed = self._membership.expire(now)
         for member in changed:
             self._fleet.drop(member.peer)
@@ -180,12 +180,12 @@ class Roster:
             del self._said[peer]
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
-        for sampler_id in self._outboxes.keys() - samplers:
-            self._metrics.dropped_verdicts.inc(len(self._outboxes.pop(sampler_id)))
+        for sampler_id in self._pending.keys() - samplers:
+            self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
         return changed
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
-        """Give the lag table, in the order of first joining."""
+        """Return the lag table, in the order of first joining."""
         head = self.head
         return tuple(self._row(member, head, now) for member in self._membership.members)
 
@@ -221,8 +221,8 @@ class Roster:
             raise
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
-        outbox = self._outboxes.get(peer.node_id) if peer.role is Role.SAMPLER else None
-        return () if outbox is None else outbox.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
+        pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None
+        return () if pending is None else pending.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

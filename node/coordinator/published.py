@@ -1,8 +1,8 @@
-"""What the store offers now, together with what the log remembers of what it once offered."""
+"""Which versions were ever published: those the store offers now, and those the log remembers."""
 
 import contextlib
 
-from node.coordinator.work.versions import VersionLog
+from node.coordinator.work.version_log import VersionLog
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.weights.store.artifact_store import ArtifactStore
@@ -16,26 +16,26 @@ class Published:
         self._log = log
 
     def head(self) -> PolicyVersion | None:
-        """Give the newest announced version; None before the first."""
+        """Return the newest announced version; None before the first."""
         announcement = self._store.announcement()
         return None if announcement is None else announcement.head
 
     def has(self, number: int) -> bool:
-        """Say whether a version was ever announced, or is the base model that needs no announcing."""
+        """Whether a version was ever announced, or is the base model, which needs no announcing."""
         if number == 0 or number in self._log:
             return True
         announcement = self._store.announcement()
-        # Announced since the log was written last.
+        # Announced since the log was last written.
         return announcement is not None and any(a.key.version == number for a in announcement.artifacts)
 
     def unlogged(self) -> tuple[PolicyVersion, ...]:
-        """Give the versions on offer that are not in the log, oldest first. Blocks on the store's lock."""
+        """Return the versions on offer that are not in the log, oldest first. Blocks on the store's lock."""
         announcement = self._store.announcement()
         artifacts = () if announcement is None else announcement.artifacts
         fresh = {a.key.version: a.key for a in artifacts if a.key.version not in self._log}
         versions = []
         for _, key in sorted(fresh.items()):
-            # One removed this moment was announced long ago, and is no peer's to hold any more.
+            # One that is being removed was announced long ago; no peer holds it any more.
             with contextlib.suppress(RefusedError):
                 versions.append(self._store.manifest(key)[0].policy_version)
         return tuple(versions)

@@ -1,46 +1,48 @@
-"""RolloutService at the hub: the edge between the wire and the spool."""
+"""RolloutService at the coordinator: translates between the wire and the spool."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.coordinator.drain_stream import Drain
-from node.coordinator.peers import Roster
+from node.coordinator.drain_stream import DrainStream
+from node.coordinator.peers import Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.serving.submitter import submitter
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire import (
+from node.wire.policies import optional_version_from_wire
+from node.wire.rollouts import (
     failed_lease_from_wire,
     group_from_wire,
-    lease_to_wire,
-    policy_version_from_wire,
+    group_verdict_from_wire,
+    lease_grant_to_wire,
     step_record_from_wire,
-    verdict_from_wire,
     verdict_to_wire,
 )
 
 HELLO_TIMEOUT_S: Final = 15.0
-"""A drain stream without its hello by then is a peer that hangs."""
+"""A learner that has not sent its hello by then hangs."""
+
+_DETAIL_CHARACTERS: Final = 1000
 
 HELD_GROUPS: Final = 65_536
-"""Groups a learner may say it holds: the largest buffer there is."""
+"""Groups a learner may hold: the largest buffer there is."""
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    """Hands out work, takes groups in, and hands them on."""
+    """Leases prompts, takes groups in, and delivers them to the learner."""
 
-    def __init__(self, spool: Spool, roster: Roster, *, metrics: TransferMetrics) -> None:
+    def __init__(self, spool: Spool, peers: Peers, *, metrics: TransferMetrics) -> None:
         self._spool = spool
-        self._roster = roster
+        self._peers = peers
         self._metrics = metrics
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
@@ -48,28 +50,23 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> rollout_pb2.LeasePromptsResponse:
         """Lease as many prompts as every bound allows."""
         peer = peer_of(context)
-        self._roster.check_present(peer)
+        self._peers.check_present(peer)
         if not 1 <= request.max_leases <= LEASES_PER_REQUEST:
             raise RefusedError(
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
             )
-        held: PolicyVersion | None = None
-        if request.HasField("held"):
-            held = policy_version_from_wire(request.held)
-        grant = await self._spool.lease(peer.node_id, request.max_leases, held)
-        return rollout_pb2.LeasePromptsResponse(
-            leases=map(lease_to_wire, grant.leases),
-            retry_after_s=grant.retry_after_s,
-            waits_for=grant.waits_for,
-        )
+        held = optional_version_from_wire(request, "held")
+        return lease_grant_to_wire(await self._spool.lease(peer.node_id, request.max_leases, held))
 
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
     ) -> rollout_pb2.ReleaseLeasesResponse:
-        """Take leases back."""
+        """Take leases back, and count the attempts that failed."""
         named = len(request.lease_ids) + len(request.failed)
         if named > LEASES_PER_PEER:
-            raise RefusedError(Reason.OVER_LIMIT, f"{named} leases to give back")
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"{named} leases to release, at most {LEASES_PER_PEER} are allowed"
+            )
         released = await self._spool.release(
             peer_of(context).node_id,
             tuple(request.lease_ids),
@@ -80,7 +77,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
-        """Take a group; a group that breaks a rule has a verdict, not an error."""
+        """Take a group in; one that breaks a rule has a verdict, not an error."""
         group: RolloutGroup | RefusedError
         try:
             group = group_from_wire(request.group)
@@ -94,7 +91,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
             told = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
-            self._roster.tell(sampler_id, told)
+            self._peers.tell(sampler_id, told)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )
@@ -104,7 +101,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest],
         context: Context,
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
-        """Deliver groups and acknowledgements while a second task hears the learner."""
+        """Send groups and acknowledgements while a second task listens to the learner."""
         drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))
         listener = asyncio.create_task(self._listen(request_iterator, drain))
         listener.add_done_callback(lambda _: drain.end())
@@ -120,9 +117,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if not listener.cancelled():
             listener.result()
 
-    async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> Drain:
+    async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> DrainStream:
         if len(hello.held_group_ids) > HELD_GROUPS:
-            raise RefusedError(Reason.OVER_LIMIT, f"a learner that holds {len(hello.held_group_ids)} groups")
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a learner that holds {len(hello.held_group_ids)} groups, at most {HELD_GROUPS} are allowed",
+            )
         return await self._spool.open_drain(
             Hello(
                 node_id,
@@ -133,7 +133,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             )
         )
 
-    async def _listen(self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: Drain) -> None:
+    async def _listen(
+        self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: DrainStream
+    ) -> None:
         async for request in requests:
             if drain.is_ended:
                 return
@@ -141,13 +143,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "credit":
                     drain.add_credits(request.credit.groups)
                 case "judgement":
-                    said = request.judgement
-                    verdict = verdict_from_wire(said.verdict)
-                    await self._spool.judge(GroupVerdict(said.group_id, verdict, said.detail[:1000]))
+                    judged = group_verdict_from_wire(request.judgement)
+                    await self._spool.judge(replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS]))
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
                 case other:
-                    raise RefusedError(Reason.MALFORMED, f"{other or 'nothing'} in mid-stream")
+                    raise RefusedError(
+                        Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
+                    )
 
 
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:

@@ -1,4 +1,4 @@
-"""What a relay shows of itself beyond what every peer shows."""
+"""Metrics of a relay."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from node.rollout import Verdict
 
 
 class RelayMetrics:
-    """Used on the event loop's thread."""
+    """A relay's instruments; used on the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._head = Gauge(
@@ -18,23 +18,23 @@ class RelayMetrics:
         )
         self._spooled = Gauge(
             "heterorl_relay_spooled_groups",
-            "Groups on this relay's disk that the coordinator has not answered for.",
+            "Groups on this relay's disk without the coordinator's answer.",
             registry=registry,
         )
         self._forwarded = Counter(
             "heterorl_relay_forwarded_groups",
-            "Groups handed on, by what the coordinator said of them.",
+            "Groups forwarded, by the coordinator's verdict.",
             ["verdict"],
             registry=registry,
         )
         self.dropped_groups = Counter(
             "heterorl_relay_dropped_groups",
-            "Groups lost here: the coordinator would not hear of them, or the disk changed them.",
+            "Groups lost here: the coordinator refused the message, or the disk changed it.",
             registry=registry,
         )
 
     def watch(self, *, head: Callable[[], float], spooled: Callable[[], float]) -> None:
-        """Show these whenever someone looks."""
+        """Read these gauges at every scrape."""
         self._head.set_function(head)
         self._spooled.set_function(spooled)
 

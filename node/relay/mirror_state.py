@@ -16,7 +16,7 @@ class MirrorState:
     """What this store will not have, until something else is announced."""
 
     def announced(self, upstream: Announcement) -> "MirrorState":
-        """Take an announcement in."""
+        """Return the state after an announcement."""
         return replace(self, upstream=upstream, unwanted=frozenset())
 
     def refused(self, key: ArtifactKey) -> "MirrorState":

@@ -1,10 +1,9 @@
-"""Builds a relay from its section of the configuration: a hub of weights that cannot forge one.
+"""Builds a relay from its section of the configuration: a hub without leases, which can forge no weight.
 
     upstream --announcements, frames--> mirror --> store --> policy servicer --> samplers, relays
     coordinator <--groups-- forwarder <-- spool <-- rollout servicer <--groups-- samplers
 
-The server comes first and needs nobody: what was mirrored before is served while the coordinator
-is away.
+The server starts first and needs nobody: what was mirrored before is served while the coordinator is away.
 """
 
 import logging
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import RelayRolloutClient
 from node.errors import StartupError
 from node.identity.peer import Peer
@@ -29,25 +29,23 @@ from node.relay.config import RelayConfig
 from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
+from node.relay.relay_rollout_servicer import RelayRolloutServicer
 from node.relay.rollout_spool import RolloutSpool
-from node.relay.submission_servicer import RelayRolloutServicer
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
-from node.rpc.server import RpcServer
 from node.run import Role
+from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
-from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
 logger = logging.getLogger(__name__)
 
 BULK_CONNECTIONS: Final = 4
-"""For weights, to each source. A relay passes a frame on when all of it is there, and the more frames share a
-line, the later the first is: on 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
+"""For weights, to each source. A relay passes a frame on when all of it has arrived. The more frames share a
+link, the later the first one arrives: at 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
 
-VERSIONS_DIRECTORY: Final = "versions"
 SPOOL_FILE: Final = "rollouts.sqlite"
 
 
@@ -55,19 +53,14 @@ async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
     Raises:
-        StartupError: store or spool cannot be opened, or the coordinator's address is missing.
+        StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator
     if target is None:
         raise StartupError("The relay does not know its coordinator", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id = context.clock, context.run.run_id
-    store = ArtifactStore(
-        context.state_dir / VERSIONS_DIRECTORY,
-        public_key=context.run.learner_public_key,
-        run_id=run_id,
-        retained_keyframes=config.retained_keyframes,
-    )
+    store = open_store(context, retained_keyframes=config.retained_keyframes)
     caller = context.identity or Peer(run_id, Role.RELAY, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
     dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=clock.now())
@@ -105,19 +98,15 @@ async def build(context: RoleContext) -> list[Service]:
     rollouts = RelayRolloutServicer(forwarder, run_id=run_id, metrics=context.transfer_metrics)
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
     copy = context.state_dir / REVOCATION_COPY
-    server = RpcServer(
+    server = make_server(
+        context,
         "relay",
         listen=config.listen,
+        revocations=RevocationList(context.state_dir / REVOCATION_FILE, copy),
         servicers=(
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),
-        run_id=run_id,
-        identity=context.identity,
-        revocations=RevocationList(context.state_dir / REVOCATION_FILE, copy),
-        clock=clock,
-        count_refusal=context.node_metrics.count_refusal,
-        drain_grace_s=context.config.node.drain_timeout_s / 2,
     )
 
     def head() -> PolicyVersion | None:
@@ -131,8 +120,8 @@ async def build(context: RoleContext) -> list[Service]:
     metrics.watch(head=head_number, spooled=lambda: len(spool))
     membership = MembershipClient(
         control,
-        Member(run_id, Role.RELAY, layout_digest=b"", tokenizer_digest=b""),
-        state=PeerState(
+        Member(run_id, Role.RELAY),
+        reports=PeerReports(
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry),
@@ -152,5 +141,5 @@ def _keep(copy: Path, revocations: Revocations) -> None:
     try:
         revocations.save(copy)
     except OSError as error:
-        # Told again in the next heartbeat: the digest is still another.
+        # The answer to the next heartbeat repeats them, because the digest still differs.
         logger.error("revocations not kept", extra={"path": str(copy), "detail": str(error)})

@@ -1,1 +1,1 @@
-"""What the coordinator and relays both serve: policy versions, and whose group a submission is."""
+"""What the hubs, coordinator and relays, have in common: serving policy versions, taking groups in."""

@@ -23,7 +23,7 @@ from node.weights.format.manifest import Manifest
 from node.weights.planning.chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.payload_order import first_batch, pushed_frames
-from node.wire import announcement_to_wire, artifact_key_from_wire
+from node.wire.policies import announcement_to_wire, artifact_key_from_wire
 
 ARRIVAL_TIMEOUT_S: Final = 15.0
 """Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""

@@ -81,7 +81,7 @@ class TransferMetrics:
     def count_source_fault(self, fault: str) -> None:
         self._source_faults.labels(fault).inc()
 
-    def add_paused(self, size_bytes: int) -> None:
+    def add_paused_bytes(self, size_bytes: int) -> None:
         self._paused.inc(size_bytes)
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:

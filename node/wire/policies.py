@@ -1,13 +1,16 @@
 """Policy versions, artifacts and announcements <-> heterorl.v1."""
 
+from google.protobuf.message import Message
+
 from heterorl.v1 import common_pb2, policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.wire.mapping import from_wire, to_wire
 
 
 def policy_version_to_wire(version: PolicyVersion) -> common_pb2.PolicyVersion:
-    return common_pb2.PolicyVersion(number=version.number, root=version.root)
+    return to_wire(common_pb2.PolicyVersion, version)
 
 
 def policy_version_from_wire(message: common_pb2.PolicyVersion) -> PolicyVersion:
@@ -18,8 +21,17 @@ def policy_version_from_wire(message: common_pb2.PolicyVersion) -> PolicyVersion
     return PolicyVersion(message.number, message.root)
 
 
+def optional_version_to_wire(version: PolicyVersion | None) -> common_pb2.PolicyVersion | None:
+    return None if version is None else policy_version_to_wire(version)
+
+
+def optional_version_from_wire(message: Message, field: str) -> PolicyVersion | None:
+    """Return the version in a field of ``message``; None where it is unset."""
+    return policy_version_from_wire(getattr(message, field)) if message.HasField(field) else None
+
+
 def artifact_key_to_wire(key: ArtifactKey) -> policy_pb2.ArtifactKey:
-    return policy_pb2.ArtifactKey(version=key.version, base_version=key.base_version)
+    return to_wire(policy_pb2.ArtifactKey, key)
 
 
 def artifact_key_from_wire(message: policy_pb2.ArtifactKey) -> ArtifactKey:
@@ -33,10 +45,10 @@ def artifact_key_from_wire(message: policy_pb2.ArtifactKey) -> ArtifactKey:
 
 
 def announcement_to_wire(announcement: Announcement) -> policy_pb2.WatchVersionsResponse:
-    return policy_pb2.WatchVersionsResponse(
+    return to_wire(
+        policy_pb2.WatchVersionsResponse,
+        announcement,
         head=policy_version_to_wire(announcement.head),
-        learner_epoch=announcement.learner_epoch,
-        published_at_s=announcement.published_at_s,
         artifacts=[
             policy_pb2.Artifact(key=artifact_key_to_wire(artifact.key), size_bytes=artifact.size_bytes)
             for artifact in announcement.artifacts
@@ -49,10 +61,10 @@ def announcement_from_wire(message: policy_pb2.WatchVersionsResponse) -> Announc
         raise RefusedError(Reason.OVER_LIMIT, f"an announcement of {len(message.artifacts)} artifacts")
     if any(artifact.size_bytes < 0 for artifact in message.artifacts):
         raise RefusedError(Reason.MALFORMED, "an artifact of negative size")
-    return Announcement(
+    return from_wire(
+        Announcement,
+        message,
         head=policy_version_from_wire(message.head),
-        learner_epoch=message.learner_epoch,
-        published_at_s=message.published_at_s,
         artifacts=tuple(
             Artifact(artifact_key_from_wire(artifact.key), artifact.size_bytes)
             for artifact in message.artifacts

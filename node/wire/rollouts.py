@@ -4,19 +4,21 @@ A group travels as columns: raw little-endian arrays, one per kind of number, so
 side visits tokens one by one.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heterorl.v1 import common_pb2, rollout_pb2
+from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
-from node.failure import FAULTS, FailedLease, Failure, detail_of
+from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    GroupVerdict,
+    LeaseGrant,
     LogprobMode,
     PromptLease,
     RolloutGroup,
@@ -24,35 +26,13 @@ from node.rollout import (
     Verdict,
 )
 from node.run import StepRecord
+from node.wire.mapping import EnumMapping, from_wire, to_wire
 
-_VERDICTS: Final[Mapping[Verdict, common_pb2.Verdict.ValueType]] = {
-    Verdict.SPOOLED: common_pb2.VERDICT_SPOOLED,
-    Verdict.ACCEPTED: common_pb2.VERDICT_ACCEPTED,
-    Verdict.STALE: common_pb2.VERDICT_STALE,
-    Verdict.DUPLICATE: common_pb2.VERDICT_DUPLICATE,
-    Verdict.FOREIGN: common_pb2.VERDICT_FOREIGN,
-    Verdict.MALFORMED: common_pb2.VERDICT_MALFORMED,
-    Verdict.SUSPECT: common_pb2.VERDICT_SUSPECT,
-    Verdict.TRAINED: common_pb2.VERDICT_TRAINED,
-}
-_VERDICTS_BACK: Final = {wire: verdict for verdict, wire in _VERDICTS.items()}
-
-_LOGPROB_MODES: Final[Mapping[LogprobMode, rollout_pb2.LogprobMode.ValueType]] = {
-    LogprobMode.SAMPLED: rollout_pb2.LOGPROB_MODE_SAMPLED,
-    LogprobMode.FULL: rollout_pb2.LOGPROB_MODE_FULL,
-}
-_LOGPROB_MODES_BACK: Final = {wire: mode for mode, wire in _LOGPROB_MODES.items()}
-
-_FAULTS: Final[Mapping[Failure, rollout_pb2.LeaseFault.ValueType]] = {
-    Failure.PROMPT_TOO_LONG: rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG,
-    Failure.PROMPT_FAILED: rollout_pb2.LEASE_FAULT_PROMPT_FAILED,
-    Failure.PROMPT_TIMED_OUT: rollout_pb2.LEASE_FAULT_PROMPT_TIMED_OUT,
-    Failure.GRADING_FAILED: rollout_pb2.LEASE_FAULT_GRADING_FAILED,
-    Failure.GRADING_TIMED_OUT: rollout_pb2.LEASE_FAULT_GRADING_TIMED_OUT,
-    Failure.ENGINE_REFUSED: rollout_pb2.LEASE_FAULT_ENGINE_REFUSED,
-}
-_FAULTS_BACK: Final = {wire: fault for fault, wire in _FAULTS.items()}
-assert _FAULTS.keys() == FAULTS
+_VERDICTS: Final = EnumMapping(common_pb2.Verdict.Value, "VERDICT", Verdict, of="verdict")
+_LOGPROB_MODES: Final = EnumMapping(
+    rollout_pb2.LogprobMode.Value, "LOGPROB_MODE", LogprobMode, of="logprob mode"
+)
+_FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
 
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
@@ -60,35 +40,40 @@ _U8: Final = np.dtype("u1")
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
-def verdict_to_wire(verdict: Verdict) -> common_pb2.Verdict.ValueType:
-    return _VERDICTS[verdict]
+def verdict_to_wire(verdict: Verdict) -> Any:
+    return _VERDICTS.to_wire(verdict)
 
 
-def verdict_from_wire(verdict: common_pb2.Verdict.ValueType) -> Verdict:
-    if verdict not in _VERDICTS_BACK:
-        raise RefusedError(Reason.MALFORMED, f"verdict {verdict} is not one this version knows")
-    return _VERDICTS_BACK[verdict]
+def verdict_from_wire(verdict: int) -> Verdict:
+    return _VERDICTS.from_wire(verdict)
+
+
+def group_verdict_to_wire(verdict: GroupVerdict) -> membership_pb2.GroupVerdict:
+    return to_wire(membership_pb2.GroupVerdict, verdict, verdict=verdict_to_wire(verdict.verdict))
+
+
+def group_verdict_from_wire(
+    message: membership_pb2.GroupVerdict | rollout_pb2.GroupJudgement,
+) -> GroupVerdict:
+    return from_wire(GroupVerdict, message, verdict=verdict_from_wire(message.verdict))
+
+
+def judgement_to_wire(verdict: GroupVerdict) -> rollout_pb2.GroupJudgement:
+    return to_wire(rollout_pb2.GroupJudgement, verdict, verdict=verdict_to_wire(verdict.verdict))
 
 
 def failed_lease_to_wire(lease: FailedLease) -> rollout_pb2.FailedLease:
-    return rollout_pb2.FailedLease(
-        lease_id=lease.lease_id, fault=_FAULTS[lease.fault], detail=detail_of(lease.detail)
-    )
+    fault, detail = _FAULTS.to_wire(lease.fault), detail_of(lease.detail)
+    return to_wire(rollout_pb2.FailedLease, lease, fault=fault, detail=detail)
 
 
 def failed_lease_from_wire(message: rollout_pb2.FailedLease) -> FailedLease:
-    if message.fault not in _FAULTS_BACK:
-        raise RefusedError(Reason.MALFORMED, f"fault {message.fault} is not one this version knows")
-    return FailedLease(message.lease_id, _FAULTS_BACK[message.fault], detail_of(message.detail))
+    fault, detail = _FAULTS.from_wire(message.fault), detail_of(message.detail)
+    return from_wire(FailedLease, message, fault=fault, detail=detail)
 
 
 def sampling_to_wire(sampling: SamplingParameters) -> common_pb2.SamplingParameters:
-    return common_pb2.SamplingParameters(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_new_tokens=sampling.max_new_tokens,
-    )
+    return to_wire(common_pb2.SamplingParameters, sampling)
 
 
 def sampling_from_wire(message: common_pb2.SamplingParameters) -> SamplingParameters:
@@ -104,33 +89,32 @@ def sampling_from_wire(message: common_pb2.SamplingParameters) -> SamplingParame
             f"sampling parameters temperature={message.temperature} top_p={message.top_p} "
             f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} are out of range",
         )
-    return SamplingParameters(message.temperature, message.top_p, message.top_k, message.max_new_tokens)
+    return from_wire(SamplingParameters, message)
 
 
-def lease_to_wire(lease: PromptLease) -> rollout_pb2.PromptLease:
-    return rollout_pb2.PromptLease(
-        lease_id=lease.lease_id,
-        task=lease.task,
-        prompt_index=lease.prompt_index,
-        group_size=lease.group_size,
-        sampling=sampling_to_wire(lease.sampling),
-        ttl_s=lease.ttl_s,
+def lease_grant_to_wire(grant: LeaseGrant) -> rollout_pb2.LeasePromptsResponse:
+    return to_wire(rollout_pb2.LeasePromptsResponse, grant, leases=map(_lease_to_wire, grant.leases))
+
+
+def lease_grant_from_wire(message: rollout_pb2.LeasePromptsResponse) -> LeaseGrant:
+    return from_wire(
+        LeaseGrant,
+        message,
+        leases=tuple(map(_lease_from_wire, message.leases)),
+        retry_after_s=max(0.0, message.retry_after_s),
     )
 
 
-def lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
+def _lease_to_wire(lease: PromptLease) -> rollout_pb2.PromptLease:
+    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling))
+
+
+def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
     if not message.lease_id or not 1 <= message.group_size <= limits.GROUP_COMPLETIONS:
         raise RefusedError(
             Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
         )
-    return PromptLease(
-        lease_id=message.lease_id,
-        task=message.task,
-        prompt_index=message.prompt_index,
-        group_size=message.group_size,
-        sampling=sampling_from_wire(message.sampling),
-        ttl_s=message.ttl_s,
-    )
+    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling))
 
 
 def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
@@ -153,7 +137,7 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         sampling_started_at_s=group.sampling_started_at_s,
         sampling_finished_at_s=group.sampling_finished_at_s,
         graded_at_s=group.graded_at_s,
-        logprob_mode=_LOGPROB_MODES[group.logprob_mode],
+        logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
         kept_masses=_joined((c.kept_mass for c in completions if c.kept_mass is not None), _F32),
     )
 
@@ -207,29 +191,15 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
             for length, end, reward, is_finished in zip(lengths, ends, rewards, finished, strict=True)
         ),
         sampling=sampling_from_wire(message.sampling),
-        logprob_mode=_logprob_mode(message.logprob_mode),
+        logprob_mode=_LOGPROB_MODES.from_wire(message.logprob_mode),
         sampling_started_at_s=message.sampling_started_at_s,
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
     )
 
 
-def delivered_group_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
-    return rollout_pb2.DeliveredGroup(
-        group=group_to_wire(delivered.group),
-        sampler_id=delivered.sampler_id,
-        spooled_at_s=delivered.spooled_at_s,
-    )
-
-
 def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
     return DeliveredGroup(group_from_wire(message.group), message.sampler_id, message.spooled_at_s)
-
-
-def _logprob_mode(mode: rollout_pb2.LogprobMode.ValueType) -> LogprobMode:
-    if mode not in _LOGPROB_MODES_BACK:
-        raise RefusedError(Reason.MALFORMED, f"logprob mode {mode} is not one this version knows")
-    return _LOGPROB_MODES_BACK[mode]
 
 
 def _joined(arrays: Iterable[NDArray[np.generic]], dtype: np.dtype[np.generic]) -> bytes:
@@ -250,11 +220,7 @@ def _column(data: bytes, dtype: np.dtype[_Entry], name: str, length: int | None 
 
 
 def step_record_to_wire(record: StepRecord) -> rollout_pb2.StepRecord:
-    return rollout_pb2.StepRecord(
-        version=record.version,
-        group_ids=record.group_ids,
-        staleness_versions=record.staleness_versions,
-    )
+    return to_wire(rollout_pb2.StepRecord, record)
 
 
 def step_record_from_wire(message: rollout_pb2.StepRecord) -> StepRecord:

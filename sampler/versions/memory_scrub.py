@@ -1,11 +1,11 @@
-"""Whether the live words are still those that were verified: hashed again, a few frames at a time.
+"""Finds damage in memory: hashes the live words again, a few frames at a time, round and round.
 
-    verified --turn, turn, turn ...--> every frame was looked at; and again from the first
-                  |
-                  '-- a frame has another digest: the words are no version any more
+    expected digests --check, check, check ...--> every frame was hashed; again from the first
+                          |
+                          '-- a frame has another digest: the words are no version any more
 
-Memory of gaming cards and home machines flips bits, and nothing else would notice: a version is
-verified when it is put together, and the next delta reads only the frames that it changes.
+Memory without ECC flips bits, and nothing else would notice: a version is verified when it is assembled, and
+the next delta reads only the frames that it changes.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from node.weights.format.layout import Layout
 from sampler.engines.model_words import ModelWords, frame_digests
 
 TURN_WORDS: Final = 32 << 20
-"""Words looked at in one turn, or one frame. With a turn at every heartbeat, 2 s apart, a model of 0.5 B
-parameters is looked through in half a minute, one of 8 B in nine; a turn costs about 20 ms of a core."""
+"""Words hashed in one turn, and at least one frame. With a turn at every heartbeat, 2 s apart, a pass over
+0.5 B parameters takes half a minute, one over 8 B nine; a turn costs about 20 ms of a core."""
 
 
 class MemoryScrub:
-    """Remembers the digests of the live words, and where it has got to."""
+    """The expected digests of the live words, and which frame is next."""
 
     def __init__(self, layout: Layout, *, turn_words: int = TURN_WORDS) -> None:
         self._layout = layout
@@ -29,18 +29,18 @@ class MemoryScrub:
         self._digests: tuple[int, ...] = ()
         self._next = 0
 
-    def verified(self, digests: Sequence[int]) -> None:
-        """Expect these digests, one for each frame, from now on. The order of turns stays as it was."""
+    def expect(self, digests: Sequence[int]) -> None:
+        """Expect these digests from now on, one for each frame. The next frame stays the same."""
         self._digests = tuple(digests)
 
-    def take_stock(self, live: ModelWords) -> None:
-        """Expect the words as they are: they were verified just now."""
-        self.verified(frame_digests(live, self._layout.frames))
+    def expect_current(self, live: ModelWords) -> None:
+        """Expect the words as they are, just verified."""
+        self.expect(frame_digests(live, self._layout.frames))
 
-    def turn(self, live: ModelWords) -> int | None:
-        """Look at the next frames, which nobody writes to meanwhile; give the first that is not as it was.
+    def check_next(self, live: ModelWords) -> int | None:
+        """Hash the next frames and return the first that has changed, else None.
 
-        Blocking.
+        Blocking. Nobody may write to the words meanwhile.
         """
         left = self._turn_words
         for _ in self._layout.frames:

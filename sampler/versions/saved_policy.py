@@ -1,12 +1,12 @@
-"""Everything of a policy that a sampler finds again after it was killed.
+"""The policy on disk: where a restarted sampler finds its version.
 
     held.words        a whole version, copied now and then
-    delta_log/        what was fetched since
-    base.words        the public base model: chains may start from it again
+    delta_log/        the artifacts fetched since
+    base.words        the public base model, from which a chain may start
     high_water.json   the newest version ever believed: nothing older is believed again
 
-At any moment what is on disk is a verified version or none. Blocking: called in threads, one call
-after the other.
+Whenever the process is killed, the disk holds a verified version or none. Blocking: call it in threads, one
+call at a time.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Final
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import ArtifactKey, PolicyVersion
+from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.head_file import StoreMark
@@ -32,11 +32,11 @@ LOG_DIRECTORY: Final = "delta_log"
 BASE_FILE: Final = "base.words"
 MARK_FILE: Final = "high_water.json"
 
-WORD_BYTES: Final = 2
+_WORD_BYTES: Final = 2
 
 
 class SavedPolicy:
-    """The state directory of one sampler."""
+    """The policy in one sampler's state directory."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class SavedPolicy:
         """Use ``directory``; nothing is read before ``load``.
 
         Args:
-            save_every_s: shortest time between two copies, unless the log outgrows one.
-            count_refusal: told why something was not logged.
+            save_every_s: Shortest time between two copies, unless the log becomes larger than a copy.
+            count_refusal: Called with the reason when a version is not logged.
         """
         self._directory = directory
         self._layout = layout
@@ -67,7 +67,7 @@ class SavedPolicy:
         self._log: DeltaLog
 
     def keep_base(self, live: ModelWords) -> PublicBase:
-        """Keep the base model, which is live.
+        """Write the base model, which is live, to disk.
 
         Raises:
             StartupError: it cannot be written.
@@ -75,7 +75,7 @@ class SavedPolicy:
         return PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
 
     def load_mark(self) -> StoreMark:
-        """Read the newest version ever believed.
+        """Return the newest version ever believed.
 
         Raises:
             StartupError: it cannot be read.
@@ -86,12 +86,14 @@ class SavedPolicy:
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{path} cannot be read: {error}",
-                fix="Restore it; without it this sampler would believe policies older than it has seen",
+                fix="Restore it. Without it this sampler would believe policies older than it has seen.",
             ) from error
 
     def load(self, weights: LiveWords, *, base: PublicBase) -> tuple[PolicyVersion, Manifest | None]:
-        """Make the live words the newest version on disk, else ``base``; give it, and its manifest if logged.
+        """Load the newest version on disk, else ``base``, into the live words.
 
+        Returns:
+            The version, and its manifest if it came from the log.
         Raises:
             StartupError: the log cannot be used.
         """
@@ -102,39 +104,38 @@ class SavedPolicy:
             )
         except OSError as error:
             raise StartupError(
-                f"{path} cannot be used: {error}", fix="Give the node a state directory it can write."
+                f"{path} cannot be used: {error}", fix="Set node.state_dir to where this process can write."
             ) from error
         while True:
             held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
             self._saved_version = 0 if held is None else held.number
-            # After a long sleep the way begins at the base model again, whatever the copy is of.
+            # After a long absence the log may start from the base model instead of the copy.
             if held is None or self._log.reach(base.version) > self._log.reach(held):
                 copy_words(base.words, weights.live, layout=self._layout)
                 held = base.version
             weights.settle()
             try:
                 return self._walked(held, weights)
-            except _UnusableError as unusable:
-                # Once for each artifact at most: this one is gone.
-                logger.warning("logged version not usable", extra={"detail": str(unusable)})
-                self._log.drop(unusable.key)
+            except RefusedError as refused:
+                # At most once for each artifact, because this one was dropped.
+                logger.warning("logged version not usable", extra={"detail": str(refused)})
 
-    def stage(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
-        """Keep the payloads of an artifact as they arrive; None: they cannot be kept."""
+    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+        """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""
         return self._log.begin(manifest, signed)
 
-    def remember(self, mark: StoreMark, staged: LoggedArtifact | None) -> None:
-        """Put a version on disk that is to be served: first its payloads, then that it was believed.
+    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
+        """Make a version durable before it is served: first its payloads, then the mark.
 
         Raises:
             RefusedError: DISK, if the mark cannot be written.
         """
-        if staged is not None:
+        if payloads is not None:
             try:
-                staged.sync()
+                payloads.sync()
             except OSError as error:
                 logger.warning("version not logged", extra={"detail": str(error)})
-                self._log.drop(staged.key)
+                self._log.drop(payloads.manifest.key)
         try:
             mark.save(self._directory / MARK_FILE)
         except OSError as error:
@@ -142,9 +143,9 @@ class SavedPolicy:
                 Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
             ) from error
 
-    def fold(self, version: PolicyVersion, words: ModelWords) -> None:
-        """Copy what is held and begin a new log, if that is due."""
-        is_outgrown = self._log.size_bytes > WORD_BYTES * self._layout.words
+    def compact(self, version: PolicyVersion, words: ModelWords) -> None:
+        """Copy the held version and drop the log up to it, if that is due."""
+        is_outgrown = self._log.size_bytes > _WORD_BYTES * self._layout.words
         is_due = self._clock.monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
         if not is_due or version.number == self._saved_version:
             return
@@ -158,35 +159,28 @@ class SavedPolicy:
         self._saved_at_s = self._clock.monotonic()
 
     def _walked(self, held: PolicyVersion, weights: LiveWords) -> tuple[PolicyVersion, Manifest | None]:
-        """Apply the log to the live words, which are ``held``.
+        """Apply the log to the live words, which are ``held``; return as ``load`` does.
 
         Raises:
-            _UnusableError: an artifact is damaged; the live words may be no version any more.
+            RefusedError: an artifact is damaged and was dropped; the live words may be no version any more.
         """
         newest = None
         while (logged := self._log.after(held)) is not None:
-            manifest, payloads = logged
             try:
-                staged = InPlaceAssembly(
-                    manifest,
+                assembly = InPlaceAssembly(
+                    logged.manifest,
                     layout=self._layout,
                     base=weights.live,
                     base_version=held,
-                    payloads=payloads,
+                    payloads=logged,
                     weights=weights,
                 )
-                staged.take_held()
-                staged.finish()
-                staged.apply()
-            except RefusedError as refused:
-                raise _UnusableError(manifest.key, str(refused)) from refused
-            held, newest = manifest.policy_version, manifest
+                assembly.take_held()
+                assembly.finish()
+                assembly.apply()
+            except RefusedError:
+                self._log.drop(logged.manifest.key)
+                raise
+            newest = logged.manifest
+            held = newest.policy_version
         return held, newest
-
-
-class _UnusableError(Exception):
-    """An artifact of the log leads nowhere."""
-
-    def __init__(self, key: ArtifactKey, what: str) -> None:
-        super().__init__(what)
-        self.key = key

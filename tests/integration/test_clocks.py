@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clock import Clock, SystemClock
 from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
@@ -35,7 +36,7 @@ from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun, make_run
 from support.relay import running_relay
-from support.rpc import every_service, invoke, serving
+from support.rpc import every_service, invoke, recheck_often, serving
 from support.waiting import until
 
 DAY_S = 86400.0
@@ -74,7 +75,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
         client = MembershipClient(
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
-            state=PeerState(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),
             clock=clock,
             backoff=Backoff(lambda: 0.5, cap_s=0.5),
@@ -90,9 +91,10 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
 
 
 async def test_a_relay_waits_for_a_coordinator_whose_clock_is_ahead_and_goes_on_when_it_is_right(
-    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    recheck_often(monkeypatch)
     async with (
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
@@ -208,7 +210,9 @@ async def test_a_hub_that_is_away_says_nothing_of_clocks(
     async with serving(made, every_service) as hub:
         address = hub.address
     async with membership(made.sampler, address, SystemClock()):
-        await until(lambda: any("connection to the hub lost" in r.getMessage() for r in caplog.records))
+        await until(
+            lambda: any("connection to the coordinator lost" in r.getMessage() for r in caplog.records)
+        )
     assert disagreements(caplog) == []
 
 

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
 from node.rpc.channel import REASON_KEY
-from node.wire import group_to_wire
+from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
 from support.hub import LEASE_TTL_S, RunningHub, answer_to, running_hub, step_record
 from support.identity import MadeRun, make_run

@@ -123,8 +123,8 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             if version <= held.number:
                 continue
             encoded = ENCODED[version, base]
-            payloads = disk.stage(encoded.manifest, SIGNED[version, base][0])
-            staged = InPlaceAssembly(
+            payloads = disk.begin(encoded.manifest, SIGNED[version, base][0])
+            assembly = InPlaceAssembly(
                 encoded.manifest,
                 layout=LAYOUT,
                 base=weights.live,
@@ -132,15 +132,15 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
                 payloads=payloads,
                 weights=weights,
             )
-            staged.take_held()
-            for frame in staged.missing():
-                staged.put(frame, encoded.payloads[frame])
-            staged.finish()
+            assembly.take_held()
+            for frame in assembly.missing():
+                assembly.put(frame, encoded.payloads[frame])
+            assembly.finish()
             disk.remember(mark_of(version), payloads)
-            staged.apply()
+            assembly.apply()
             held = encoded.manifest.policy_version
             served.say(version)
-            disk.fold(held, weights.live)
+            disk.compact(held, weights.live)
 
     stops = 0
     for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):

@@ -19,13 +19,14 @@ from learner import learner_role
 from learner.config import LearnerConfig
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import load_policy
-from node.clients.membership_client import Member, MembershipClient, Notices, PeerState
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.hub import Hub
+from node.coordinator.coordinator_service import CoordinatorService
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.policy import NO_BASE, PolicyVersion
@@ -98,7 +99,7 @@ async def coordinator(run: MadeRun) -> AsyncIterator[str]:
         enrolment_listen="127.0.0.1:0",
     )
     [hub] = await coordinator_role.build(context_of(run, Role.COORDINATOR, coordinator=config))
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, CoordinatorService)
     is_ready, stopping = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(hub.run(ready=is_ready.set, stopping=stopping))
     try:
@@ -139,7 +140,7 @@ async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Cou
     membership = MembershipClient(
         control,
         Member(run.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
-        state=PeerState(held=lambda: PolicyVersion(0), waits_for=str, metrics=tuple),
+        reports=PeerReports(held=lambda: PolicyVersion(0), waits_for=str, metrics=tuple),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
         clock=CLOCK,
         backoff=Backoff(random.random),

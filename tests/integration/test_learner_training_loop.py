@@ -20,13 +20,14 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
-from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingError, TrainingState
 from node import durable
 from node.clients.rollout_drain import RolloutDrain
@@ -133,16 +134,19 @@ async def learner(
     loop = TrainingLoop(
         training_state,
         step_log=log,
-        settings=LoopSettings(
+        config=LearnerConfig(
+            model_dir=model_dir,
+            learning_rate=1e-3,
             buffer_groups=buffer_groups,
             max_versions=max_versions,
             quarantine_mismatch_nats=quarantine_mismatch_nats,
         ),
-        identity=GroupIdentity("run", b"t" * 16),
+        run_id="run",
+        tokenizer_digest=b"t" * 16,
         run_settings=run_settings,
         drain=drain,
         announced=announced,
-        hub_now=clock.now,
+        coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
         metrics=metrics,
         node_metrics=node_metrics,

@@ -275,7 +275,7 @@ def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_
         restore(copy, ledger=ledger, accepts_loss=True, now=NOW_S)
         with open_desk(ledger) as desk:
             assert desk.lease(held=version) == [], "nothing before the learner has said what was lost"
-            assert desk.accounts.book.counts()[SlotState.LOST] == 3
+            assert desk.accounts.slots.counts()[SlotState.LOST] == 3
     with open_desk(ledger) as desk:
         outcome = desk.open_drain(Hello("learner", 1, version))
         assert outcome.accepted_loss == range(3, version + 1)

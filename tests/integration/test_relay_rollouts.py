@@ -11,7 +11,7 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.errors import Reason
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
-from node.wire import group_to_wire
+from node.wire.rollouts import group_to_wire
 from support.hub import HandPeer, answer_to, running_hub
 from support.identity import MadeRun, make_run
 from support.relay import RunningRelay, running_relay

@@ -17,7 +17,8 @@ from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
-from node.wire import group_from_wire, settings_to_wire
+from node.wire.members import settings_to_wire
+from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING

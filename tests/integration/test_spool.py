@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import spool as spool_module
+from node.coordinator import transactions
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
@@ -72,13 +72,13 @@ async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verd
 async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(path: Path) -> None:
     async with open_spool(path) as (spool, ledger, _):
         await spool.lease("s1", 1, PolicyVersion(0))
-        before = dict(spool.accounts.book.open_slots)
+        before = dict(spool.accounts.slots.open_slots)
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(RefusedError) as error:
             await submit(spool, "0.1", data=bytes(1 << 20))
         assert error.value.reason is Reason.DISK
-        assert dict(spool.accounts.book.open_slots) == before
+        assert dict(spool.accounts.slots.open_slots) == before
         assert spool.accounts.verdicts() == {}
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         assert await submit(spool, "0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
@@ -96,14 +96,14 @@ async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path:
         ledger.gate.set()
     async with open_spool(path) as (again, ledger, _):
         assert again.accounts.verdicts() == spool.accounts.verdicts() == {Verdict.SPOOLED: 1}
-        assert dict(again.accounts.book.open_slots) == dict(spool.accounts.book.open_slots)
+        assert dict(again.accounts.slots.open_slots) == dict(spool.accounts.slots.open_slots)
 
 
 async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_spool(path) as (spool, ledger, _):
-        monkeypatch.setattr(spool_module, "WAITING_TRANSACTIONS", 2)
+        monkeypatch.setattr(transactions, "WAITING_TRANSACTIONS", 2)
         ledger.gate = asyncio.Event()
         waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -149,14 +149,14 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         await submit(spool, "1.1")
         drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         drain.add_credits(1)
-        slot = drain.next_slot(spool.accounts.book.untrained())
+        slot = drain.next_slot(spool.accounts.slots.untrained())
         assert slot is not None
         await spool.judge(GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
-        assert await spool._read(slot) is None
+        assert await spool._transactions.read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.2")
-        assert await spool._read(slot) is None
+        assert await spool._transactions.read(slot) is None
         drain.put_back_credit()
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)

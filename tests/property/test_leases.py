@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.buffer_room import Bounds
-from node.coordinator.work.leases import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
+from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.retries import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
 from node.coordinator.work.slots import SETTLED, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict
@@ -56,12 +56,14 @@ class Leases(RuleBasedStateMachine):
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
         passed_over = {
-            index for index in range(PROMPTS) if self.desk.accounts.prompts.is_aside(index, now=self.desk.now)
+            index
+            for index in range(PROMPTS)
+            if self.desk.accounts.bad_prompts.is_aside(index, now=self.desk.now)
         }
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
         for lease_id in lease_ids:
             number, attempt = parse_group_id(lease_id) or (-1, 0)
-            slot = self.desk.accounts.book.open_slots[number]
+            slot = self.desk.accounts.slots.open_slots[number]
             assert attempt > 1 or slot.prompt_index not in passed_over
         assert self.ids.isdisjoint(lease_ids), "an attempt id was granted twice"
         self.ids.update(lease_ids)
@@ -79,10 +81,10 @@ class Leases(RuleBasedStateMachine):
 
     @rule(lease=granted, thief=SAMPLERS)
     def submit_for_another(self, lease: tuple[str, str], thief: str) -> None:
-        slots = dict(self.desk.accounts.book.open_slots)
+        slots = dict(self.desk.accounts.slots.open_slots)
         if thief != lease[1]:
             assert self.desk.submit(lease[0], thief).verdict in (Verdict.FOREIGN, Verdict.DUPLICATE)
-            assert dict(self.desk.accounts.book.open_slots) == slots
+            assert dict(self.desk.accounts.slots.open_slots) == slots
 
     @rule(lease=granted)
     def release(self, lease: tuple[str, str]) -> None:
@@ -91,14 +93,14 @@ class Leases(RuleBasedStateMachine):
     @rule(lease=granted, fault=st.sampled_from(sorted(FAULTS)))
     def fail(self, lease: tuple[str, str], fault: Failure) -> None:
         number, _ = parse_group_id(lease[0]) or (-1, 0)
-        before = self.desk.accounts.book.open_slots.get(number)
+        before = self.desk.accounts.slots.open_slots.get(number)
         if not self.desk.fail(*lease, fault=fault, detail="x" * 300):
             return
         assert before is not None
         self.faults[number] += 1
-        after = self.desk.accounts.book.open_slots.get(number)
+        after = self.desk.accounts.slots.open_slots.get(number)
         if after is None:
-            assert before.prompt_index in self.desk.accounts.prompts
+            assert before.prompt_index in self.desk.accounts.bad_prompts
         else:
             assert fault not in FINAL_FAULTS
             assert self.faults[number] < MAX_FAULTS
@@ -108,14 +110,14 @@ class Leases(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Let time pass in which samplers keep their leases."""
         self.desk.now += seconds
-        for slot in self.desk.accounts.book.open_slots.values():
+        for slot in self.desk.accounts.slots.open_slots.values():
             if slot.lease is not None:
                 lease_id = group_id(slot.number, slot.lease.number)
-                self.desk.accounts.book.renew(slot.lease.holder, [lease_id], now=self.desk.now)
+                self.desk.accounts.slots.renew(slot.lease.holder, [lease_id], now=self.desk.now)
 
     @rule(lease=granted)
     def renew(self, lease: tuple[str, str]) -> None:
-        self.desk.accounts.book.renew(lease[1], [lease[0]], now=self.desk.now)
+        self.desk.accounts.slots.renew(lease[1], [lease[0]], now=self.desk.now)
 
     @rule(after_s=st.floats(0, 2 * TTL_S))
     def expire(self, after_s: float) -> None:
@@ -135,7 +137,7 @@ class Leases(RuleBasedStateMachine):
         assert parsed is not None
         outcome = self.desk.train(self.version + 1, group_id)
         if outcome.doubled:
-            assert parsed[0] not in self.desk.accounts.book.open_slots
+            assert parsed[0] not in self.desk.accounts.slots.open_slots
             return
         self.version += 1
         self.trained[parsed[0]] += 1
@@ -150,12 +152,12 @@ class Leases(RuleBasedStateMachine):
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
         after = self.desk.accounts = make_accounts(self.ledger.balance(), prompts=PROMPTS, now=self.desk.now)
-        assert dict(after.book.open_slots) == dict(before.book.open_slots)
-        assert after.book.counts() == before.book.counts()
+        assert dict(after.slots.open_slots) == dict(before.slots.open_slots)
+        assert after.slots.counts() == before.slots.counts()
         assert after.load() == before.load()
         assert after.verdicts() == before.verdicts()
         assert after.spooled_at_s == before.spooled_at_s
-        assert after.prompts.newest(PROMPTS) == before.prompts.newest(PROMPTS)
+        assert after.bad_prompts.newest(PROMPTS) == before.bad_prompts.newest(PROMPTS)
         assert after.task == before.task
         assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
 
@@ -166,9 +168,9 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def counts_add_up(self) -> None:
-        book = self.desk.accounts.book
-        counts = book.counts()
-        open_counts = Counter(slot.state for slot in book.open_slots.values())
+        slots = self.desk.accounts.slots
+        counts = slots.counts()
+        open_counts = Counter(slot.state for slot in slots.open_slots.values())
         assert all(open_counts[state] == n for state, n in counts.items() if state not in SETTLED)
         leased = len({parse_group_id(lease_id)[0] for lease_id in self.ids})  # type: ignore[index]
         assert sum(counts.values()) == leased + counts[SlotState.SKIPPED]
@@ -181,14 +183,14 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def bad_prompts_take_no_room(self) -> None:
-        counts, load = self.desk.accounts.book.counts(), self.desk.accounts.load()
+        counts, load = self.desk.accounts.slots.counts(), self.desk.accounts.load()
         no_room = (SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED, SlotState.AVAILABLE)
         in_flight = load.running_groups + load.untrained_groups + load.trained_groups
         assert in_flight == sum(counts.values()) - sum(counts[state] for state in no_room)
 
     @invariant()
     def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:
-        for slot in self.desk.accounts.book.open_slots.values():
+        for slot in self.desk.accounts.slots.open_slots.values():
             is_kept = slot.state in (SlotState.SPOOLED, SlotState.ACCEPTED)
             assert (slot.winner > 0) == is_kept == (slot.number in self.desk.accounts.spooled_at_s)
             assert len(slot.attempts) <= MAX_ATTEMPTS
@@ -196,7 +198,7 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def the_spool_holds_just_the_groups_that_are_kept(self) -> None:
         self.persist()
-        for slot in self.desk.accounts.book.open_slots.values():
+        for slot in self.desk.accounts.slots.open_slots.values():
             stored = self.ledger.group(slot.number)
             assert (stored.attempt if stored else 0) == slot.winner
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Accounts, Balance, Transaction
-from node.coordinator.work.buffer_room import Bounds, Learner, Work
+from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
+from node.coordinator.work.group_check import Learner, Work
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.slots import parse_group_id
 from node.failure import FailedLease, Failure
@@ -42,7 +43,7 @@ def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGro
     """Give a good group for a lease."""
     number, _ = parse_group_id(lease_id) or (0, 0)
     return replace(
-        make_group(lease_id, prompt_index=accounts.book.open_slots[number].prompt_index), **changes
+        make_group(lease_id, prompt_index=accounts.slots.open_slots[number].prompt_index), **changes
     )
 
 
@@ -94,7 +95,7 @@ class Desk:
     ) -> decisions.Submitted:
         if group is None:
             number, _ = parse_group_id(lease_id) or (0, 0)
-            slot = self.accounts.book.open_slots.get(number)
+            slot = self.accounts.slots.open_slots.get(number)
             group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
         submitted: decisions.Submitted = self.settle(
             decisions.submission(

@@ -22,7 +22,7 @@ async def fetch_version(
     remedy: Remedy,
     metrics: TransferMetrics,
 ) -> HeldPolicy:
-    """Give the manifest's version, every frame and the root verified; CPU work is done in threads.
+    """Return the manifest's version, every frame and the root verified; CPU work is done in threads.
 
     Args:
         manifest: verified, from ``fetcher.manifest``.

@@ -22,7 +22,7 @@ from heterorl.v1 import (
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
-from node.coordinator.hub import Hub
+from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
 from node.rollout import RolloutGroup, SamplingParameters
@@ -30,7 +30,8 @@ from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire import group_to_wire, role_to_wire
+from node.wire.members import role_to_wire
+from node.wire.rollouts import group_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -49,7 +50,7 @@ class RunningHub:
     """A coordinator that serves."""
 
     made: MadeRun
-    hub: Hub
+    hub: CoordinatorService
     registry: CollectorRegistry
     clock: ManualClock
     stopping: asyncio.Event
@@ -106,7 +107,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         run=made.run,
     )
     (hub,) = await build(context)
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, CoordinatorService)
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(hub.run(ready=ready.set, stopping=stopping))

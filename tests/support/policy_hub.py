@@ -21,7 +21,8 @@ from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.layout import Layout
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetcher import Fetcher, FetchLimits
+from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.lane import FetchLimits
 from node.weights.transfer.sources import Source, Sources
 from support.clock import ManualClock
 from support.identity import MadeRun

@@ -1,7 +1,7 @@
 """A run in one thread over a real ledger file: leases, groups, steps, cuts, crashes, backups, restores.
 
-Coordinator: the real decisions on the real ledger. Learner: the real drain book, and a checkpoint that is
-a value. Everything random is drawn from one seed.
+Coordinator: the real decisions on the real ledger. Learner: the real outstanding rollouts, and a
+checkpoint that is a value. Everything random is drawn from one seed.
 """
 
 import random
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from node.clients.drain_book import DrainBook
+from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
@@ -43,7 +43,7 @@ class Learner:
     def __init__(self, disk: Checkpoint, *, epoch: int) -> None:
         self.disk = disk
         self.epoch = epoch
-        self.book = DrainBook(
+        self.outstanding = OutstandingRollouts(
             version=disk.version, capacity_groups=CAPACITY, unacknowledged=disk.unacknowledged
         )
         self.buffer: list[str] = []
@@ -66,31 +66,31 @@ class Learner:
             hello = Hello(
                 LEARNER.node_id,
                 self.epoch,
-                self.book.version,
-                self.book.unacknowledged,
-                self.book.held_group_ids,
+                self.outstanding.version,
+                self.outstanding.unacknowledged,
+                self.outstanding.held_group_ids,
             )
-            self.book.connected()
+            self.outstanding.connected()
             refusal = desk.open_drain(hello).refusal
         except RefusedError as refused:
             refusal = refused
         self.refused = None if refusal is None else refusal.reason
         self.is_connected = refusal is None
         if self.is_connected:
-            self.book.acknowledged(self.book.version)
-            self.sent = set(self.book.held_group_ids)
-            self.credits = self.book.take_owed().credit_groups
+            self.outstanding.acknowledged(self.outstanding.version)
+            self.sent = set(self.outstanding.held_group_ids)
+            self.credits = self.outstanding.take_owed().credit_groups
 
     def receive(self, desk: LedgerDesk) -> None:
         """Take one group, if there is one and room for it."""
-        waiting = [group_id(slot.number, slot.winner) for slot in desk.accounts.book.untrained()]
+        waiting = [group_id(slot.number, slot.winner) for slot in desk.accounts.slots.untrained()]
         name = next((name for name in waiting if name not in self.sent), None)
         if name is None or self.credits == 0:
             return
         self.credits -= 1
         self.sent.add(name)
-        if self.book.delivered(name):
-            self.book.judged(GroupVerdict(name, Verdict.ACCEPTED))
+        if self.outstanding.delivered(name):
+            self.outstanding.judged(GroupVerdict(name, Verdict.ACCEPTED))
             desk.settle(decisions.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED)))
             self.buffer.append(name)
 
@@ -101,11 +101,11 @@ class Learner:
         names, self.buffer = tuple(self.buffer[:BATCH]), self.buffer[BATCH:]
         record = StepRecord(self.disk.version + 1, names, (0,) * BATCH)
         self.disk.version = record.version
-        self.disk.unacknowledged = (*self.book.unacknowledged, record)
+        self.disk.unacknowledged = (*self.outstanding.unacknowledged, record)
         self.disk.log.append(record)
         if draw.random() < 0.1:
             raise KilledError  # durable, and nobody knows
-        self.book.stepped(record)
+        self.outstanding.stepped(record)
         if desk is None or not self.is_connected:
             return
         if draw.random() < 0.2:
@@ -114,8 +114,8 @@ class Learner:
             refusal = desk.settle(history.step(desk.accounts, record)).refusal  # type: ignore[attr-defined]
             assert refusal is None, refusal
         if self.is_connected:
-            self.book.acknowledged(record.version)
-            self.credits += self.book.take_owed().credit_groups
+            self.outstanding.acknowledged(record.version)
+            self.credits += self.outstanding.take_owed().credit_groups
 
 
 class KilledError(Exception):

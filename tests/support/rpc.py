@@ -5,10 +5,12 @@ import collections
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
@@ -96,6 +98,11 @@ async def serving(
         finally:
             is_ready.cancel()
             stopping.set()
+
+
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers with default limits recheck live streams often: who was revoked or expired is cut."""
+    monkeypatch.setattr("node.rpc.server.ServerLimits", partial(ServerLimits, recheck_s=0.05))
 
 
 def rpcs(behaviours: dict[str, Callable[..., Any]]) -> AddServicer:

@@ -11,7 +11,7 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.rollout import DeliveredGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
-from node.wire import delivered_group_to_wire, step_record_from_wire, verdict_from_wire
+from node.wire.rollouts import group_to_wire, step_record_from_wire, verdict_from_wire
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
@@ -88,7 +88,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                 elif fresh and credits:
                     credits -= 1
                     sent.add(fresh[0].group.group_id)
-                    yield rollout_pb2.DrainRolloutsResponse(group=delivered_group_to_wire(fresh[0]))
+                    yield rollout_pb2.DrainRolloutsResponse(group=_delivered_to_wire(fresh[0]))
                 else:
                     async with self._changed:
                         await self._changed.wait()
@@ -118,3 +118,11 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
         yield hub
     finally:
         await server.stop(grace=None)
+
+
+def _delivered_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
+    return rollout_pb2.DeliveredGroup(
+        group=group_to_wire(delivered.group),
+        sampler_id=delivered.sampler_id,
+        spooled_at_s=delivered.spooled_at_s,
+    )

@@ -1,1 +1,1 @@
-"""Who is in the run, how far behind, and what each peer has still to hear."""
+"""Who is in the run, how far behind each peer is, and which verdicts it has not heard."""

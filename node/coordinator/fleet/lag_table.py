@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from node.coordinator.work.versions import VersionLog
+from node.coordinator.work.version_log import VersionLog
 from node.identity.peer import Peer
 from node.policy import NO_BASE, PolicyVersion
 from node.run import Role

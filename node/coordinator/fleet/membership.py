@@ -4,12 +4,12 @@
                                 ^                                    |                           |
                                 '---------------heartbeat-----------------'        live --leave------>'
 
-A peer that left must join again; a peer that only fell silent goes on where it was. Joining is
-repeatable: a peer that comes back from a cut does it every time.
+A peer that left must join again; a peer that only fell silent goes on where it was. Joining may be repeated:
+a peer does it after every cut.
 
-A name belongs to one process. A process is told from another of its name by the instance it drew when it
-started; while one is connected and heard of, samplers and relays of the same name are refused. A learner's
-twins are told apart by their epochs instead.
+A name belongs to one process. Processes of one name differ in the instance that each drew when it started.
+While one is connected and heard of, another sampler or relay of its name is refused. Learners are told apart
+by their epochs instead.
 """
 
 import enum
@@ -25,7 +25,7 @@ GONE_AFTER_S: Final = 3600.0
 """Silence after which a peer counts as having left: longer than any cut or reboot worth waiting for."""
 
 PEERS_REMEMBERED: Final = 4096
-"""Peers kept for the status table; past that, those that left are forgotten, longest gone first."""
+"""Peers kept for the status table; beyond, those that left are forgotten, longest gone first."""
 
 
 class PeerState(enum.StrEnum):
@@ -46,14 +46,14 @@ class Member:
     last_seen_s: float
     joins: int
     instance: str = ""
-    """Of the process that holds the name; empty: it did not say."""
+    """Of the process that holds the name; empty: older software, not told apart."""
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0
     """Times another process was refused under the name."""
     refused_twin_at_s: float = 0.0
     is_complete: bool = False
-    """Whether it has said, at its newest join, what it can say only once it knows the run's settings."""
+    """Whether its newest join reported what it can only know with the run's settings."""
 
 
 class Membership:
@@ -69,12 +69,12 @@ class Membership:
         return tuple(self._members.values())
 
     def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> Member:
-        """Let a peer in, or in again.
+        """Admit a peer, or admit it again.
 
         Args:
-            instance: Of the process; empty: it does not say.
-            completes: Whether it says what it could not before it knew the run's settings: where the join
-                before was without it, that is the same join.
+            instance: Of the process; empty: older software.
+            completes: Whether it reports what it could not before it knew the run's settings. Where the join
+                before was without that, this is the same join.
 
         Raises:
             RefusedError: NAME_IN_USE; another process of this name is here.
@@ -119,7 +119,7 @@ class Membership:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 
     def present(self, peer: Peer) -> Member:
-        """Give a peer that has joined and not left.
+        """Return a peer that has joined and not left.
 
         Raises:
             RefusedError: NOT_JOINED.
@@ -130,7 +130,7 @@ class Membership:
         return member
 
     def expire(self, now: float) -> tuple[Member, ...]:
-        """Note who has gone silent and who has been silent too long; give those that changed."""
+        """Note who has fallen silent and who has been silent too long; return those that changed."""
         changed = tuple(self._changed(now))
         for member in changed:
             self._put(member)
@@ -159,7 +159,7 @@ class Membership:
         raise RefusedError(
             Reason.NAME_IN_USE,
             f"{member.peer.role} {member.peer.node_id} is in the run as another process, "
-            f"heard of {max(0.0, silence_s):.1f} s ago",
+            f"last heard of {max(0.0, silence_s):.1f} s ago",
             fix="stop one of the two; a peer on a copy of this state directory needs a name of its own: "
             "a new directory and a new token",
         )

@@ -4,9 +4,9 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import SETTLED, SlotState
-from node.coordinator.work.unanswerable_prompts import BAD_PROMPTS
 from node.errors import StartupError
 
 SCHEMA_VERSION: Final = 2

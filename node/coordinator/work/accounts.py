@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from node.coordinator.work.buffer_room import Learner, Load
+from node.coordinator.work.bad_prompts import BadPrompts
+from node.coordinator.work.capacity import Load
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
-from node.coordinator.work.leases import SlotBook
+from node.coordinator.work.group_check import Learner
+from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize
-from node.coordinator.work.unanswerable_prompts import PromptBook
-from node.coordinator.work.versions import Announced, VersionLog
+from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import Verdict
 from node.run import StepRecord
@@ -104,14 +105,14 @@ class Accounts:
         Args:
             task: The run's.
             prompts: Of the task, as configured; None: as the ledger has it, or as the first sampler says.
-            prompt_retry_s: See ``PromptBook``.
+            prompt_retry_s: See ``BadPrompts``.
         """
         is_same_task = balance.task is not None and balance.task.name == task
         self.task = balance.task if is_same_task else None
         """The size of the task as a sampler has confirmed it; None before."""
         known = prompts if prompts is not None or self.task is None else self.task.prompts
-        self.prompts = PromptBook(balance.bad_prompts, retry_s=prompt_retry_s)
-        self.book = SlotBook(
+        self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
+        self.slots = SlotTable(
             prompts=known,
             seed=seed,
             lease_ttl_s=lease_ttl_s,
@@ -129,7 +130,7 @@ class Accounts:
         self.learner = balance.learner
         self.newest_record = balance.last_step
         """The newest step record; None before the first."""
-        self.is_confirmed = self.book.next_slot == 0 and balance.last_step is None
+        self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
@@ -168,7 +169,7 @@ class Accounts:
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""
-        self.book.apply(transaction.slots, now=now)
+        self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
@@ -184,15 +185,15 @@ class Accounts:
             self.learner = transaction.learner
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
-        self.prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        self.bad_prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
         if transaction.task is not None:
             self.task = transaction.task
-            self.book.prompts = transaction.task.prompts
+            self.slots.prompts = transaction.task.prompts
         self.versions.add(transaction.announced)
 
     def load(self) -> Load:
         """Count what is in flight."""
-        counts = self.book.counts()
+        counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
             untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],

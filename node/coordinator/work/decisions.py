@@ -1,7 +1,7 @@
-"""What the coordinator decides about work: each decision is a transaction to be and an answer; pure.
+"""What the coordinator decides about work: each decision is an answer and a transaction; pure.
 
-The spool takes a decision, puts its transaction on disk, adds it to the accounts, and only then
-gives the answer. A decision that raises has changed nothing.
+``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
+returns the answer. A decision that raises has changed nothing.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.buffer_room import Bounds, Learner, Work, capacity, objection
-from node.coordinator.work.leases import Standing
+from node.coordinator.work.capacity import Bounds, Capacity, capacity
+from node.coordinator.work.group_check import Work, objection
+from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
@@ -41,11 +42,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whom a judgement concerns."""
+    """Whose group a verdict is about."""
 
     sampler_id: str
-    delivered_since_s: float | None
-    """Unix seconds when the group was spooled; None where it was judged before."""
+    spooled_at_s: float | None
+    """Unix seconds; None where the group was judged before."""
 
 
 def lease(
@@ -59,32 +60,27 @@ def lease(
     ttl_s: float,
     now: float,
 ) -> Decision[LeaseGrant]:
-    """LeaseGrant as many of ``wanted`` leases as every bound allows.
+    """Grant as many of ``wanted`` leases as every bound allows.
 
-    None before the learner has confirmed that the ledger lacks nothing: an older one would lease slots
-    again that were trained on. A sampler whose policy is older than the staleness bound gets nothing:
-    what it began now would be stale when done.
+    Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
+    lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
+    nothing: what it began now would be stale when done.
     """
-    learner = accounts.learner
-    if learner is None or (waits_for := unconfirmed(accounts)):
-        return Decision(LeaseGrant((), 2.0, "learner" if learner is None else waits_for))
+    learner, free = accounts.learner, room(accounts, bounds, now=now)
+    if learner is None or free.bound == _unconfirmed(accounts):
+        return Decision(LeaseGrant((), 2.0, free.bound))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), 1.0, "policy version"))
-    if accounts.book.prompts is None:
-        return Decision(LeaseGrant((), 1.0, "task"))
-    if accounts.prompts.are_all_aside(accounts.book.prompts, now=now):
-        return Decision(LeaseGrant((), 1.0, "prompts"))
-    room = capacity(bounds, accounts.load())
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
-        for slot in accounts.book.open_slots.values()
+        for slot in accounts.slots.open_slots.values()
     )
-    granted = min(wanted, room.groups, LEASES_PER_PEER - running)
-    slots = accounts.book.grant(
+    granted = min(wanted, free.groups, LEASES_PER_PEER - running)
+    slots = accounts.slots.grant(
         sampler_id,
         granted,
         now=now,
-        is_aside=lambda prompt_index: accounts.prompts.is_aside(prompt_index, now=now),
+        is_aside=lambda prompt_index: accounts.bad_prompts.is_aside(prompt_index, now=now),
     )
     leases = tuple(
         PromptLease(
@@ -100,11 +96,23 @@ def lease(
     )
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), Transaction(slots=slots))
-    bound = room.bound if len(leases) == granted else "prompts"
+    bound = free.bound if len(leases) == granted else "prompts"
     return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
 
 
-def unconfirmed(accounts: Accounts) -> str:
+def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:
+    """Return how many groups may be leased now."""
+    if waits_for := _unconfirmed(accounts):
+        return Capacity(0, waits_for)
+    prompts = accounts.slots.prompts
+    if prompts is None:
+        return Capacity(0, "task")
+    if accounts.bad_prompts.are_all_aside(prompts, now=now):
+        return Capacity(0, "prompts")
+    return capacity(bounds, accounts.load())
+
+
+def _unconfirmed(accounts: Accounts) -> str:
     """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
     if accounts.gap:
         return "ledger"
@@ -123,7 +131,7 @@ def submission(
     buffer_groups: int,
     now: float,
 ) -> Decision[Submitted]:
-    """Say what becomes of a group that a sampler hands in under the id ``name``.
+    """Decide what becomes of a group that a sampler submits under the id ``name``.
 
     Args:
         group: As decoded, or why it could not be.
@@ -138,7 +146,7 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.prompts
+        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.bad_prompts
         transaction = Transaction(
             slots=slots,
             stored=stored,
@@ -152,7 +160,7 @@ def submission(
         return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
     if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
         return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
-    match accounts.book.standing(*parsed, sampler_id):
+    match accounts.slots.standing(*parsed, sampler_id):
         case Standing.NEVER_GRANTED:
             return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Standing.DUPLICATE:
@@ -167,20 +175,19 @@ def submission(
     if isinstance(group, RefusedError):
         problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
     else:
-        problem = objection(group, accounts.book.open_slots[parsed[0]], work, learner)
-        problem = problem or _unpublished(group, is_published)
+        problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
     if problem is not None:
-        return say(*problem, slot=accounts.book.spent(*parsed))
+        return say(*problem, slot=accounts.slots.spent(*parsed))
     if accounts.load().untrained_groups >= buffer_groups:
         raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
     stored = StoredGroup(*parsed, sampler_id, now, data)
-    return say(Verdict.SPOOLED, slot=accounts.book.submitted(*parsed), stored=stored)
+    return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
 
 
 def sampler_joins(
     accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
 ) -> Decision[None]:
-    """Let a sampler in that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+    """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
 
     Raises:
         RefusedError: TASK_MISMATCH.
@@ -193,30 +200,33 @@ def sampler_joins(
     if size is None:
         return Decision(None)
     # Where the task is another one, so are its prompts.
-    lifted = tuple(bad.prompt_index for bad in accounts.prompts.newest(len(accounts.prompts)))
+    lifted = tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
     return Decision(None, Transaction(task=size, lifted_prompts=lifted))
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
     """Take the learner's verdict; the answer is None where nothing changes.
 
-    DUPLICATE says that the learner has trained on the group before, and the ledger does not know of
-    it: the slot is lost, and neither delivered nor leased again.
+    DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
+    slot is lost, and neither delivered nor leased again.
 
     Raises:
         RefusedError: MALFORMED; the verdict is not the learner's to give.
     """
     parsed = parse_group_id(judged.group_id)
     if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
-        raise RefusedError(Reason.MALFORMED, f"no judgement: {judged.verdict} of {judged.group_id[:100]!r}")
-    before = accounts.book.open_slots.get(parsed[0])
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"the learner cannot give group {judged.group_id[:100]!r} the verdict {judged.verdict}",
+        )
+    before = accounts.slots.open_slots.get(parsed[0])
     match judged.verdict:
         case Verdict.ACCEPTED:
-            slot = accounts.book.accepted(*parsed)
+            slot = accounts.slots.accepted(*parsed)
         case Verdict.DUPLICATE:
-            slot = accounts.book.lost(*parsed)
+            slot = accounts.slots.lost(*parsed)
         case _:
-            slot = accounts.book.refused(*parsed)
+            slot = accounts.slots.refused(*parsed)
     attempt = slot.attempt(parsed[1]) if slot is not None else None
     if before is None or slot is None or attempt is None:
         return Decision(None)
@@ -227,31 +237,6 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
-    slots = accounts.book.expire(now)
-    bad = accounts.prompts.entries(slots, details={}, now=now)
+    slots = accounts.slots.expire(now)
+    bad = accounts.bad_prompts.entries(slots, details={}, now=now)
     return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
-
-
-def check_model(layout_digest: bytes, tokenizer_digest: bytes, learner: Learner) -> None:
-    """Check that a peer has the run's model.
-
-    Raises:
-        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
-    """
-    for what, reason, theirs, ours in (
-        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
-        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
-    ):
-        if theirs != ours:
-            raise RefusedError(
-                reason,
-                f"this peer's {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
-                fix="give every peer the same model directory",
-            )
-
-
-def _unpublished(group: RolloutGroup, is_published: Callable[[int], bool]) -> tuple[Verdict, str] | None:
-    for version in sorted({group.oldest_version, group.newest_version}):
-        if not is_published(version):
-            return Verdict.FOREIGN, f"version {version} was never published"
-    return None

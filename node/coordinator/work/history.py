@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.buffer_room import Learner
-from node.coordinator.work.decisions import Decision, check_model
+from node.coordinator.work.decisions import Decision
 from node.coordinator.work.generations import missing_versions
+from node.coordinator.work.group_check import Learner, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict
@@ -147,7 +147,7 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     loss = accounts.open_loss
     fresh = tuple(record for record in hello.records if record.version > accounts.last_step)
     outcome, transaction = _settled(accounts, fresh)
-    unheard = tuple(name for name in hello.held_group_ids if not accounts.book.has_submitted(name))
+    unheard = tuple(name for name in hello.held_group_ids if not accounts.slots.has_submitted(name))
     unknown = (*outcome.unknown, *unheard)
     is_gap_accepted = loss is not None or not missing
     if outcome.doubled or unknown or not is_gap_accepted:
@@ -178,7 +178,7 @@ def step(accounts: Accounts, record: StepRecord) -> Decision[Outcome]:
 
 def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome, Transaction]:
     """Settle the groups of records that the ledger does not have, all or none."""
-    training = accounts.book.trained([name for record in records for name in record.group_ids])
+    training = accounts.slots.trained([name for record in records for name in record.group_ids])
     staleness = {
         name: versions
         for record in records
@@ -187,7 +187,7 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
     trained = []
     for slot, winner in zip(training.slots, training.winners, strict=True):
         name = group_id(slot.number, winner.number)
-        in_spool = accounts.book.open_slots[slot.number].winner == winner.number
+        in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
         spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
         trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
     outcome = Outcome(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.slots import parse_group_id
+from node.coordinator.work.slots import slot_and_attempt
 from node.failure import FailedLease, Failure
 
 
@@ -27,17 +27,17 @@ def release(
     now: float,
 ) -> Decision[Released]:
     """Take leases back: those of ``lease_ids`` unbegun, ``failed`` ones were tries at their prompts."""
-    slots = {slot.number: slot for slot in accounts.book.release(sampler_id, lease_ids)}
+    slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
     faults, details = [], {}
     for lease in failed:
-        number, _ = parse_group_id(lease.lease_id) or (-1, 0)
-        entry = accounts.book.open_slots.get(number)
-        is_last = entry is not None and entry.prompt_index in accounts.prompts
-        slot = accounts.book.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)
+        number, _ = slot_and_attempt(lease.lease_id)
+        entry = accounts.slots.open_slots.get(number)
+        is_last = entry is not None and entry.prompt_index in accounts.bad_prompts
+        slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)
         if slot is not None and number not in slots:
             slots[number] = slot
             faults.append(lease.fault)
             details[number] = lease.detail
     settled = tuple(slots.values())
-    bad = accounts.prompts.entries(settled, details=details, now=now)
+    bad = accounts.bad_prompts.entries(settled, details=details, now=now)
     return Decision(Released(len(slots), tuple(faults)), Transaction(slots=settled, bad_prompts=bad))

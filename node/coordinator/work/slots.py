@@ -1,12 +1,12 @@
 """A slot: one intended use of one prompt, and the attempts made at it; values only.
 
-What may become of a slot, and when, is decided in ``leases``.
+What may become of a slot, and when, is decided in ``slot_table``.
 """
 
 import enum
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from node.failure import FAULTS, Failure
 
@@ -72,12 +72,29 @@ class Slot:
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
+    def with_submission(self, number: int) -> "Slot":
+        """Return the slot with the group of an attempt arrived."""
+        return self._with(number, is_submitted=True)
+
+    def with_failure(self, number: int, failure: Failure) -> "Slot":
+        """Return the slot with a failed attempt."""
+        return self._with(number, failure=failure)
+
+    def _with(self, number: int, **changes: Any) -> "Slot":
+        attempts = (replace(a, **changes) if a.number == number else a for a in self.attempts)
+        return replace(self, attempts=tuple(attempts))
+
 
 def group_id(slot: int, attempt: int) -> str:
     return f"{slot}.{attempt}"
 
 
 def parse_group_id(text: str) -> tuple[int, int] | None:
-    """Give (slot, attempt), or None where ``text`` is not the id of a group or lease."""
+    """Return (slot, attempt); None where ``text`` is not the id of a group or lease."""
     match = _GROUP_ID.fullmatch(text)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def slot_and_attempt(text: str) -> tuple[int, int]:
+    """As ``parse_group_id``; a slot that does not exist where ``text`` is no such id."""
+    return parse_group_id(text) or (-1, 0)

@@ -23,7 +23,7 @@ from node.weights.format.payload_codec import Codec
 
 
 class DamagedFrameError(RefusedError):
-    """The payload is not what the learner signed. The others are not in doubt."""
+    """A payload is not what the learner signed. Other frames are not in doubt."""
 
     def __init__(self, frame: int, what: str) -> None:
         super().__init__(Reason.DAMAGED, f"frame {frame}: {what}")
@@ -31,7 +31,7 @@ class DamagedFrameError(RefusedError):
 
 
 class WrongBaseError(RefusedError):
-    """The words held are not those the payload starts from, in this frame."""
+    """The held words of this frame are not those the payload starts from."""
 
     def __init__(self, frame: int, version: int, fault: str) -> None:
         super().__init__(
@@ -41,9 +41,9 @@ class WrongBaseError(RefusedError):
 
 
 def may_be_held(record: FrameRecord, manifest: Manifest) -> bool:
-    """Say whether who holds what an artifact starts from may have a frame's new words already.
+    """Return whether a peer that holds an artifact's base may already have a frame's new words.
 
-    A frame of a delta that has a payload differs from its base: to look would cost a pass over the model.
+    A frame of a delta that has a payload differs from its base; to compare it costs a pass over the model.
     """
     return record.codec is Codec.UNCHANGED or manifest.key.is_keyframe
 
@@ -58,7 +58,7 @@ def check_payload(frame: int, payload: bytes, manifest: Manifest) -> None:
 def rebuild_frame(
     frame: int, steps: Sequence[tuple[Manifest, bytes]], *, layout: Layout, start: Words | None = None
 ) -> Words:
-    """Make the words of one frame from a keyframe (or from ``start``) and the deltas after it.
+    """Return the words of one frame, made from a keyframe (or from ``start``) and the deltas after it.
 
     Args:
         steps: verified manifests, each starting from the version before it, with this frame's payload.
@@ -80,7 +80,7 @@ def rebuild_frame(
 def make_frame(
     frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
 ) -> int:
-    """Verify a payload and make the words of its frame in ``out``; worthless if this raises.
+    """Verify a payload and write the words of its frame to ``out``, which is worthless if this raises.
 
     Returns:
         ``words_digest`` of the words.
@@ -97,8 +97,8 @@ def make_frame(
         fault = "the words decoded have another digest than signed"
     except RefusedError as error:
         fault = str(error)
-    # The base is hashed only now: words that came out right need no more proof. What was signed made the
-    # right words of the right base; if it did not, whoever repairs the frame finds out.
+    # The base is hashed only now: words that came out right need no other proof. The signed payload makes the
+    # right words from the right base; if it does not, the repair of the frame shows it.
     if base is not None and record.makes(digest := words_digest(base)):
         np.copyto(out, base)
         return digest

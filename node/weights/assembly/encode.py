@@ -1,12 +1,12 @@
-"""A new version of the weights -> coded frames -> its manifest. CPU work: call it in a thread.
+"""Codes a new version of the weights into frames, and makes its manifest. CPU work: call it in a thread.
 
     new words of a frame --+
                            +--> code_frames() --> CodedFrames --> join() --> manifest, to be signed
     its base words --------+         |
                                      `--> payloads, in order, to where they are kept
 
-Frames are independent. Whoever can give the words of some frames codes those, wherever the others
-are: each rank of a sharded learner its own, and one of them joins what all of them coded and signs.
+Frames are independent. Each rank of a sharded learner codes the frames it has words of; one rank joins what
+all of them coded, and signs.
 """
 
 from collections import deque
@@ -22,12 +22,12 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import FrameRecord, Manifest
 
 FrameWords = Callable[[int], Words]
-"""Gives the words of one frame of some version; in several threads at once, each for another frame."""
+"""Returns the words of one frame of a version. Called in several threads at once, each for another frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedFrame:
-    """What a manifest needs of a frame; its payload is where it is kept."""
+    """What a manifest needs of a frame. Its payload is kept elsewhere."""
 
     record: FrameRecord
     digest: int
@@ -44,15 +44,15 @@ def code_frames(
     executor: Executor | None,
     under_way: int,
 ) -> tuple[CodedFrame, ...]:
-    """Code each of ``frames`` as small as it gets, and give what became of them in the same order.
+    """Code each of ``frames`` as small as possible; return them in the same order.
 
-    When this ends, however it ends, no thread calls ``new`` or ``base`` any more.
+    When this returns or raises, no thread calls ``new`` or ``base`` any more.
 
     Args:
-        base: what the receiver holds; None makes frames of a keyframe.
+        base: what the receiver holds; None: the frames are of a keyframe.
         put: takes the payloads, in order, in this thread.
-        executor: threads that share the frames, without the interpreter lock; None: only this one.
-        under_way: frames begun and not yet put, at most: what bounds the memory.
+        executor: threads that share the frames and release the interpreter lock; None: this thread alone.
+        under_way: frames begun and not yet put, at most; it bounds the memory.
     Raises:
         RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
     """
@@ -91,10 +91,10 @@ def join(
     learner_epoch: int,
     published_at_s: float,
 ) -> Manifest:
-    """Make one manifest of all frames of the layout, in order.
+    """Return the manifest of all frames of the layout, in order.
 
     Args:
-        base: whose words all of them were coded against; None: a keyframe.
+        base: the version all frames were coded against; None: a keyframe.
     Raises:
         ValueError: frames are missing, or ``version`` is not newer than its base.
     """

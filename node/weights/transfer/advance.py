@@ -21,22 +21,22 @@ from node.weights.planning.chain import plan, plan_fresh
 from node.weights.transfer.fetcher import Fetcher
 
 REPAIRED_FRAMES: Final = 64
-"""Frames repaired one by one; beyond, what is held is not what it claims to be: begin again."""
+"""Frames repaired one by one, at most. With more, what is held is not what it claims to be: begin again."""
 
 
 class VersionInProgress(Protocol):
-    """A version being put together, as ``node.weights.assembly.apply.Stage``. Called in threads."""
+    """A version being put together, as ``sampler.versions.staging.StagedVersion``. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
-        """Take what the base has already, and give the frames to be repaired."""
+        """Take what the base has already; return the frames to be repaired."""
         ...
 
     def missing(self) -> tuple[int, ...]:
-        """Give the frames whose payload is still needed."""
+        """Return the frames whose payload is still needed."""
         ...
 
     def put(self, frame: int, payload: bytes) -> None:
-        """Take a payload; raise DamagedFrameError or WrongBaseError."""
+        """Take a payload. Raises DamagedFrameError or WrongBaseError."""
         ...
 
     def repair(self, frame: int, words: Words) -> None:
@@ -46,7 +46,7 @@ class VersionInProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What frames are rebuilt from when the words held are not what they should be."""
+    """What frames are rebuilt from when the words held are wrong."""
 
     artifacts: Sequence[Artifact] = ()
     """As announced."""
@@ -63,11 +63,11 @@ async def fetch_into(
     remedy: Remedy,
     metrics: TransferMetrics,
 ) -> None:
-    """Put every frame of the manifest's version that ``stage`` lacks into it, and repair what does not fit.
+    """Fetch the frames that ``stage`` lacks of the manifest's version, and repair those that do not fit.
 
     Raises:
-        RefusedError: WRONG_BASE, if too much has to be repaired or there is nothing to repair it from;
-            others as ``Fetcher.fetch``.
+        RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
+            from; others as ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
     wrong = set(await asyncio.to_thread(stage.take_held))
@@ -93,10 +93,10 @@ async def fetch_into(
 async def rebuilt_frames(
     fetcher: Fetcher, frames: Sequence[int], manifest: Manifest, *, layout: Layout, remedy: Remedy
 ) -> AsyncIterator[tuple[int, Words]]:
-    """Yield the words of frames of the manifest's version, fetched for these frames alone.
+    """Yield the words of frames of the manifest's version, rebuilt from payloads of these frames alone.
 
     Raises:
-        RefusedError: WRONG_BASE, if they are too many or there is nothing to make them from; others as
+        RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
             ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
@@ -109,7 +109,7 @@ async def rebuilt_frames(
     if path is None or len(frames) > REPAIRED_FRAMES:
         raise RefusedError(
             Reason.WRONG_BASE,
-            f"{len(frames)} frames held are not what version {manifest.version} needs",
+            f"{len(frames)} held frames are not what version {manifest.version} needs",
             fix="start from a keyframe or from the public base model",
         )
     manifests = [await fetcher.manifest(artifact.key) for artifact in path]

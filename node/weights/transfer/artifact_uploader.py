@@ -1,12 +1,11 @@
-"""Moves what the learner published to its hub: newest first, each frame once.
+"""Uploads what the learner published to its hub: newest first, each frame once.
 
     hub announces, or the learner published -> plan_upload(local, remote) -> offer -> missing frames -> upload
             ^                                                                                        |
             `---------------- link cut, hub restarted, frame damaged there: after a backoff ---------'
 
-What the hub has is known by its announcements alone. A frame that rots on the hub's disk takes
-its artifact out of the next announcement, so the plan has it again, and the answer to the offer
-names exactly that frame.
+What the hub has is known by its announcements alone. A frame that is damaged on the hub's disk takes its
+artifact out of the next announcement, so it is planned again, and the answer to the offer names that frame.
 """
 
 import asyncio
@@ -25,19 +24,19 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.planning.chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.watch import watch_versions
-from node.wire import artifact_key_to_wire
+from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
 
 ARTIFACTS_PER_ROUND: Final = 16
-"""Offered together; what is published meanwhile changes the next round's plan."""
+"""Offered together, at most. What is published meanwhile changes the next round's plan."""
 
 OFFER_TIMEOUT_S: Final = 60.0
 STALL_S: Final = 20.0
 
 
 class ArtifactUploader:
-    """A service of the learner. It needs no calls: it listens to the store and to the hub."""
+    """A service of the learner. It listens to the store and to the hub."""
 
     def __init__(
         self,
@@ -57,20 +56,20 @@ class ArtifactUploader:
         self._changed = asyncio.Event()
         self._remote: tuple[Artifact, ...] = ()
         self._sent: set[ArtifactKey] = set()
-        """Uploaded since the last announcement, which did not speak of them yet."""
+        """Uploaded since the last announcement, which does not name them yet."""
         self._refused: set[ArtifactKey] = set()
-        """Older versions the hub will not have; the newest being refused ends the learner."""
+        """Older versions the hub refused. If it refuses the newest, the learner ends."""
 
     @property
     def name(self) -> str:
         return "policy upload"
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Keep the hub supplied until ``stopping``; what is left then is on disk for the next start.
+        """Upload until ``stopping``. What is left then is on disk for the next start.
 
         Raises:
-            RefusedError: the hub will have nothing of this learner: FENCED, if a newer one took over;
-                ROLLBACK, if another policy has the number of its newest.
+            RefusedError: the hub takes nothing from this learner any more, such as FENCED: a newer one took
+                over; ROLLBACK: another policy has the number of its newest.
         """
         loop = asyncio.get_running_loop()
         try:

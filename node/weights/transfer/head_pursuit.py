@@ -72,11 +72,11 @@ class HeadPursuit:
         return pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def announced(self, announcement: Announcement) -> None:
-        """Note an announcement: it tells how fast the head moves."""
+        """Record an announcement: it tells how fast the head moves."""
         self._pursuit = self._pursuit.announced(announcement)
 
     def took(self) -> None:
-        """Note a version that was taken."""
+        """Record a version that was taken."""
         self._pursuit = self._pursuit.took()
 
     async def next_artifact(self, look: Look, tasks: asyncio.TaskGroup) -> Artifact | None:

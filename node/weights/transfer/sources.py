@@ -1,7 +1,7 @@
 """The hubs and relays a peer takes policy versions from: their channels, and what they announce.
 
-One watch per source, each reconnecting for ever; what they announce is put together by the
-SourceScores, which also says whom to ask for the next range and who is set aside.
+One watch per source, each reconnecting for ever. ``SourceScores`` merges what they announce, and decides
+whom to ask for the next range and who is set aside.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from node.weights.transfer.watch import watch_versions
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
-"""How late the passing of a term may be noticed; far below any of them."""
+"""How late the end of a term may be noticed; far below any term."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +36,12 @@ class Source:
     """A hub or a relay."""
 
     address: str
-    """Its name here: for people and for the scores."""
+    """Also its name, for people and for the scores."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
-    """At least one; more connections carry more over a long way. Connected before there is anything to fetch,
-    but for the last resort's."""
+    """At least one; more connections carry more over a long link. Connected before there is anything to
+    fetch, except for the last resort's."""
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ def dial_source(
     now: float,
     control: grpc.aio.Channel | None = None,
 ) -> Source:
-    """Give a source that is connected to at its first call.
+    """Return a source, which is connected to at its first call.
 
     Args:
         address: host:port.
         caller: as in ``dial``.
         connections: for weights.
         now: Unix seconds.
-        control: a channel to the same address that is there already.
+        control: an existing channel to the same address.
     Raises:
         StartupError: as ``dial``.
     """
@@ -74,7 +74,7 @@ def dial_source(
 
 
 class Sources:
-    """Everyone a peer may ask for weights. Used on the event loop's thread."""
+    """All sources a peer may ask for weights. Used on the event loop's thread."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Sources:
         random: Callable[[], float],
         metrics: TransferMetrics,
     ) -> None:
-        """Ask ``sources``, at least one; ``last_resort`` only while they are all behind it for long."""
+        """Ask ``sources``, at least one; ``last_resort`` only once they have all been behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
         self._scores = SourceScores(
@@ -109,7 +109,7 @@ class Sources:
         return len(self._sources)
 
     async def announcements(self) -> AsyncGenerator[Announcement, None]:
-        """Yield what can be had from the sources together, at each change; for as long as anyone listens.
+        """Yield what can be had from all sources together, at each change, for as long as anyone listens.
 
         Raises:
             RefusedError: no source will ever announce anything to this peer.
@@ -135,35 +135,35 @@ class Sources:
             await asyncio.gather(*watches, return_exceptions=True)
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
-        """Give the addresses to ask for an artifact; none if nobody has it any more."""
+        """Return the addresses to ask for an artifact; none: no source has it any more."""
         return self._scores.candidates(key, now=self._clock.monotonic())
 
     def has_standing(self, key: ArtifactKey) -> bool:
-        """Say whether someone can be asked for an artifact who is not set aside."""
+        """Return whether a source that is not set aside can be asked for an artifact."""
         now = self._clock.monotonic()
         return any(self._scores.is_standing(name, now=now) for name in self._scores.candidates(key, now=now))
 
     def choose(self, names: Sequence[str]) -> str:
-        """Give the one of ``names`` whose next lane will do best."""
+        """Return the source whose next lane will do best."""
         return self._scores.choose(names)
 
     def preferred(self) -> str:
-        """Give whom to ask for what nobody has yet."""
+        """Return whom to ask for what no source has yet."""
         return self._scores.choose(self._scores.standing(now=self._clock.monotonic()))
 
     def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
-        """Give a stub of a source that is always on the same connection: TCP knows its link by now."""
+        """Return a stub on the source's first connection, which TCP has measured by now."""
         return self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        """Give how many connections there are to some sources together."""
+        """Return the number of connections to some sources together."""
         return sum(len(self._connections[name]) for name in names)
 
     @contextmanager
     def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
-        """Give a stub of a source on its least busy connection; a lane of it is taken meanwhile.
+        """Return a stub on a source's least busy connection, and count a lane on it for the time of the body.
 
-        Of connections that do as well, the first: what is small stays on few, which are warm.
+        Of equally busy connections the first: small fetches stay on a few warm connections.
         """
         connection = min(self._connections[name], key=lambda connection: connection.lanes)
         connection.lanes += 1
@@ -175,20 +175,20 @@ class Sources:
             self._scores.leave_lane(name)
 
     def bytes_per_s(self, name: str) -> float | None:
-        """Give the measured goodput of one lane; None before the first byte."""
+        """Return the measured goodput of one lane; None before the first byte."""
         return self._scores.bytes_per_s(name)
 
     def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
-        """Note what one lane got."""
+        """Record what one lane received."""
         self._scores.delivered(name, size_bytes, took_s=took_s)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        """Note that a source does not have an artifact."""
+        """Record that a source does not have an artifact."""
         self._scores.lacks(name, key)
         self._changed.set()
 
     def signed(self, manifest: Manifest) -> None:
-        """Note a verified manifest: who announced anything else is set aside."""
+        """Record a verified manifest; set aside every source that announced something else."""
         for name in self._scores.signed(manifest):
             self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
 

@@ -32,7 +32,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_SAMPLER: _Role.ValueType  # 3
     """Writes rollouts."""
     ROLE_RELAY: _Role.ValueType  # 4
-    """Caches policy versions and spools rollouts."""
+    """Serves policy versions and spools groups, nearer to samplers than the coordinator."""
     ROLE_OPERATOR: _Role.ValueType  # 5
     """A person or a script that asks for the state of the run; changes nothing."""
 
@@ -48,7 +48,7 @@ ROLE_LEARNER: Role.ValueType  # 2
 ROLE_SAMPLER: Role.ValueType  # 3
 """Writes rollouts."""
 ROLE_RELAY: Role.ValueType  # 4
-"""Caches policy versions and spools rollouts."""
+"""Serves policy versions and spools groups, nearer to samplers than the coordinator."""
 ROLE_OPERATOR: Role.ValueType  # 5
 """A person or a script that asks for the state of the run; changes nothing."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
@@ -62,7 +62,7 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
     """Not decided yet; never stored."""
     VERDICT_SPOOLED: _Verdict.ValueType  # 1
-    """Durably spooled at the hub; the learner has not judged it yet."""
+    """On disk at a hub (the coordinator or a relay); the learner has not judged it yet."""
     VERDICT_ACCEPTED: _Verdict.ValueType  # 2
     """In the learner's buffer: it will be trained on unless it grows stale first."""
     VERDICT_STALE: _Verdict.ValueType  # 3
@@ -74,17 +74,17 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_MALFORMED: _Verdict.ValueType  # 6
     """Breaks a rule of the message itself: lengths, ranges, NaN."""
     VERDICT_SUSPECT: _Verdict.ValueType  # 7
-    """Well-formed, but the claimed policy is unlikely to have written it."""
+    """Well-formed, but unlikely to be written by the policy it claims."""
     VERDICT_TRAINED: _Verdict.ValueType  # 8
     """A gradient step was taken on it."""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
-    """What became of a group. Counted per sampler and told to the sender."""
+    """What became of a group. Counted per sampler and reported to the sender."""
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 """Not decided yet; never stored."""
 VERDICT_SPOOLED: Verdict.ValueType  # 1
-"""Durably spooled at the hub; the learner has not judged it yet."""
+"""On disk at a hub (the coordinator or a relay); the learner has not judged it yet."""
 VERDICT_ACCEPTED: Verdict.ValueType  # 2
 """In the learner's buffer: it will be trained on unless it grows stale first."""
 VERDICT_STALE: Verdict.ValueType  # 3
@@ -96,7 +96,7 @@ VERDICT_FOREIGN: Verdict.ValueType  # 5
 VERDICT_MALFORMED: Verdict.ValueType  # 6
 """Breaks a rule of the message itself: lengths, ranges, NaN."""
 VERDICT_SUSPECT: Verdict.ValueType  # 7
-"""Well-formed, but the claimed policy is unlikely to have written it."""
+"""Well-formed, but unlikely to be written by the policy it claims."""
 VERDICT_TRAINED: Verdict.ValueType  # 8
 """A gradient step was taken on it."""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
@@ -113,7 +113,7 @@ class PolicyVersion(_message.Message):
     """0 is the public base model; the learner's n-th optimizer step makes version n."""
     root: _builtins.bytes
     """16 bytes: BLAKE3 over the digests of all frames (WEIGHTS: see node/weights/format/manifest.py).
-    Empty: the sender speaks of the number alone.
+    Empty: only the number is meant.
     """
     def __init__(
         self,

@@ -29,7 +29,7 @@ class EnrolRequest(_message.Message):
     SIGNING_REQUEST_DER_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """The token as the operator handed it out, at most 4 KiB."""
+    """The token as the operator made it, at most 4 KiB."""
     signing_request_der: _builtins.bytes
     """PKCS#10 certificate signing request in DER, at most 4 KiB; its subject is ignored."""
     node_id: _builtins.str
@@ -102,13 +102,12 @@ class JoinRequest(_message.Message):
     vocabulary_size: _builtins.int
     """Learners: number of token ids in the vocabulary; ids must be below it. Others: 0."""
     instance: _builtins.str
-    """Drawn at random when the process started, at most 64 characters: a peer that comes back after a cut has
-    the same one, another process of the same name has not. Empty: older software, not told apart.
+    """Drawn at random when the process started, at most 64 characters: a peer that reconnects has the same
+    one, another process of the same name has another. Empty: older software, not told apart.
     """
     prompts: _builtins.int
-    """Samplers: how many prompts the run's task has as they found it, >= 1. Unset: not known yet,
-    because the answer to this Join names the task; such a Join is followed by another at once.
-    Others: 0.
+    """Samplers: how many prompts they found in the run's task, >= 1. Unset: not known yet, because the
+    answer to this Join names the task; such a Join is followed by another at once. Others: 0.
     """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
@@ -420,10 +419,10 @@ class HeartbeatResponse(_message.Message):
     sent_at_s: _builtins.float
     """Unix seconds on the coordinator's clock when this was sent."""
     must_repair: _builtins.bool
-    """The peer's root differs from the signed one of the version it claims: fetch it again."""
+    """The peer's root is not the signed one of the version it holds: fetch that version again."""
     longest_lag_versions: _builtins.int
-    """Learners: the most versions a sampler that holds any is behind the head; deltas over many
-    versions are worth making up to that. Others: 0.
+    """Learners: how many versions the sampler farthest behind the head is behind; deltas over more
+    versions than that are not worth making. Others: 0.
     """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
@@ -435,13 +434,13 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupVerdict]:
-        """What became of this peer's groups, at most 4096. Told again in the first answer of a
-        new stream where the last answer of the stream before was not acknowledged.
+        """What became of this peer's groups, at most 4096. Repeated in the first answer of a new
+        stream where the last answer of the stream before was not acknowledged.
         """
 
     @_builtins.property
     def revocations(self) -> Global___Revocations:
-        """Relays whose digest differs: who is shut out of the run now. Unset: as before, or not a relay."""
+        """Relays whose digest differs: who is shut out of the run. Unset: unchanged, or not a relay."""
 
     def __init__(
         self,
@@ -473,8 +472,8 @@ class Revocations(_message.Message):
     NODE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At most 16 384, sorted. Their digest: the first 16 bytes of BLAKE3 over all of them, each with a
-        line feed after it.
+        """At most 16 384, sorted. Their digest is the first 16 bytes of BLAKE3 over all of them, each followed by a
+        line feed.
         """
 
     def __init__(
@@ -504,7 +503,7 @@ class GroupVerdict(_message.Message):
     verdict: _common_pb2.Verdict.ValueType
     """What became of it."""
     detail: _builtins.str
-    """One line for people; empty where the verdict says it all."""
+    """One line for people; empty where the verdict says enough."""
     def __init__(
         self,
         *,
@@ -602,20 +601,20 @@ class GetStatusResponse(_message.Message):
     learner_epoch: _builtins.int
     """Epoch of the learner that may publish."""
     capacity_groups: _builtins.int
-    """How many groups could be leased now, and which bound says so."""
+    """How many groups could be leased now."""
     capacity_bound: _builtins.str
-    """Name of the bound that is tightest: concurrency, staleness or buffer; or what is not there: task or
-    prompts. learner: nothing is leased before it has found the ledger whole; ledger: it has found it
-    older than itself.
+    """The tightest bound: concurrency, staleness or buffer; or what is missing: task (nobody has said how
+    many prompts it has), prompts (all are set aside), learner (it has not found the ledger whole yet) or
+    ledger (the learner has found it older than itself).
     """
     now_s: _builtins.float
     """Unix seconds on the coordinator's clock."""
     ledger_gap: _builtins.str
-    """What the learner has done and the ledger does not know, one line for people. Empty: nothing
-    is known to be missing.
+    """What the learner has done and the ledger lacks, one line for people. Empty: nothing is known
+    to be missing.
     """
     prompts: _builtins.int
-    """Prompts of the task; 0: nobody has said."""
+    """Prompts of the task; 0: not known yet."""
     bad_prompts_total: _builtins.int
     """How many there are altogether."""
     @_builtins.property

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnrolmentServiceStub(object):
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -45,7 +45,7 @@ class EnrolmentServiceStub(object):
 
 
 class EnrolmentServiceServicer(object):
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -56,7 +56,7 @@ class EnrolmentServiceServicer(object):
         Errors:
 
         * `PERMISSION_DENIED` (token_refused): forged, expired, used before, or made for
-        another role. Ask the operator for a new token; never retried.
+        another role. Ask the operator for a new token; do not retry.
         * `INVALID_ARGUMENT` (malformed): the signing request does not parse, is not
         ECDSA P-256, or its self-signature is wrong.
         """
@@ -81,7 +81,7 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnrolmentService(object):
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -115,7 +115,7 @@ class EnrolmentService(object):
 
 
 class MembershipServiceStub(object):
-    """Who is in the run, how far behind it is, and how the run goes.
+    """Who is in the run, how far behind each peer is, and the state of the run.
     """
 
     def __init__(self, channel):
@@ -142,12 +142,12 @@ class MembershipServiceStub(object):
 
 
 class MembershipServiceServicer(object):
-    """Who is in the run, how far behind it is, and how the run goes.
+    """Who is in the run, how far behind each peer is, and the state of the run.
     """
 
     def Join(self, request, context):
-        """Says who the peer is and what it holds; answers with the settings of the run.
-        Repeated after every reconnection, with the same identity.
+        """Says who the peer is and what it holds; returns the settings of the run.
+        Repeated after every reconnection, by the same identity.
 
         Errors:
 
@@ -161,10 +161,10 @@ class MembershipServiceServicer(object):
         * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
         trained. Final: restore the ledger.
         * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
-        in the run. Tried again until that one is gone.
+        in the run. Retry until that one is gone.
         * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
         trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
-        peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+        peer's own clock agrees; otherwise one of the clocks is wrong: retry with backoff. Any rpc.
         * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -173,8 +173,8 @@ class MembershipServiceServicer(object):
 
     def Heartbeat(self, request_iterator, context):
         """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-        writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
+        the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+        heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
         Errors:
 
@@ -187,7 +187,7 @@ class MembershipServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """The state of the whole run. For any member, and for operators: the one rpc they may call.
+        """Returns the state of the whole run. For any member, and for operators: the only rpc they may call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,7 +220,7 @@ def add_MembershipServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MembershipService(object):
-    """Who is in the run, how far behind it is, and how the run goes.
+    """Who is in the run, how far behind each peer is, and the state of the run.
     """
 
     @staticmethod

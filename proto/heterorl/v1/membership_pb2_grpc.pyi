@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EnrolmentServiceStub:
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -42,14 +42,14 @@ class EnrolmentServiceStub:
     Errors:
 
     * `PERMISSION_DENIED` (token_refused): forged, expired, used before, or made for
-      another role. Ask the operator for a new token; never retried.
+      another role. Ask the operator for a new token; do not retry.
     * `INVALID_ARGUMENT` (malformed): the signing request does not parse, is not
       ECDSA P-256, or its self-signature is wrong.
     """
 
 @_typing.type_check_only
 class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -61,13 +61,13 @@ class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
     Errors:
 
     * `PERMISSION_DENIED` (token_refused): forged, expired, used before, or made for
-      another role. Ask the operator for a new token; never retried.
+      another role. Ask the operator for a new token; do not retry.
     * `INVALID_ARGUMENT` (malformed): the signing request does not parse, is not
       ECDSA P-256, or its self-signature is wrong.
     """
 
 class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Gives a new peer its certificate. Served on a port of its own, with TLS that
+    """Issues a new peer's certificate. Served on a port of its own, with TLS that
     authenticates the server only: the caller has no certificate yet and knows the
     run's CA from its token.
     """
@@ -83,7 +83,7 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
 
         * `PERMISSION_DENIED` (token_refused): forged, expired, used before, or made for
-          another role. Ask the operator for a new token; never retried.
+          another role. Ask the operator for a new token; do not retry.
         * `INVALID_ARGUMENT` (malformed): the signing request does not parse, is not
           ECDSA P-256, or its self-signature is wrong.
         """
@@ -91,15 +91,15 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_EnrolmentServiceServicer_to_server(servicer: EnrolmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class MembershipServiceStub:
-    """Who is in the run, how far behind it is, and how the run goes."""
+    """Who is in the run, how far behind each peer is, and the state of the run."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MembershipServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_membership_pb2.JoinRequest, _membership_pb2.JoinResponse]
-    """Says who the peer is and what it holds; answers with the settings of the run.
-    Repeated after every reconnection, with the same identity.
+    """Says who the peer is and what it holds; returns the settings of the run.
+    Repeated after every reconnection, by the same identity.
 
     Errors:
 
@@ -113,16 +113,16 @@ class MembershipServiceStub:
     * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
       trained. Final: restore the ledger.
     * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
-      in the run. Tried again until that one is gone.
+      in the run. Retry until that one is gone.
     * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
       trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
-      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+      peer's own clock agrees; otherwise one of the clocks is wrong: retry with backoff. Any rpc.
     * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-    writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
+    the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+    heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
     Errors:
 
@@ -131,16 +131,16 @@ class MembershipServiceStub:
     * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]
-    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
+    """Returns the state of the whole run. For any member, and for operators: the only rpc they may call."""
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
-    """Who is in the run, how far behind it is, and how the run goes."""
+    """Who is in the run, how far behind each peer is, and the state of the run."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_membership_pb2.JoinRequest, _membership_pb2.JoinResponse]  # type: ignore[assignment]
-    """Says who the peer is and what it holds; answers with the settings of the run.
-    Repeated after every reconnection, with the same identity.
+    """Says who the peer is and what it holds; returns the settings of the run.
+    Repeated after every reconnection, by the same identity.
 
     Errors:
 
@@ -154,16 +154,16 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
       trained. Final: restore the ledger.
     * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
-      in the run. Tried again until that one is gone.
+      in the run. Retry until that one is gone.
     * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
       trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
-      peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+      peer's own clock agrees; otherwise one of the clocks is wrong: retry with backoff. Any rpc.
     * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-    writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
+    the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+    heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
     Errors:
 
@@ -172,10 +172,10 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     * `ALREADY_EXISTS` (name_in_use): another process of this name has joined since. Join again.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_membership_pb2.GetStatusRequest, _membership_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """The state of the whole run. For any member, and for operators: the one rpc they may call."""
+    """Returns the state of the whole run. For any member, and for operators: the only rpc they may call."""
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Who is in the run, how far behind it is, and how the run goes."""
+    """Who is in the run, how far behind each peer is, and the state of the run."""
 
     @_abc_1.abstractmethod
     def Join(
@@ -183,8 +183,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.JoinResponse, _abc.Awaitable[_membership_pb2.JoinResponse]]:
-        """Says who the peer is and what it holds; answers with the settings of the run.
-        Repeated after every reconnection, with the same identity.
+        """Says who the peer is and what it holds; returns the settings of the run.
+        Repeated after every reconnection, by the same identity.
 
         Errors:
 
@@ -198,10 +198,10 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
           trained. Final: restore the ledger.
         * `ALREADY_EXISTS` (name_in_use): samplers and relays: another process of this name is
-          in the run. Tried again until that one is gone.
+          in the run. Retry until that one is gone.
         * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
           trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the
-          peer's own clock agrees; else retry with backoff: one of the clocks is wrong. Any rpc.
+          peer's own clock agrees; otherwise one of the clocks is wrong: retry with backoff. Any rpc.
         * `UNIMPLEMENTED` (wrong_port): served at another port, which the text names. Any rpc.
         """
 
@@ -212,8 +212,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.HeartbeatResponse], _abc.AsyncIterator[_membership_pb2.HeartbeatResponse]]:
         """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and brings verdicts back. A peer
-        writes a heartbeat only when it has the answer to the one before: a heartbeat acknowledges it.
+        the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+        heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
         Errors:
 
@@ -228,6 +228,6 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.GetStatusResponse, _abc.Awaitable[_membership_pb2.GetStatusResponse]]:
-        """The state of the whole run. For any member, and for operators: the one rpc they may call."""
+        """Returns the state of the whole run. For any member, and for operators: the only rpc they may call."""
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

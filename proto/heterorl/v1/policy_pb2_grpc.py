@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class PolicyServiceStub(object):
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     def __init__(self, channel):
@@ -69,13 +69,13 @@ class PolicyServiceStub(object):
 
 
 class PolicyServiceServicer(object):
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     def WatchVersions(self, request, context):
-        """Streams announcements: at once the newest, then each newer one. Newest wins: a slow
-        reader skips versions. Ends only when the server drains.
+        """Streams announcements: the newest at once, then each newer one. A slow reader skips versions.
+        Ends only when the server drains.
 
         Errors:
 
@@ -86,7 +86,7 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetManifest(self, request, context):
-        """The signed manifest of one artifact.
+        """Returns the signed manifest of one artifact.
 
         Errors:
 
@@ -98,7 +98,7 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchFrames(self, request, context):
-        """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+        """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
         count payload bytes as they are on the wire.
 
         Errors:
@@ -113,15 +113,15 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AwaitArtifact(self, request, context):
-        """The first artifact of the cheapest way from the version the caller holds to the head,
-        as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
-        for in advance, so that a small delta takes half a round trip instead of the two and a
-        half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
-        last piece; what it did not bring is fetched with FetchFrames.
+        """Waits for a head newer than the version the caller holds; streams the first artifact on the
+        cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
+        so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
+        GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+        the rest with FetchFrames.
 
         Errors:
 
-        * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+        * `UNAVAILABLE` (draining): call again, here or elsewhere.
         * `DATA_LOSS` (damaged): as FetchFrames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -129,8 +129,8 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OfferArtifact(self, request, context):
-        """Learner only. Offers an artifact; the answer names the frames still missing, so that
-        an interrupted upload goes on where it stopped.
+        """Learner only. Offers an artifact; the answer names the missing frames, so that an
+        interrupted upload goes on where it stopped.
 
         Errors:
 
@@ -143,8 +143,8 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UploadFrames(self, request_iterator, context):
-        """Learner only. Payloads of frames of an offered artifact. When the last missing frame
-        has arrived and was verified, the artifact is announced.
+        """Learner only. Uploads payloads of frames of an offered artifact. When the last missing frame
+        has arrived and is verified, the artifact is announced.
 
         Errors:
 
@@ -197,8 +197,8 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService(object):
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     @_typing.overload
@@ -36,15 +36,15 @@ class PolicyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     WatchVersions: _grpc.UnaryStreamMultiCallable[_policy_pb2.WatchVersionsRequest, _policy_pb2.WatchVersionsResponse]
-    """Streams announcements: at once the newest, then each newer one. Newest wins: a slow
-    reader skips versions. Ends only when the server drains.
+    """Streams announcements: the newest at once, then each newer one. A slow reader skips versions.
+    Ends only when the server drains.
 
     Errors:
 
     * `UNAVAILABLE` (draining): reconnect.
     """
     GetManifest: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetManifestRequest, _policy_pb2.GetManifestResponse]
-    """The signed manifest of one artifact.
+    """Returns the signed manifest of one artifact.
 
     Errors:
 
@@ -52,7 +52,7 @@ class PolicyServiceStub:
       from a new announcement.
     """
     FetchFrames: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]
-    """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+    """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -63,20 +63,20 @@ class PolicyServiceStub:
       replaced. Ask for this frame again later or elsewhere.
     """
     AwaitArtifact: _grpc.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]
-    """The first artifact of the cheapest way from the version the caller holds to the head,
-    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
-    for in advance, so that a small delta takes half a round trip instead of the two and a
-    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
-    last piece; what it did not bring is fetched with FetchFrames.
+    """Waits for a head newer than the version the caller holds; streams the first artifact on the
+    cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
+    so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
+    GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+    the rest with FetchFrames.
 
     Errors:
 
-    * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+    * `UNAVAILABLE` (draining): call again, here or elsewhere.
     * `DATA_LOSS` (damaged): as FetchFrames.
     """
     OfferArtifact: _grpc.UnaryUnaryMultiCallable[_policy_pb2.OfferArtifactRequest, _policy_pb2.OfferArtifactResponse]
-    """Learner only. Offers an artifact; the answer names the frames still missing, so that
-    an interrupted upload goes on where it stopped.
+    """Learner only. Offers an artifact; the answer names the missing frames, so that an
+    interrupted upload goes on where it stopped.
 
     Errors:
 
@@ -85,8 +85,8 @@ class PolicyServiceStub:
     * `INVALID_ARGUMENT` (malformed): the manifest contradicts itself or a limit.
     """
     UploadFrames: _grpc.StreamUnaryMultiCallable[_policy_pb2.UploadFramesRequest, _policy_pb2.UploadFramesResponse]
-    """Learner only. Payloads of frames of an offered artifact. When the last missing frame
-    has arrived and was verified, the artifact is announced.
+    """Learner only. Uploads payloads of frames of an offered artifact. When the last missing frame
+    has arrived and is verified, the artifact is announced.
 
     Errors:
 
@@ -96,21 +96,21 @@ class PolicyServiceStub:
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchVersions: _aio.UnaryStreamMultiCallable[_policy_pb2.WatchVersionsRequest, _policy_pb2.WatchVersionsResponse]  # type: ignore[assignment]
-    """Streams announcements: at once the newest, then each newer one. Newest wins: a slow
-    reader skips versions. Ends only when the server drains.
+    """Streams announcements: the newest at once, then each newer one. A slow reader skips versions.
+    Ends only when the server drains.
 
     Errors:
 
     * `UNAVAILABLE` (draining): reconnect.
     """
     GetManifest: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetManifestRequest, _policy_pb2.GetManifestResponse]  # type: ignore[assignment]
-    """The signed manifest of one artifact.
+    """Returns the signed manifest of one artifact.
 
     Errors:
 
@@ -118,7 +118,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
       from a new announcement.
     """
     FetchFrames: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]  # type: ignore[assignment]
-    """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+    """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -129,20 +129,20 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
       replaced. Ask for this frame again later or elsewhere.
     """
     AwaitArtifact: _aio.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]  # type: ignore[assignment]
-    """The first artifact of the cheapest way from the version the caller holds to the head,
-    as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
-    for in advance, so that a small delta takes half a round trip instead of the two and a
-    half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
-    last piece; what it did not bring is fetched with FetchFrames.
+    """Waits for a head newer than the version the caller holds; streams the first artifact on the
+    cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
+    so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
+    GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+    the rest with FetchFrames.
 
     Errors:
 
-    * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+    * `UNAVAILABLE` (draining): call again, here or elsewhere.
     * `DATA_LOSS` (damaged): as FetchFrames.
     """
     OfferArtifact: _aio.UnaryUnaryMultiCallable[_policy_pb2.OfferArtifactRequest, _policy_pb2.OfferArtifactResponse]  # type: ignore[assignment]
-    """Learner only. Offers an artifact; the answer names the frames still missing, so that
-    an interrupted upload goes on where it stopped.
+    """Learner only. Offers an artifact; the answer names the missing frames, so that an
+    interrupted upload goes on where it stopped.
 
     Errors:
 
@@ -151,8 +151,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     * `INVALID_ARGUMENT` (malformed): the manifest contradicts itself or a limit.
     """
     UploadFrames: _aio.StreamUnaryMultiCallable[_policy_pb2.UploadFramesRequest, _policy_pb2.UploadFramesResponse]  # type: ignore[assignment]
-    """Learner only. Payloads of frames of an offered artifact. When the last missing frame
-    has arrived and was verified, the artifact is announced.
+    """Learner only. Uploads payloads of frames of an offered artifact. When the last missing frame
+    has arrived and is verified, the artifact is announced.
 
     Errors:
 
@@ -161,8 +161,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries policy versions. Whoever serves this (a hub) stores bytes it cannot forge:
-    every manifest is signed by the learner, every frame is named by its digest in one.
+    """Carries policy versions. Served by hubs (the coordinator and relays), which store bytes they cannot
+    forge: every manifest is signed by the learner, and names every frame by its digest.
     """
 
     @_abc_1.abstractmethod
@@ -171,8 +171,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.WatchVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.WatchVersionsResponse], _abc.AsyncIterator[_policy_pb2.WatchVersionsResponse]]:
-        """Streams announcements: at once the newest, then each newer one. Newest wins: a slow
-        reader skips versions. Ends only when the server drains.
+        """Streams announcements: the newest at once, then each newer one. A slow reader skips versions.
+        Ends only when the server drains.
 
         Errors:
 
@@ -185,7 +185,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.GetManifestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.GetManifestResponse, _abc.Awaitable[_policy_pb2.GetManifestResponse]]:
-        """The signed manifest of one artifact.
+        """Returns the signed manifest of one artifact.
 
         Errors:
 
@@ -199,7 +199,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchFramesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.FetchFramesResponse], _abc.AsyncIterator[_policy_pb2.FetchFramesResponse]]:
-        """Payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+        """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
         count payload bytes as they are on the wire.
 
         Errors:
@@ -216,15 +216,15 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.AwaitArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.AwaitArtifactResponse], _abc.AsyncIterator[_policy_pb2.AwaitArtifactResponse]]:
-        """The first artifact of the cheapest way from the version the caller holds to the head,
-        as soon as that is newer: its signed manifest, then payloads of its first frames. Asked
-        for in advance, so that a small delta takes half a round trip instead of the two and a
-        half of WatchVersions, GetManifest and FetchFrames after each other. It ends with its
-        last piece; what it did not bring is fetched with FetchFrames.
+        """Waits for a head newer than the version the caller holds; streams the first artifact on the
+        cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
+        so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
+        GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+        the rest with FetchFrames.
 
         Errors:
 
-        * `UNAVAILABLE` (draining): ask again, here or elsewhere.
+        * `UNAVAILABLE` (draining): call again, here or elsewhere.
         * `DATA_LOSS` (damaged): as FetchFrames.
         """
 
@@ -234,8 +234,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.OfferArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.OfferArtifactResponse, _abc.Awaitable[_policy_pb2.OfferArtifactResponse]]:
-        """Learner only. Offers an artifact; the answer names the frames still missing, so that
-        an interrupted upload goes on where it stopped.
+        """Learner only. Offers an artifact; the answer names the missing frames, so that an
+        interrupted upload goes on where it stopped.
 
         Errors:
 
@@ -250,8 +250,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_policy_pb2.UploadFramesRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.UploadFramesResponse, _abc.Awaitable[_policy_pb2.UploadFramesResponse]]:
-        """Learner only. Payloads of frames of an offered artifact. When the last missing frame
-        has arrived and was verified, the artifact is announced.
+        """Learner only. Uploads payloads of frames of an offered artifact. When the last missing frame
+        has arrived and is verified, the artifact is announced.
 
         Errors:
 

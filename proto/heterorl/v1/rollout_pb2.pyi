@@ -31,15 +31,15 @@ class _LeaseFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseFault
     LEASE_FAULT_PROMPT_TOO_LONG: _LeaseFault.ValueType  # 1
     """Prompt and completion do not fit the model's context."""
     LEASE_FAULT_PROMPT_FAILED: _LeaseFault.ValueType  # 2
-    """The task did not give a prompt: it raised, gave something else than a text, or died."""
+    """The task made no prompt: it raised, returned something else than a text, or died."""
     LEASE_FAULT_PROMPT_TIMED_OUT: _LeaseFault.ValueType  # 3
-    """The task did not give a prompt in time."""
+    """The task made no prompt in time."""
     LEASE_FAULT_GRADING_FAILED: _LeaseFault.ValueType  # 4
-    """The grader raised, gave something else than finite numbers, or died."""
+    """The grader raised, returned something else than finite numbers, or died."""
     LEASE_FAULT_GRADING_TIMED_OUT: _LeaseFault.ValueType  # 5
-    """The grader was killed at its limit of time."""
+    """The grader was killed at its time limit."""
     LEASE_FAULT_ENGINE_REFUSED: _LeaseFault.ValueType  # 6
-    """The engine will not sample it, for another reason than its length."""
+    """The engine refused it for another reason than its length."""
 
 class LeaseFault(_LeaseFault, metaclass=_LeaseFaultEnumTypeWrapper):
     """Why a prompt could not be answered."""
@@ -49,15 +49,15 @@ LEASE_FAULT_UNSPECIFIED: LeaseFault.ValueType  # 0
 LEASE_FAULT_PROMPT_TOO_LONG: LeaseFault.ValueType  # 1
 """Prompt and completion do not fit the model's context."""
 LEASE_FAULT_PROMPT_FAILED: LeaseFault.ValueType  # 2
-"""The task did not give a prompt: it raised, gave something else than a text, or died."""
+"""The task made no prompt: it raised, returned something else than a text, or died."""
 LEASE_FAULT_PROMPT_TIMED_OUT: LeaseFault.ValueType  # 3
-"""The task did not give a prompt in time."""
+"""The task made no prompt in time."""
 LEASE_FAULT_GRADING_FAILED: LeaseFault.ValueType  # 4
-"""The grader raised, gave something else than finite numbers, or died."""
+"""The grader raised, returned something else than finite numbers, or died."""
 LEASE_FAULT_GRADING_TIMED_OUT: LeaseFault.ValueType  # 5
-"""The grader was killed at its limit of time."""
+"""The grader was killed at its time limit."""
 LEASE_FAULT_ENGINE_REFUSED: LeaseFault.ValueType  # 6
-"""The engine will not sample it, for another reason than its length."""
+"""The engine refused it for another reason than its length."""
 Global___LeaseFault: _TypeAlias = LeaseFault  # noqa: Y015
 
 class _LogprobMode:
@@ -97,7 +97,7 @@ class LeasePromptsRequest(_message.Message):
     MAX_LEASES_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     max_leases: _builtins.int
-    """How many the caller can start at once, 1 to 256."""
+    """How many the caller can start now, 1 to 256."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the caller will sample with. Unset: it has no policy yet and gets nothing."""
@@ -128,7 +128,7 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness or buffer; or what is not there: learner, ledger,
+    """The bound that was reached: concurrency, staleness or buffer; or what is missing: learner, ledger,
     policy version, task (nobody has said how many prompts it has) or prompts (all are set aside).
     Empty: none.
     """
@@ -205,7 +205,7 @@ class ReleaseLeasesRequest(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Not begun, or broken off by the sampler's own stop: they cost no attempt."""
+        """Not begun, or broken off because the sampler stops: they cost no attempt."""
 
     @_builtins.property
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedLease]:
@@ -240,7 +240,7 @@ class FailedLease(_message.Message):
     """Why. Unset: refused."""
     detail: _builtins.str
     """One line for people, at most 200 characters: what the task's code raised, or which rule was
-    broken with the values.
+    broken, with the values.
     """
     def __init__(
         self,
@@ -288,8 +288,8 @@ class SubmitRolloutsRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
-    """Relays only: node id of the sampler that handed the group in, from the certificate it
-    showed. Empty: the caller itself.
+    """Relays only: node id of the sampler that submitted the group, from its certificate. Empty: the
+    caller itself.
     """
     @_builtins.property
     def group(self) -> Global___RolloutGroup:
@@ -311,7 +311,7 @@ Global___SubmitRolloutsRequest: _TypeAlias = SubmitRolloutsRequest  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsResponse(_message.Message):
-    """What the hub says of it."""
+    """The hub's verdict."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -381,8 +381,8 @@ class RolloutGroup(_message.Message):
     token_ids: _builtins.bytes
     """int32[t]: token ids, completion after completion."""
     behaviour_logprobs: _builtins.bytes
-    """float32[t]: log-probability of each token, nats, finite, <= 0; of which distribution,
-    `logprob_mode` says.
+    """float32[t]: log-probability of each token, nats, finite, <= 0, of the distribution that
+    `logprob_mode` names.
     """
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
@@ -399,8 +399,8 @@ class RolloutGroup(_message.Message):
     logprob_mode: Global___LogprobMode.ValueType
     """What the log-probabilities are of. Unset: refused."""
     kept_masses: _builtins.bytes
-    """float32[t]: share of the whole softmax, after temperature, that the tokens left by top-k
-    and top-p hold, where each token was drawn; in (0, 1]. Empty where nothing was cut off.
+    """float32[t]: share of the whole softmax, after temperature, held by the tokens that top-k and
+    top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
     Without it the learner refuses a truncated group, unless its mode is FULL.
     """
     @_builtins.property
@@ -440,7 +440,7 @@ Global___RolloutGroup: _TypeAlias = RolloutGroup  # noqa: Y015
 
 @_typing.final
 class DrainRolloutsRequest(_message.Message):
-    """A message of the learner."""
+    """A message of the learner to the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -495,13 +495,13 @@ class DrainHello(_message.Message):
     learner_epoch: _builtins.int
     """As joined with."""
     version: _builtins.int
-    """Version of the newest step whose record the learner has made, acknowledged or not. Where neither
-    the ledger nor `steps` has every version up to it, the ledger is older than the learner.
+    """Version of the newest step whose record the learner has made, acknowledged or not. If ledger and
+    `steps` together lack a version up to it, the ledger is older than the learner.
     """
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRecord]:
-        """Steps whose record the hub may not have: everything since the last acknowledged one, each
-        version, oldest first, the last one of `version`.
+        """Steps whose record the coordinator may not have: every version since the last acknowledged one,
+        oldest first, the last one of `version`.
         """
 
     @_builtins.property
@@ -614,7 +614,7 @@ Global___StepRecord: _TypeAlias = StepRecord  # noqa: Y015
 
 @_typing.final
 class DrainRolloutsResponse(_message.Message):
-    """A message of the hub."""
+    """A message of the coordinator to the learner."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -656,7 +656,7 @@ class DeliveredGroup(_message.Message):
     sampler_id: _builtins.str
     """Node id of the sampler, from its certificate."""
     spooled_at_s: _builtins.float
-    """Unix seconds on the hub's clock when it was spooled."""
+    """Unix seconds on the coordinator's clock when it was spooled."""
     @_builtins.property
     def group(self) -> Global___RolloutGroup:
         """The group as submitted."""

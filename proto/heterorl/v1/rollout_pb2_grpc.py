@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
     """
 
     def __init__(self, channel):
@@ -58,12 +59,13 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
     """
 
     def LeasePrompts(self, request, context):
-        """Sampler only. Takes leases on prompts, as many as the staleness bound, the buffer and
-        `max_leases` allow; none is a normal answer and names what it waits for.
+        """Sampler only. Leases prompts, as many as the staleness bound, the buffer and `max_leases`
+        allow; none is a normal answer, which names what the caller waits for.
 
         Errors:
 
@@ -74,20 +76,19 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLeases(self, request, context):
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
-        failed costs its prompt an attempt, and too many of those set the prompt aside.
-        Leases the caller does not hold are passed over.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
+        costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
+        not hold are passed over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitRollouts(self, request, context):
-        """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
-        on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
-        and so does the coordinator's where a relay took the group in. Of this service, a relay
-        serves this rpc alone.
+        """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
+        The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
+        an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
+        coordinator's where a relay took the group in.
 
         Errors:
 
@@ -99,9 +100,9 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainRollouts(self, request_iterator, context):
-        """Learner only. One stream per learner: groups flow to it as far as its credits go;
-        verdicts and training records flow back. A group is delivered again on the next
-        stream until it is trained on or refused.
+        """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
+        and step records flow back. A group is delivered again on the next stream until it is
+        trained on or refused.
 
         Errors:
 
@@ -147,7 +148,8 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
     """
 
     @staticmethod

@@ -27,31 +27,32 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RolloutServiceStub:
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it."""
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutServiceAsyncStub: ...
     LeasePrompts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LeasePromptsRequest, _rollout_pb2.LeasePromptsResponse]
-    """Sampler only. Takes leases on prompts, as many as the staleness bound, the buffer and
-    `max_leases` allow; none is a normal answer and names what it waits for.
+    """Sampler only. Leases prompts, as many as the staleness bound, the buffer and `max_leases`
+    allow; none is a normal answer, which names what the caller waits for.
 
     Errors:
 
     * `FAILED_PRECONDITION` (not_joined): join first.
     """
     ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
-    failed costs its prompt an attempt, and too many of those set the prompt aside.
-    Leases the caller does not hold are passed over.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
+    costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
+    not hold are passed over.
     """
     SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
-    """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
-    on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
-    and so does the coordinator's where a relay took the group in. Of this service, a relay
-    serves this rpc alone.
+    """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
+    The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
+    an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
+    coordinator's where a relay took the group in.
 
     Errors:
 
@@ -59,9 +60,9 @@ class RolloutServiceStub:
     * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
     """
     DrainRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]
-    """Learner only. One stream per learner: groups flow to it as far as its credits go;
-    verdicts and training records flow back. A group is delivered again on the next
-    stream until it is trained on or refused.
+    """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
+    and step records flow back. A group is delivered again on the next stream until it is
+    trained on or refused.
 
     Errors:
 
@@ -74,28 +75,29 @@ class RolloutServiceStub:
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it."""
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LeasePrompts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LeasePromptsRequest, _rollout_pb2.LeasePromptsResponse]  # type: ignore[assignment]
-    """Sampler only. Takes leases on prompts, as many as the staleness bound, the buffer and
-    `max_leases` allow; none is a normal answer and names what it waits for.
+    """Sampler only. Leases prompts, as many as the staleness bound, the buffer and `max_leases`
+    allow; none is a normal answer, which names what the caller waits for.
 
     Errors:
 
     * `FAILED_PRECONDITION` (not_joined): join first.
     """
     ReleaseLeases: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
-    failed costs its prompt an attempt, and too many of those set the prompt aside.
-    Leases the caller does not hold are passed over.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
+    costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
+    not hold are passed over.
     """
     SubmitRollouts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
-    """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
-    on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-    A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
-    and so does the coordinator's where a relay took the group in. Of this service, a relay
-    serves this rpc alone.
+    """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
+    The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
+    an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
+    coordinator's where a relay took the group in.
 
     Errors:
 
@@ -103,9 +105,9 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
     """
     DrainRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]  # type: ignore[assignment]
-    """Learner only. One stream per learner: groups flow to it as far as its credits go;
-    verdicts and training records flow back. A group is delivered again on the next
-    stream until it is trained on or refused.
+    """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
+    and step records flow back. A group is delivered again on the next stream until it is
+    trained on or refused.
 
     Errors:
 
@@ -117,7 +119,9 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries work out and groups in. Served by a hub: samplers and the learner both dial it."""
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
+    serve SubmitRollouts alone.
+    """
 
     @_abc_1.abstractmethod
     def LeasePrompts(
@@ -125,8 +129,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.LeasePromptsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.LeasePromptsResponse, _abc.Awaitable[_rollout_pb2.LeasePromptsResponse]]:
-        """Sampler only. Takes leases on prompts, as many as the staleness bound, the buffer and
-        `max_leases` allow; none is a normal answer and names what it waits for.
+        """Sampler only. Leases prompts, as many as the staleness bound, the buffer and `max_leases`
+        allow; none is a normal answer, which names what the caller waits for.
 
         Errors:
 
@@ -139,9 +143,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.ReleaseLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.ReleaseLeasesResponse, _abc.Awaitable[_rollout_pb2.ReleaseLeasesResponse]]:
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once; one that
-        failed costs its prompt an attempt, and too many of those set the prompt aside.
-        Leases the caller does not hold are passed over.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
+        costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
+        not hold are passed over.
         """
 
     @_abc_1.abstractmethod
@@ -150,11 +154,10 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.SubmitRolloutsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.SubmitRolloutsResponse, _abc.Awaitable[_rollout_pb2.SubmitRolloutsResponse]]:
-        """Samplers, and relays for them. Hands one finished group in; the answer comes after it is
-        on disk. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`.
-        A verdict is an answer, not an error. The learner's own verdict follows in a heartbeat,
-        and so does the coordinator's where a relay took the group in. Of this service, a relay
-        serves this rpc alone.
+        """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
+        The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
+        an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
+        coordinator's where a relay took the group in.
 
         Errors:
 
@@ -168,9 +171,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_rollout_pb2.DrainRolloutsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.DrainRolloutsResponse], _abc.AsyncIterator[_rollout_pb2.DrainRolloutsResponse]]:
-        """Learner only. One stream per learner: groups flow to it as far as its credits go;
-        verdicts and training records flow back. A group is delivered again on the next
-        stream until it is trained on or refused.
+        """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
+        and step records flow back. A group is delivered again on the next stream until it is
+        trained on or refused.
 
         Errors:
 

@@ -76,9 +76,9 @@ def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
 def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing_but_its_count(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
-    before = dict(desk.accounts.book.open_slots)
+    before = dict(desk.accounts.slots.open_slots)
     assert desk.submit("0.1").verdict is Verdict.DUPLICATE
-    assert dict(desk.accounts.book.open_slots) == before
+    assert dict(desk.accounts.slots.open_slots) == before
     assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1, Verdict.DUPLICATE: 1}
 
 
@@ -86,7 +86,7 @@ def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing_but_its_count(de
 def test_a_group_for_anothers_lease_is_foreign_and_leaves_the_lease_alone(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
     assert desk.submit(lease_id, "s2").verdict is Verdict.FOREIGN
-    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
 
 
 def test_a_group_of_another_run_is_foreign_and_leaves_the_lease_alone(desk: Desk) -> None:
@@ -111,7 +111,7 @@ def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(des
     desk.lease("s2")
     group = make_answer(desk.accounts, "0.1", prompt_index=49)
     assert desk.submit("0.1", "s1", group=group).verdict is Verdict.FOREIGN
-    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
     assert desk.submit("0.2", "s2").verdict is Verdict.SPOOLED
 
 
@@ -162,8 +162,8 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
-    assert desk.accounts.book.untrained() == []
-    assert desk.accounts.book.counts()[SlotState.LOST] == 1
+    assert desk.accounts.slots.untrained() == []
+    assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.1").verdict is Verdict.FOREIGN
 
@@ -208,4 +208,4 @@ def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
     desk.train(1, "0.1")
     assert desk.train(2, *groups).doubled == (groups[-1],)
     assert desk.accounts.last_step == 1
-    assert desk.accounts.book.open_slots[1].state is SlotState.SPOOLED
+    assert desk.accounts.slots.open_slots[1].state is SlotState.SPOOLED

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import HeartbeatReport, Roster
+from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
@@ -38,13 +38,13 @@ METRICS = {
 
 
 class Run:
-    """A real roster with its exposition, and peers that join and send heartbeats."""
+    """A real peers with its exposition, and peers that join and send heartbeats."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         fleet = FleetCollector()
         self.registry.register(fleet)
-        self.roster = Roster(
+        self.peers = Peers(
             make_accounts(Balance(learner=LEARNER)),
             silent_after_s=SILENT_AFTER_S,
             head=lambda: PolicyVersion(3),
@@ -54,12 +54,12 @@ class Run:
 
     def join(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
-            self.roster.join(peer, None, now=now)
+            self.peers.join(peer, None, now=now)
             self.heartbeat(peer, now=now)
 
     def heartbeat(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
-            self.roster.heartbeat(peer, HeartbeatReport(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
+            self.peers.heartbeat(peer, HeartbeatReport(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
 
     def scrape(self) -> tuple[set[str], dict[str, float]]:
         """Return whose metrics are shown, and how many peers of each role have none."""
@@ -93,7 +93,7 @@ def test_the_learner_is_shown_when_it_joins_as_the_1001st(run: Run, caplog: pyte
 
 def test_a_sampler_that_leaves_frees_its_place_for_the_one_that_has_waited_longest(run: Run) -> None:
     run.join(*map(sampler, range(PEERS + 2)))
-    run.roster.leave(sampler(7))
+    run.peers.leave(sampler(7))
     run.heartbeat(sampler(PEERS + 1), sampler(PEERS))
     shown, left_out = run.scrape()
     assert "s7" not in shown
@@ -108,7 +108,7 @@ def test_a_peer_that_is_not_heard_of_is_not_shown_and_frees_its_place(run: Run, 
     later = NOW_S + silence_s
     living = [sampler(n) for n in range(PEERS + 1) if n != 3]
     run.heartbeat(*living, now=later)
-    run.roster.expire(later)
+    run.peers.expire(later)
     run.heartbeat(*living, now=later)
     shown, left_out = run.scrape()
     assert shown == {peer.node_id for peer in living}
@@ -118,7 +118,7 @@ def test_a_peer_that_is_not_heard_of_is_not_shown_and_frees_its_place(run: Run, 
 def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
     run.join(LEARNER_PEER)
     later = NOW_S + SILENT_AFTER_S + 1
-    run.roster.expire(later)
+    run.peers.expire(later)
     assert run.scrape()[0] == set()
     run.heartbeat(LEARNER_PEER, now=later)
     assert run.scrape()[0] == {"late-learner"}
@@ -127,8 +127,8 @@ def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
 def test_peers_that_wait_and_leave_are_forgotten(run: Run) -> None:
     run.join(*map(sampler, range(PEERS + 3)))
     for number in range(PEERS, PEERS + 3):
-        run.roster.leave(sampler(number))
-    run.roster.leave(sampler(0))
+        run.peers.leave(sampler(number))
+    run.peers.leave(sampler(0))
     shown, left_out = run.scrape()
     assert len(shown) == PEERS - 1
     assert left_out["sampler"] == 0
@@ -136,8 +136,8 @@ def test_peers_that_wait_and_leave_are_forgotten(run: Run) -> None:
 
 def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> None:
     run.join(*map(sampler, range(PEERS + 1)))
-    assert run.roster.shows_metrics_of(sampler(0))
-    assert not run.roster.shows_metrics_of(sampler(PEERS))
+    assert run.peers.shows_metrics_of(sampler(0))
+    assert not run.peers.shows_metrics_of(sampler(PEERS))
     run.join(LEARNER_PEER)
-    assert run.roster.shows_metrics_of(LEARNER_PEER)
-    assert not run.roster.shows_metrics_of(sampler(PEERS - 1))
+    assert run.peers.shows_metrics_of(LEARNER_PEER)
+    assert not run.peers.shows_metrics_of(sampler(PEERS - 1))

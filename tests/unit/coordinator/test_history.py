@@ -214,7 +214,7 @@ def test_a_group_that_was_never_submitted_here_proves_an_older_ledger(desk: Desk
         assert outcome.unknown == (name,)
         assert refused(outcome)[0] is Reason.LEDGER_BEHIND
     assert desk.accounts.last_step == 0
-    assert desk.accounts.book.open_slots[0].state is SlotState.SPOOLED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.SPOOLED
 
 
 def test_a_step_that_follows_on_one_the_ledger_lacks_is_refused(desk: Desk) -> None:
@@ -242,7 +242,7 @@ def test_a_ledger_known_to_be_behind_takes_no_groups_that_the_right_one_would_no
     with pytest.raises(RefusedError, match="the ledger is behind") as error:
         desk.submit("0.1")
     assert error.value.reason is Reason.BUSY
-    assert desk.accounts.book.open_slots[0].state is SlotState.LEASED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
 
 
 FIRST_SLOT = 1000
@@ -289,14 +289,14 @@ def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:
     assert desk.train(11, "900.2").doubled == ("900.2",)
     assert desk.train(11, "3.1").doubled == ("3.1",)
     assert desk.train(11, f"{FIRST_SLOT}.1").unknown == (f"{FIRST_SLOT}.1",)
-    assert desk.accounts.book.counts()[SlotState.LOST] == 1
+    assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.accounts.load().trained_groups == 7
 
 
 @pytest.mark.parametrize("name", ["5.1", "6.2", "7.1", "999.1"])
 def test_work_leased_in_the_time_that_was_lost_is_told_to_be_in_vain(name: str) -> None:
     desk = restored()
-    assert desk.accounts.book.renew("s1", [name], now=desk.now) == (name,)
+    assert desk.accounts.slots.renew("s1", [name], now=desk.now) == (name,)
     submitted = desk.submit(name)
     assert (submitted.verdict, "lost" in submitted.detail) == (Verdict.FOREIGN, True)
 

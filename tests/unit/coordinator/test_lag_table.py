@@ -3,8 +3,8 @@
 import pytest
 
 from node.coordinator.fleet.lag_table import Lag, LagTable
-from node.coordinator.work import versions
-from node.coordinator.work.versions import Announced, VersionLog
+from node.coordinator.work import version_log
+from node.coordinator.work.version_log import Announced, VersionLog
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
@@ -59,7 +59,7 @@ def test_a_version_keeps_its_first_time_and_root() -> None:
 
 
 def test_the_log_forgets_the_oldest_versions_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "VERSIONS_REMEMBERED", 2)
+    monkeypatch.setattr(version_log, "VERSIONS_REMEMBERED", 2)
     log = VersionLog(Announced(number, b"", 0.0) for number in (3, 1, 2))
     assert [number in log for number in (1, 2, 3)] == [False, True, True]
     assert log.root_of(1) is None

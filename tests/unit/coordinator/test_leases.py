@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.leases import (
+from node.coordinator.work.retries import (
     FINAL_FAULTS,
     FIRST_RETRY_S,
     MAX_ATTEMPTS,
     MAX_FAULTS,
     SAME_SAMPLER_S,
-    Standing,
 )
+from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
@@ -24,15 +24,15 @@ def desk() -> Desk:
 
 
 def state(desk: Desk, number: int = 0) -> SlotState:
-    return desk.accounts.book.open_slots[number].state
+    return desk.accounts.slots.open_slots[number].state
 
 
 def refuse(desk: Desk, lease_id: str) -> None:
     parsed = parse_group_id(lease_id)
     assert parsed is not None
-    slot = desk.accounts.book.refused(*parsed)
+    slot = desk.accounts.slots.refused(*parsed)
     if slot is not None:
-        desk.accounts.book.apply((slot,), now=desk.now)
+        desk.accounts.slots.apply((slot,), now=desk.now)
 
 
 def test_a_slot_goes_from_lease_to_training(desk: Desk) -> None:
@@ -41,29 +41,29 @@ def test_a_slot_goes_from_lease_to_training(desk: Desk) -> None:
     assert desk.submit("0.1").verdict is Verdict.SPOOLED
     assert state(desk) is SlotState.SPOOLED
     desk.train(1, "0.1")
-    assert desk.accounts.book.counts()[SlotState.TRAINED] == 1
-    assert 0 not in desk.accounts.book.open_slots
+    assert desk.accounts.slots.counts()[SlotState.TRAINED] == 1
+    assert 0 not in desk.accounts.slots.open_slots
 
 
 def test_an_expired_lease_puts_its_prompt_up_for_another_attempt_first(desk: Desk) -> None:
     desk.lease("s1", 2)
-    prompt_index = desk.accounts.book.open_slots[0].prompt_index
+    prompt_index = desk.accounts.slots.open_slots[0].prompt_index
     assert desk.expire(TTL_S) == 2
     assert desk.lease("s2", 3) == ["0.2", "1.2", "2.1"]
-    assert desk.accounts.book.open_slots[0].prompt_index == prompt_index
+    assert desk.accounts.slots.open_slots[0].prompt_index == prompt_index
 
 
 def test_a_lease_does_not_expire_before_its_time_or_when_renewed(desk: Desk) -> None:
     desk.lease()
     assert desk.expire(TTL_S - 1) == 0
-    assert desk.accounts.book.renew("s1", ["0.1"], now=desk.now) == ()
+    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ()
     assert desk.expire(TTL_S - 1) == 0
     assert desk.expire(1) == 1
 
 
 def test_only_the_holder_renews_a_lease(desk: Desk) -> None:
     desk.lease("s1")
-    assert desk.accounts.book.renew("s2", ["0.1"], now=desk.now + 10) == ("0.1",)
+    assert desk.accounts.slots.renew("s2", ["0.1"], now=desk.now + 10) == ("0.1",)
     assert desk.expire(TTL_S) == 1
 
 
@@ -72,22 +72,22 @@ def test_the_first_attempt_submitted_wins_however_late_it_is(desk: Desk) -> None
     desk.expire(TTL_S)
     desk.lease("s2")
     assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
-    assert desk.accounts.book.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
+    assert desk.accounts.slots.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
     assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
 
 
 def test_an_expired_lease_is_not_lost_while_nobody_else_has_the_prompt(desk: Desk) -> None:
     desk.lease("s1")
     desk.expire(TTL_S)
-    assert desk.accounts.book.renew("s1", ["0.1"], now=desk.now) == ()
+    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ()
     desk.lease("s2")
-    assert desk.accounts.book.renew("s1", ["0.1"], now=desk.now) == ("0.1",)
+    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ("0.1",)
 
 
 @pytest.mark.parametrize("lease_id", ["7.1", "0.2", "nonsense", "", "0.0", "-1.1", "0.1.1", "00.1", "0.1\n"])
 def test_a_lease_that_was_never_granted_is_lost(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
-    assert desk.accounts.book.renew("s1", [lease_id], now=desk.now) == (lease_id,)
+    assert desk.accounts.slots.renew("s1", [lease_id], now=desk.now) == (lease_id,)
 
 
 def test_a_lease_given_back_goes_to_the_next_sampler_and_costs_no_attempt(desk: Desk) -> None:
@@ -95,7 +95,7 @@ def test_a_lease_given_back_goes_to_the_next_sampler_and_costs_no_attempt(desk: 
         assert desk.lease("s1") == [f"0.{attempt}"]
         assert desk.release("s2", f"0.{attempt}") == 0
         assert desk.release("s1", f"0.{attempt}", f"0.{attempt}", "5.1", "x") == 1
-    assert desk.accounts.book.standing(0, 1, "s1") is Standing.NEVER_GRANTED
+    assert desk.accounts.slots.standing(0, 1, "s1") is Standing.NEVER_GRANTED
 
 
 def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Desk) -> None:
@@ -103,7 +103,7 @@ def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Des
         assert desk.lease() == [f"0.{attempt}"]
         desk.submit(f"0.{attempt}")
         refuse(desk, f"0.{attempt}")
-    assert desk.accounts.book.counts()[SlotState.ABANDONED] == 1
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.5").verdict is Verdict.DUPLICATE
 
@@ -124,7 +124,7 @@ def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk)
     desk.submit("0.2")
     refuse(desk, "0.1")
     assert state(desk) is SlotState.SPOOLED
-    assert desk.accounts.book.accepted(0, 1) is None
+    assert desk.accounts.slots.accepted(0, 1) is None
 
 
 def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Desk) -> None:
@@ -133,7 +133,7 @@ def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Des
     refuse(desk, "0.1")
     desk.lease("s2")
     assert desk.train(1, "0.1").unknown == ()
-    assert desk.accounts.book.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
+    assert desk.accounts.slots.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
     assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
 
 
@@ -141,7 +141,7 @@ def test_groups_wait_for_training_oldest_first(desk: Desk) -> None:
     desk.lease("s1", 3)
     for lease_id in ("2.1", "0.1", "1.1"):
         desk.submit(lease_id)
-    assert [slot.number for slot in desk.accounts.book.untrained()] == [0, 1, 2]
+    assert [slot.number for slot in desk.accounts.slots.untrained()] == [0, 1, 2]
 
 
 RAISED = Failure.PROMPT_FAILED
@@ -176,12 +176,12 @@ def test_a_prompt_is_abandoned_after_two_faults_or_one_that_needs_no_other(
 ) -> None:
     attempts = 1 if fault in FINAL_FAULTS else MAX_FAULTS
     for attempt in range(1, attempts + 1):
-        assert 0 in desk.accounts.book.open_slots or attempt == 1
+        assert 0 in desk.accounts.slots.open_slots or attempt == 1
         assert desk.lease() == [f"0.{attempt}"]
         assert desk.fail(f"0.{attempt}", fault=fault, detail="the reason\n") == 1
         desk.now += 60
-    assert desk.accounts.book.counts()[SlotState.ABANDONED] == 1
-    (bad,) = desk.accounts.prompts.newest(5)
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+    (bad,) = desk.accounts.bad_prompts.newest(5)
     assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
 
 
@@ -202,20 +202,20 @@ def test_only_the_holder_of_a_lease_fails_it(desk: Desk, lease_id: str, sampler:
 def test_an_abandoned_prompt_is_passed_over_until_it_is_due_and_then_fails_at_once() -> None:
     desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
     desk.lease()
-    bad_index = desk.accounts.book.open_slots[0].prompt_index
+    bad_index = desk.accounts.slots.open_slots[0].prompt_index
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
     numbers = [parse_group_id(lease_id)[0] for lease_id in desk.lease("s1", 3)]  # type: ignore[index]
-    indices = {desk.accounts.book.open_slots[number].prompt_index for number in numbers}
+    indices = {desk.accounts.slots.open_slots[number].prompt_index for number in numbers}
     assert len(numbers) == 3
     assert indices == {1 - bad_index}
-    assert desk.accounts.book.counts()[SlotState.SKIPPED] >= 1
+    assert desk.accounts.slots.counts()[SlotState.SKIPPED] >= 1
     desk.now += RETRY_S
     again = desk.lease("s1", 2)
     (due,) = [
-        i for i in again if desk.accounts.book.open_slots[int(i.split(".")[0])].prompt_index == bad_index
+        i for i in again if desk.accounts.slots.open_slots[int(i.split(".")[0])].prompt_index == bad_index
     ]
     desk.fail(due, fault=RAISED)
-    (bad,) = desk.accounts.prompts.newest(5)
+    (bad,) = desk.accounts.bad_prompts.newest(5)
     assert (bad.times, bad.reason, bad.retry_at_s) == (2, RAISED, desk.now + 2 * RETRY_S)
 
 
@@ -226,16 +226,16 @@ def test_a_group_for_a_bad_prompt_clears_it() -> None:
     desk.now += RETRY_S
     (lease_id,) = desk.lease()
     desk.submit(lease_id)
-    assert len(desk.accounts.prompts) == 0
+    assert len(desk.accounts.bad_prompts) == 0
 
 
 def test_where_every_prompt_is_aside_nothing_is_leased_and_no_slot_is_spent() -> None:
     desk = Desk(make_accounts(prompts=2))
     for lease_id in desk.lease("s1", 2):
         desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG)
-    before = desk.accounts.book.counts()
+    before = desk.accounts.slots.counts()
     assert desk.lease("s1", 2) == []
-    assert desk.accounts.book.counts() == before
+    assert desk.accounts.slots.counts() == before
     desk.now += RETRY_S
     assert len(desk.lease("s1", 2)) == 2
 
@@ -247,5 +247,5 @@ def test_five_expiries_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -
         refuse(desk, f"1.{attempt}")
         desk.expire(TTL_S)
         desk.lease("s1", 2)
-    assert desk.accounts.book.counts()[SlotState.ABANDONED] == 2
-    assert [(bad.slot, bad.reason) for bad in desk.accounts.prompts.newest(5)] == [(0, Failure.EXPIRED)]
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 2
+    assert [(bad.slot, bad.reason) for bad in desk.accounts.bad_prompts.newest(5)] == [(0, Failure.EXPIRED)]

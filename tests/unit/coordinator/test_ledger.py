@@ -13,7 +13,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.slots import Attempt, SlotState
 from node.coordinator.work.task_size import TaskSize
-from node.coordinator.work.versions import Announced
+from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import Failure
 from node.rollout import Verdict
@@ -174,10 +174,10 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
         ledger.record(Transaction(task=TaskSize("addition", 50, "s1")))
     with closing(Ledger.open(path, run_id="run")) as again:
         accounts = make_accounts(again.balance(), prompts=None)
-    assert accounts.book.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
-    assert accounts.book.counts()[SlotState.ABANDONED] == 1
-    assert accounts.prompts.newest(9) == desk.accounts.prompts.newest(9)
-    assert (accounts.book.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
+    assert accounts.slots.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
+    assert accounts.slots.counts()[SlotState.ABANDONED] == 1
+    assert accounts.bad_prompts.newest(9) == desk.accounts.bad_prompts.newest(9)
+    assert (accounts.slots.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
 
 
 def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:
@@ -186,11 +186,11 @@ def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:
     as_schema_1(path)
     with closing(Ledger.open(path, run_id="run")) as again:
         accounts = make_accounts(again.balance(), prompts=50)
-    assert accounts.book.open_slots[0].attempts == (Attempt(1, "s1", is_submitted=True),)
-    assert (len(accounts.prompts), accounts.task) == (0, None)
+    assert accounts.slots.open_slots[0].attempts == (Attempt(1, "s1", is_submitted=True),)
+    assert (len(accounts.bad_prompts), accounts.task) == (0, None)
 
 
 def test_the_size_of_another_task_does_not_count(path: Path) -> None:
     with closing(Ledger.open(path, run_id="run")) as ledger:
         ledger.record(Transaction(task=TaskSize("another", 50, "s1")))
-        assert make_accounts(ledger.balance(), prompts=None).book.prompts is None
+        assert make_accounts(ledger.balance(), prompts=None).slots.prompts is None

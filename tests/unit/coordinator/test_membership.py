@@ -90,7 +90,7 @@ def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: R
     for now in (1.0, 2.0):
         for come in (members.join, members.heartbeat):
             with pytest.raises(
-                RefusedError, match=r"as another process, heard of 1\.0 s ago; stop one"
+                RefusedError, match=r"as another process, last heard of 1\.0 s ago; stop one"
             ) as error:
                 come(peer, now, instance="second")
             assert error.value.reason is Reason.NAME_IN_USE

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from node.coordinator.published import Published
-from node.coordinator.work.versions import Announced, VersionLog
+from node.coordinator.work.version_log import Announced, VersionLog
 from support.weights import Learner
 
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.intake.group_verdict import GroupRules, Judged, judge, stale
-from node.rollout import LogprobMode, RolloutGroup, Verdict
+from learner.intake.group_verdict import GroupRules, judge, stale
+from node.rollout import GroupVerdict, LogprobMode, RolloutGroup, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
 RULES = GroupRules(
@@ -18,7 +18,7 @@ RULES = GroupRules(
 )
 
 
-def judged(group: RolloutGroup, *, version: int = 0, trained: frozenset[str] = frozenset()) -> Judged:
+def judged(group: RolloutGroup, *, version: int = 0, trained: frozenset[str] = frozenset()) -> GroupVerdict:
     return judge(group, RULES, version=version, trained_group_ids=trained)
 
 
@@ -38,7 +38,7 @@ def truncated(kept_mass: float, *, behaviour_logprob: float = -0.5, **sampling: 
 
 
 def test_an_honest_group_is_accepted_without_a_word() -> None:
-    assert judged(make_group()) == Judged(Verdict.ACCEPTED)
+    assert judged(make_group()) == GroupVerdict(make_group().group_id, Verdict.ACCEPTED)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
 from node.weights.planning.retention import surplus
 from node.weights.store.high_water import HighWater
+from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.policy_sync import LOOK_AGAIN_S
-from sampler.versions.sync_state import SyncState
 
 MB = 1_000_000
 KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 20), MB)
@@ -145,6 +145,11 @@ class World:
         return 2 * self.round_trip_s * (1 + self.jitter) + self.keyframe_bytes / self.bytes_per_s
 
     @property
+    def look_again_s(self) -> float:
+        """As in ``PolicySync``, but no more than about 300 looks at one fetch."""
+        return max(LOOK_AGAIN_S, self.fetch_s / 300)
+
+    @property
     def bound_versions(self) -> float:
         """How far a version may be behind the head: see ``node.weights.planning.pursuit``."""
         delta_s = self.round_trip_s + self.delta_bytes / self.bytes_per_s
@@ -159,7 +164,7 @@ class Sampler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = 0.0
-        self.state = SyncState(PolicyVersion(0), HighWater())
+        self.state = FetchPlan(PolicyVersion(0), HighWater())
         self.pursuit = Pursuit()
         self.taken: list[tuple[float, int]] = []
         self.begun = self.longest_in_vain = self.in_vain = 0
@@ -181,7 +186,7 @@ class Sampler:
             self.hear(self.now)
             path = self.state.path()
             if not path:
-                self.now += LOOK_AGAIN_S
+                self.now += self.world.look_again_s
             elif self.pursuit.keeps_up(path, behind_versions=self.state.behind_versions):
                 self.fetch(path[0], first=ROUND_TRIPS)
             else:
@@ -195,7 +200,7 @@ class Sampler:
         held = self.state.held.number
         path = plan_catch_up(held, said.head.number, said.artifacts, artifact_cost_bytes=cost)
         if not path:
-            self.now += LOOK_AGAIN_S
+            self.now += self.world.look_again_s
             return
         back_s = there_s + world.trip_s()
         self.answered(back_s - self.now)
@@ -228,7 +233,7 @@ class Sampler:
                 self.now += 1.0
                 self.missed()
                 return
-            self.now = min(self.now + LOOK_AGAIN_S, whole_s)
+            self.now = min(self.now + world.look_again_s, whole_s)
             self.hear(self.now)
             if self.now >= signed_s and progress.signed_at_s is None:
                 progress.signed(artifact.size_bytes, now=signed_s)

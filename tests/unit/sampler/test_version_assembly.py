@@ -206,7 +206,7 @@ def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(
     words = version.spare.read(span).copy()
     words[-1] ^= 1
     version.spare.write(span, words)
-    with pytest.raises(RefusedError, match="are not those signed") as refused:
+    with pytest.raises(RefusedError, match="not the signed") as refused:
         version.finish()
     assert refused.value.reason is Reason.DAMAGED
     np.testing.assert_array_equal(words_of(weights.live), BASE.words)
@@ -214,7 +214,7 @@ def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(
 
 def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: LiveTensors) -> None:
     other = EncodedVersion(replace(DELTA.manifest, root=bytes(16)), DELTA.payloads)
-    with pytest.raises(RefusedError, match="are not those signed") as refused:
+    with pytest.raises(RefusedError, match="not the signed") as refused:
         put_all(begun(mode, weights, other), other)
     assert refused.value.reason is Reason.DAMAGED
 

@@ -3,19 +3,14 @@ import pytest
 from heterorl.v1 import membership_pb2
 from node import limits
 from node.errors import RefusedError
+from node.failure import BadPrompt, Failure
 from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
-from node.wire import (
-    announcement_from_wire,
-    announcement_to_wire,
-    artifact_key_from_wire,
-    artifact_key_to_wire,
+from node.wire.members import (
     metric_families_from_wire,
     metric_families_to_wire,
-    policy_version_from_wire,
-    policy_version_to_wire,
     revocations_from_wire,
     revocations_to_wire,
     role_from_wire,
@@ -23,6 +18,14 @@ from node.wire import (
     run_status_to_wire,
     settings_from_wire,
     settings_to_wire,
+)
+from node.wire.policies import (
+    announcement_from_wire,
+    announcement_to_wire,
+    artifact_key_from_wire,
+    artifact_key_to_wire,
+    policy_version_from_wire,
+    policy_version_to_wire,
 )
 from support.groups import SAMPLING
 
@@ -60,7 +63,9 @@ def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
 
 @pytest.mark.parametrize("step", [None, STEP])
 def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
-    peer = PeerStatus("s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1)
+    peer = PeerStatus(
+        "s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1, 3, 5.5
+    )
     newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1)
     status = RunStatus(
         "run",
@@ -74,6 +79,9 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         "staleness",
         99.5,
         "lacks steps",
+        100,
+        (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
+        3,
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.rollout import LogprobMode, RolloutGroup, Verdict
-from node.wire import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
+from node.wire.rollouts import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
 from support.groups import SAMPLING, make_completion, make_group
 
 

@@ -9,7 +9,7 @@ from node.rollout import Verdict
 from node.rpc.auth import Context, peer_of
 from node.serving.submitter import submitter
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire import group_from_wire, verdict_to_wire
+from node.wire.rollouts import group_from_wire, verdict_to_wire
 
 
 class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):

@@ -8,7 +8,7 @@ from typing import Final
 
 from node.clock import Clock
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import Roster
+from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.spool import Spool
 from node.errors import RefusedError
@@ -18,10 +18,10 @@ from node.weights.store.artifact_store import ArtifactStore
 logger = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 1.0
-"""How late an expiry, a silence or a metric may be seen; far below any of their terms."""
+"""How late an expiry, a silence or a metric may be noticed; far below any of their terms."""
 
 
-class Hub:
+class CoordinatorService:
     """Serves until stopped; the ledger is closed when nobody can ask for it any more."""
 
     name = "coordinator"
@@ -30,7 +30,7 @@ class Hub:
         self,
         *,
         spool: Spool,
-        roster: Roster,
+        peers: Peers,
         store: ArtifactStore,
         published: Published,
         members: RpcServer,
@@ -38,9 +38,9 @@ class Hub:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Take everything over; ``enrolment`` is None where TLS is off."""
+        """Own all of it; ``enrolment`` is None where TLS is off."""
         self._spool = spool
-        self._roster = roster
+        self._peers = peers
         self._store = store
         self._published = published
         self._members = members
@@ -69,13 +69,13 @@ class Hub:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_up(stopping))
                     await _start(servers, tasks, stopping)
-                    self._say_where()
+                    logger.info(
+                        "serving",
+                        extra={"listen": self.address, "enrolment_listen": self.enrolment_address},
+                    )
                     ready()
         finally:
             await self._spool.close()
-
-    def _say_where(self) -> None:
-        logger.info("serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address})
 
     async def _keep_up(self, stopping: asyncio.Event) -> None:
         stopped = asyncio.create_task(stopping.wait())
@@ -91,7 +91,7 @@ class Hub:
             stopped.cancel()
 
     async def _take_stock(self) -> None:
-        """Do whatever time alone makes necessary."""
+        """Do what time alone makes necessary."""
         now = self._clock.now()
         try:
             announced = await asyncio.to_thread(self._published.unlogged)
@@ -100,14 +100,14 @@ class Hub:
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
-        for member in self._roster.expire(now):
+        for member in self._peers.expire(now):
             logger.warning(
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        head = self._roster.head
+        head = self._peers.head
         self._spool.show_load()
-        self._metrics.show_peers(self._roster.rows(now), head=0 if head is None else head.number)
+        self._metrics.show_peers(self._peers.rows(now), head=0 if head is None else head.number)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:

@@ -3,12 +3,12 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import peers as roster_module
+from node.coordinator import peers as peers_module
 from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peers import HeartbeatReport, Roster
+from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
-from node.coordinator.work.versions import Announced
+from node.coordinator.work.version_log import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
@@ -34,13 +34,13 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def roster(fleet: FleetCollector, registry: CollectorRegistry) -> Roster:
+def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
     accounts = make_accounts(Balance(learner=LEARNER, announced=log))
     metrics = CoordinatorMetrics(registry)
-    roster = Roster(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet, metrics=metrics)
-    roster.join(SAMPLER, None, now=NOW_S)
-    return roster
+    peers = Peers(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet, metrics=metrics)
+    peers.join(SAMPLER, None, now=NOW_S)
+    return peers
 
 
 def heartbeat(
@@ -67,54 +67,54 @@ def shown(fleet: FleetCollector) -> list[str]:
     ],
 )
 def test_a_peer_whose_root_is_not_the_signed_one_must_repair(
-    roster: Roster, held: PolicyVersion | None, must_repair: bool
+    peers: Peers, held: PolicyVersion | None, must_repair: bool
 ) -> None:
-    assert roster.heartbeat(SAMPLER, heartbeat(held), now=NOW_S).must_repair is must_repair
+    assert peers.heartbeat(SAMPLER, heartbeat(held), now=NOW_S).must_repair is must_repair
 
 
 def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carries(
-    roster: Roster, monkeypatch: pytest.MonkeyPatch
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "VERDICTS_PER_HEARTBEAT", 2)
+    monkeypatch.setattr(peers_module, "VERDICTS_PER_HEARTBEAT", 2)
     told = [GroupVerdict(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
     for judgement in told:
-        roster.tell("s1", judgement)
-    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[:2])
-    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[2:])
-    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
+        peers.tell("s1", judgement)
+    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[:2])
+    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[2:])
+    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
 
 
 def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_acknowledges_it(
-    roster: Roster,
+    peers: Peers,
 ) -> None:
     told = (GroupVerdict("1.1", Verdict.TRAINED),)
-    roster.tell("s1", told[0])
-    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
-    assert roster.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
-    assert roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
-    assert roster.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == ()
+    peers.tell("s1", told[0])
+    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
+    assert peers.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
+    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
+    assert peers.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == ()
 
 
-def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(roster: Roster) -> None:
+def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
-    roster.join(learner, None, now=NOW_S)
-    roster.tell("s1", GroupVerdict("0.1", Verdict.STALE))
-    assert roster.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
+    peers.join(learner, None, now=NOW_S)
+    peers.tell("s1", GroupVerdict("0.1", Verdict.STALE))
+    assert peers.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
 
 
 def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first_and_counted(
-    roster: Roster, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    peers: Peers, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "OUTBOX_VERDICTS", 2)
+    monkeypatch.setattr(peers_module, "PENDING_VERDICTS", 2)
     for number in range(3):
-        roster.tell("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
+        peers.tell("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
-    assert [v.group_id for v in roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
+    assert [v.group_id for v in peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
 
 
-def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(roster: Roster) -> None:
-    roster.heartbeat(SAMPLER, heartbeat(PolicyVersion(1)), now=NOW_S)
-    (row,) = roster.rows(NOW_S + 5)
+def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers: Peers) -> None:
+    peers.heartbeat(SAMPLER, heartbeat(PolicyVersion(1)), now=NOW_S)
+    (row,) = peers.rows(NOW_S + 5)
     assert (row.version_lag_versions, row.lag_s, row.last_seen_s) == (2, 25.0, 5.0)
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
 
@@ -128,22 +128,22 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
     desk.submit("1.1")
     desk.train(1, "0.1", staleness=3)
     metrics = CoordinatorMetrics(registry)
-    roster = Roster(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet, metrics=metrics)
-    roster.join(SAMPLER, None, now=NOW_S)
-    (row,) = roster.rows(NOW_S)
+    peers = Peers(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet, metrics=metrics)
+    peers.join(SAMPLER, None, now=NOW_S)
+    (row,) = peers.rows(NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
     assert row.staleness_mean_versions == 3.0
 
 
-def test_the_metrics_of_a_peer_that_left_for_good_disappear(roster: Roster, fleet: FleetCollector) -> None:
-    roster.heartbeat(SAMPLER, heartbeat(metrics=METRICS), now=NOW_S)
-    roster.heartbeat(SAMPLER, heartbeat(), now=NOW_S)  # unchanged
+def test_the_metrics_of_a_peer_that_left_for_good_disappear(peers: Peers, fleet: FleetCollector) -> None:
+    peers.heartbeat(SAMPLER, heartbeat(metrics=METRICS), now=NOW_S)
+    peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S)  # unchanged
     assert shown(fleet) == ["heterorl_sampler_x"]
-    roster.expire(NOW_S + GONE_AFTER_S + 1)
+    peers.expire(NOW_S + GONE_AFTER_S + 1)
     assert shown(fleet) == []
 
 
-def test_metrics_of_a_peer_that_did_not_join_are_not_taken(roster: Roster, fleet: FleetCollector) -> None:
+def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: FleetCollector) -> None:
     with pytest.raises(RefusedError):
-        roster.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(metrics=METRICS), now=NOW_S)
+        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(metrics=METRICS), now=NOW_S)
     assert shown(fleet) == []

@@ -1,4 +1,4 @@
-"""Who may sample which prompt, and what became of it; pure.
+"""The slots of a run: who may sample which prompt, and what became of it; pure.
 
 A slot is one intended use of one prompt. It has attempts; the first attempt submitted wins.
 
@@ -6,22 +6,18 @@ A slot is one intended use of one prompt. It has attempts; the first attempt sub
         ^                  |                   |                    |
         |--expire/release/fail                 |                    |
         |-----------------refuse---------------'--------------------'
-        '-- once too many attempts have failed, instead: abandoned
+        '-- once too many attempts have failed (see ``retries``), instead: abandoned
 
     skipped: its turn came while its prompt was aside; never leased
+    lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
+          restored, or the learner says that it had the group before; never leased again
 
-A lease that is released was not begun, and leaves no trace; one that fails was a try at the prompt, and
-counts. A slot with a failed attempt waits a while before it is leased again, and longer for who failed.
+A late attempt, whose lease expired, still wins while the slot is available or leased again. What the learner
+says it has trained on is a fact: it settles the slot, whoever holds it by then.
 
-Lost is a slot that may have been trained on without the ledger knowing: it was open in a backup that
-was restored, or the learner says that it had the group before. It is never leased again.
-
-A late attempt, whose lease expired, still wins while the slot is available or leased again. What
-the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
-
-Decisions give slots as they are to become and change nothing; ``apply`` makes them so once they
-are on disk. The deadlines of leases are kept in memory only: after a restart every lease gets a
-full term, because nobody could renew it meanwhile.
+Decisions return slots as they are to become and change nothing; ``apply`` makes them so once they are on
+disk. The deadlines of leases are kept in memory only: after a restart every lease gets a full term, because
+nobody could renew it meanwhile.
 """
 
 import enum
@@ -31,28 +27,16 @@ from typing import Final
 
 from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
-from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState, parse_group_id
-from node.failure import FAULTS, Failure
-
-MAX_ATTEMPTS: Final = 5
-"""Attempts a slot may lose, to whatever: a prompt that kills every sampler, or whose groups nobody accepts,
-must not go round for ever. Leases that were given back unbegun do not count."""
-
-MAX_FAULTS: Final = 2
-"""Attempts a slot may lose to faults that a sampler found: one may be the sampler's own, two are the
-prompt's."""
-
-FINAL_FAULTS: Final = frozenset(
-    {Failure.PROMPT_TOO_LONG, Failure.PROMPT_TIMED_OUT, Failure.GRADING_TIMED_OUT}
+from node.coordinator.work.retries import SAME_SAMPLER_S, reopened, retry_after_s
+from node.coordinator.work.slots import (
+    SETTLED,
+    UNTRAINED,
+    Attempt,
+    Slot,
+    SlotState,
+    slot_and_attempt,
 )
-"""Faults of which one is enough. Too long is too long for everybody. What timed out has held a process for
-as long as it may; the prompt is tried again when it comes back, and not at once at the same price."""
-
-FIRST_RETRY_S: Final = 1.0
-"""Until a slot with one fault is leased again; twice as long after each further one."""
-
-SAME_SAMPLER_S: Final = 10.0
-"""How much longer the sampler waits that had the fault: meanwhile others, where there are any, take it."""
+from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
@@ -87,8 +71,8 @@ class Training:
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
-class SlotBook:
-    """All slots of a run: the open ones one by one, the settled ones as numbers."""
+class SlotTable:
+    """All slots of a run: the open ones one by one, the settled ones as counts."""
 
     def __init__(
         self,
@@ -106,8 +90,8 @@ class SlotBook:
 
         Args:
             prompts: Of the task; None while nobody has said: nothing new is leased until ``prompts`` is set.
-            next_slot: number of the next slot to be leased for the first time.
-            lost: slots that are never leased again although nobody knows what became of them.
+            next_slot: Number of the next slot to be leased for the first time.
+            lost: Slots that are never leased again although nobody knows what became of them.
         """
         self.prompts = prompts
         self._seed = seed
@@ -116,7 +100,7 @@ class SlotBook:
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled or {})
         self._deadline_s: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
-        """Of slots that are available and had a fault. As deadlines, in memory only."""
+        """Of slots that are available and had a fault; in memory only, as deadlines are."""
         self._lost = lost or LostSlots()
         # Within a generation numbers have no gaps; a new one begins higher than there are slots.
         self._next_slot = max(next_slot, sum(self._counts.values()) + len(slots))
@@ -137,20 +121,16 @@ class SlotBook:
         return dict(self._counts)
 
     def untrained(self) -> list[Slot]:
-        """Give the slots whose group waits for training, oldest first."""
+        """Return the slots whose group waits for training, oldest first."""
         return [slot for _, slot in sorted(self._open.items()) if slot.state in UNTRAINED]
 
     def is_known(self, slot: int) -> bool:
         """Whether the slot was ever leased."""
         return 0 <= slot < self._next_slot
 
-    def is_lost(self, slot: int) -> bool:
-        """Whether nobody knows what became of the slot."""
-        return slot in self._lost
-
     def has_submitted(self, name: str) -> bool:
-        """Whether a group of this id was submitted here, or may have been in a time that was lost."""
-        number, attempt = parse_group_id(name) or (-1, 0)
+        """Whether a group of this id was submitted here, or may have been in the time that was lost."""
+        number, attempt = slot_and_attempt(name)
         entry = self._open.get(number)
         if entry is None:
             return self.is_known(number)
@@ -158,7 +138,7 @@ class SlotBook:
         return named is not None and named.is_submitted
 
     def standing(self, slot: int, attempt: int, holder: str) -> Standing:
-        """Say what a submission by ``holder`` would be."""
+        """Return what a submission by ``holder`` would be."""
         if not self.is_known(slot):
             return Standing.NEVER_GRANTED
         if slot in self._lost:
@@ -179,7 +159,7 @@ class SlotBook:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 
         Args:
-            is_aside: Whether a prompt is to be passed over; its slot is then SKIPPED, and among the answer.
+            is_aside: Whether a prompt is to be passed over; its slot is returned as SKIPPED.
         """
         again = list(self._up_again(holder, wanted, now=now))
         fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), is_aside))
@@ -196,7 +176,7 @@ class SlotBook:
         return (*leased, *(slot for slot in fresh if slot.state is SlotState.SKIPPED))
 
     def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
-        """Give back those of the leases that ``holder`` holds."""
+        """Return, unbegun, the slots of those leases that ``holder`` holds."""
         return tuple(
             replace(slot, state=SlotState.AVAILABLE, attempts=slot.attempts[:-1])
             for slot in (self._leased(lease_id, holder) for lease_id in dict.fromkeys(lease_ids))
@@ -212,11 +192,11 @@ class SlotBook:
         slot = self._leased(lease_id, holder)
         if slot is None:
             return None
-        failed = _reopened(_marked_failed(slot, slot.granted, fault))
+        failed = reopened(slot.with_failure(slot.granted, fault))
         return replace(failed, state=SlotState.ABANDONED) if is_last else failed
 
     def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
-        """Give the leases a full term from ``now``; name those whose work is in vain.
+        """Extend the leases to a full term from ``now``; return those whose work is in vain.
 
         An expired lease is not in vain while nobody else has the prompt.
         """
@@ -232,42 +212,37 @@ class SlotBook:
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
         return tuple(
-            _reopened(_marked_failed(slot, slot.granted, Failure.EXPIRED))
+            reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
             for slot in (self._open[n] for n, deadline_s in self._deadline_s.items() if deadline_s <= now)
         )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
-        """Let a WANTED attempt win its slot."""
-        entry = _marked_submitted(self._open[slot], attempt)
-        return replace(entry, state=SlotState.SPOOLED, winner=attempt)
+        """Return the slot as a WANTED attempt wins it."""
+        return replace(self._open[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt)
 
     def spent(self, slot: int, attempt: int) -> Slot:
         """Note that a WANTED attempt brought a group nobody can use."""
         was = self._open[slot]
-        entry = _marked_failed(_marked_submitted(was, attempt), attempt, Failure.REFUSED)
+        entry = was.with_submission(attempt).with_failure(attempt, Failure.REFUSED)
         is_running = was.lease is not None and was.lease.number == attempt
-        return _reopened(entry) if is_running else entry
+        return reopened(entry) if is_running else entry
 
     def accepted(self, slot: int, attempt: int) -> Slot | None:
         """Note the learner's acceptance; None where it changes nothing."""
-        entry = self._open.get(slot)
-        if entry is None or entry.state is not SlotState.SPOOLED or entry.winner != attempt:
+        entry = self._in_play(slot, attempt)
+        if entry is None or entry.state is SlotState.ACCEPTED:
             return None
         return replace(entry, state=SlotState.ACCEPTED)
 
     def refused(self, slot: int, attempt: int) -> Slot | None:
         """Put the slot up for another attempt; None where the group is not in play."""
-        entry = self._open.get(slot)
-        if entry is None or entry.state not in UNTRAINED or entry.winner != attempt:
-            return None
-        return _reopened(_marked_failed(entry, attempt, Failure.REFUSED))
+        entry = self._in_play(slot, attempt)
+        return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
     def lost(self, slot: int, attempt: int) -> Slot | None:
-        """Give a slot up whose group was trained on before; None where the group is not in play."""
-        entry = self._open.get(slot)
-        if entry is None or entry.state not in UNTRAINED or entry.winner != attempt:
-            return None
-        return replace(entry, state=SlotState.LOST, winner=0)
+        """Give up a slot whose group was trained on before; None where the group is not in play."""
+        entry = self._in_play(slot, attempt)
+        return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
 
     def trained(self, group_ids: Iterable[str]) -> Training:
         """Settle the slots of the groups a step consumed."""
@@ -275,7 +250,7 @@ class SlotBook:
         found: dict[int, Slot] = {}
         winners, doubled, unknown, lost = [], [], [], []
         for name in group_ids:
-            number, attempt = parse_group_id(name) or (-1, 0)
+            number, attempt = slot_and_attempt(name)
             entry = self._open.get(number)
             if not self.is_known(number):
                 unknown.append(name)
@@ -317,8 +292,8 @@ class SlotBook:
             if slot.state not in SETTLED:
                 self._open[slot.number] = slot
             self._retry_at_s.pop(slot.number, None)
-            if slot.state is SlotState.AVAILABLE and slot.last_failure in FAULTS:
-                self._retry_at_s[slot.number] = now + FIRST_RETRY_S * 2 ** (_faults(slot) - 1)
+            if (pause_s := retry_after_s(slot)) is not None:
+                self._retry_at_s[slot.number] = now + pause_s
             if slot.lease is None:
                 self._deadline_s.pop(slot.number, None)
             elif before is None or before.lease != slot.lease:
@@ -359,36 +334,21 @@ class SlotBook:
         )
         return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
 
+    def _in_play(self, slot: int, attempt: int) -> Slot | None:
+        """Return a slot whose group waits for training and came from this attempt."""
+        entry = self._open.get(slot)
+        return entry if entry is not None and entry.state in UNTRAINED and entry.winner == attempt else None
+
     def _leased(self, lease_id: str, holder: str) -> Slot | None:
-        number, attempt = parse_group_id(lease_id) or (-1, 0)
+        number, attempt = slot_and_attempt(lease_id)
         slot = self._open.get(number)
         if slot is None or slot.lease is None:
             return None
         return slot if slot.lease.number == attempt and slot.lease.holder == holder else None
 
     def _may_still_win(self, lease_id: str, holder: str) -> bool:
-        number, attempt = parse_group_id(lease_id) or (-1, 0)
+        number, attempt = slot_and_attempt(lease_id)
         slot = self._open.get(number)
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
         return self.standing(number, attempt, holder) is Standing.WANTED
-
-
-def _marked_submitted(slot: Slot, number: int) -> Slot:
-    attempts = (replace(a, is_submitted=True) if a.number == number else a for a in slot.attempts)
-    return replace(slot, attempts=tuple(attempts))
-
-
-def _marked_failed(slot: Slot, number: int, failure: Failure) -> Slot:
-    attempts = (replace(a, failure=failure) if a.number == number else a for a in slot.attempts)
-    return replace(slot, attempts=tuple(attempts))
-
-
-def _faults(slot: Slot) -> int:
-    return sum(attempt.failure in FAULTS for attempt in slot.attempts)
-
-
-def _reopened(slot: Slot) -> Slot:
-    is_hopeless = any(attempt.failure in FINAL_FAULTS for attempt in slot.attempts)
-    is_lost = is_hopeless or _faults(slot) >= MAX_FAULTS or len(slot.attempts) >= MAX_ATTEMPTS
-    return replace(slot, state=SlotState.ABANDONED if is_lost else SlotState.AVAILABLE, winner=0)

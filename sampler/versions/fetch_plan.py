@@ -1,10 +1,10 @@
-"""What to fetch next, what to drop, what not to believe.
+"""Plans the way from the held version to the head: what to fetch next, and which fetch is useless; pure.
 
-announced  an announcement is not signed: it says what to ask for; only what contradicts a
+announced  an announcement is not signed, so it only says what may be asked for; one that contradicts a
            signed version seen before is refused
-next       first artifact of the cheapest way from what is held to the head
-useless    the cheapest way to a newer head does not need the fetch under way
-failed     an artifact that cannot be used: plan around it until it is announced again
+next       the first artifact of the cheapest path from the held version to the head
+useless    the cheapest path to a newer head does not need the fetch under way
+failed     an artifact that cannot be used is planned around until it is announced again
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ from node.weights.store.high_water import HighWater
 
 
 @dataclass(frozen=True, slots=True)
-class SyncState:
-    """What a sampler holds and knows of."""
+class FetchPlan:
+    """What a sampler holds and what is announced."""
 
     held: PolicyVersion
-    """The newest version in memory, verified or the base model; the next delta starts from it."""
+    """The version in memory, verified or the base model; the next delta starts from it."""
     high_water: HighWater
     announcement: Announcement | None = None
     unusable: frozenset[ArtifactKey] = frozenset()
 
-    def announced(self, announcement: Announcement) -> "SyncState":
-        """Take an announcement in.
+    def announced(self, announcement: Announcement) -> "FetchPlan":
+        """Return the plan after an announcement.
 
         Raises:
             RefusedError: FENCED or ROLLBACK: a signed version contradicts it.
@@ -33,50 +33,49 @@ class SyncState:
         self.high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
         return replace(self, announcement=announcement, unusable=frozenset())
 
-    def advanced(self, held: PolicyVersion, high_water: HighWater) -> "SyncState":
-        """Note a version that was fetched and verified, or begin again from another."""
+    def advanced(self, held: PolicyVersion, high_water: HighWater) -> "FetchPlan":
+        """Return the plan with another version held."""
         return replace(self, held=held, high_water=high_water)
 
-    def failed(self, key: ArtifactKey) -> "SyncState":
-        """Plan without an artifact."""
+    def failed(self, key: ArtifactKey) -> "FetchPlan":
+        """Return the plan without an artifact."""
         return replace(self, unusable=self.unusable | {key})
 
-    def reconsidered(self) -> "SyncState":
-        """Plan with every artifact again: some faults pass."""
+    def reconsidered(self) -> "FetchPlan":
+        """Return the plan with every artifact: some faults pass."""
         return replace(self, unusable=frozenset())
 
     @property
     def is_at_head(self) -> bool:
-        """Whether what is held is the newest announced version, words and all."""
+        """Whether the held version is the newest announced one, root included."""
         return self.announcement is not None and self.held == self.announcement.head
 
     def next_artifact(self) -> Artifact | None:
-        """Give what to fetch now; None: the head is held, or there is no way to it."""
-        path = self._path_from(self.held)
-        return path[0] if path else None
+        """Return what to fetch now; None: the head is held, or there is no path to it."""
+        return next(iter(self.path()), None)
 
     def path(self) -> tuple[Artifact, ...]:
-        """Return the cheapest way to the head in bytes; empty where the head is held, or there is no way."""
+        """Return the cheapest path to the head in bytes; empty if the head is held or there is no path."""
         return self._path_from(self.held) or ()
 
     @property
     def behind_versions(self) -> int:
-        """How far the announced head is ahead of what is held."""
+        """How far the announced head is ahead of the held version."""
         head = self.held.number if self.announcement is None else self.announcement.head.number
         return max(0, head - self.held.number)
 
     def can_start(self, key: ArtifactKey) -> bool:
-        """Whether an artifact makes something newer than what is held, of what is here."""
+        """Whether an artifact starts from what is here and leads to a newer version."""
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
         return is_here and key.version > self.held.number and key not in self.unusable
 
     def is_useless(self, key: ArtifactKey) -> bool:
-        """Whether the cheapest way to the head does not need what ``key`` makes any more.
+        """Whether the cheapest path to the head no longer needs the version that ``key`` leads to.
 
-        It may bring the head nearer all the same: see ``node.weights.planning.pursuit``.
+        It may be worth finishing all the same: see ``node.weights.planning.pursuit``.
         """
         if self.announcement is not None and key.version > self.announcement.head.number:
-            return False  # a source sent it before it was announced
+            return False  # A source sent it before it was announced.
         path = self._path_from(self.held)
         rest = self._path_from(PolicyVersion(key.version))
         return path is not None and (rest is None or _price(path) <= _price(rest))

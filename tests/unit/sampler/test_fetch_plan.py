@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.store.high_water import HighWater
-from sampler.versions.sync_state import SyncState
+from sampler.versions.fetch_plan import FetchPlan
 
 
 def root(number: int) -> bytes:
@@ -23,11 +23,11 @@ def announcement(head: int, *artifacts: tuple[int, int, int], epoch: int = 1) ->
     )
 
 
-def holding(number: int) -> SyncState:
-    return SyncState(version(number), HighWater())
+def holding(number: int) -> FetchPlan:
+    return FetchPlan(version(number), HighWater())
 
 
-def next_key(state: SyncState) -> tuple[int, int] | None:
+def next_key(state: FetchPlan) -> tuple[int, int] | None:
     artifact = state.next_artifact()
     return None if artifact is None else (artifact.key.version, artifact.key.base_version)
 
@@ -64,7 +64,7 @@ def test_an_artifact_that_failed_is_planned_around_until_announced_again() -> No
 
 
 def test_the_right_number_with_other_words_is_made_again_from_the_base_model_or_a_keyframe() -> None:
-    wrong = SyncState(PolicyVersion(1, root(9)), HighWater())
+    wrong = FetchPlan(PolicyVersion(1, root(9)), HighWater())
     state = wrong.announced(announcement(1, (1, 0, 10), (1, NO_BASE, 100)))
     assert not state.is_at_head
     assert next_key(state) == (1, 0)
@@ -85,14 +85,14 @@ def test_a_hub_that_is_behind_changes_nothing() -> None:
     ("epoch", "head", "reason"), [(1, 7, Reason.FENCED), (2, 4, Reason.ROLLBACK), (1, 4, Reason.FENCED)]
 )
 def test_what_contradicts_a_signed_version_is_refused(epoch: int, head: int, reason: Reason) -> None:
-    state = SyncState(version(5), HighWater(2, version(5)))
+    state = FetchPlan(version(5), HighWater(2, version(5)))
     with pytest.raises(RefusedError) as caught:
         state.announced(announcement(head, (head, NO_BASE, 10), epoch=epoch))
     assert caught.value.reason is reason
 
 
 def test_an_announcement_alone_never_raises_the_mark() -> None:
-    state = SyncState(version(5), HighWater(2, version(5))).announced(announcement(99, epoch=9))
+    state = FetchPlan(version(5), HighWater(2, version(5))).announced(announcement(99, epoch=9))
     assert state.high_water == HighWater(2, version(5))
 
 

@@ -1,9 +1,9 @@
-"""What a learner and its hub still owe each other over DrainRollouts; pure.
+"""What a learner and its coordinator still owe each other over DrainRollouts; pure.
 
-A delivered group is *held* until it is refused or trained on. The learner's room is
-``capacity_groups``; credits keep (held + credits outstanding) at that number. After a
-reconnection nothing is lost or doubled, because everything the hub may not know is said
-again: records it has not acknowledged, which groups are held, and what was judged.
+A delivered group is *held* until it is refused or trained on. The learner has room for ``capacity_groups``;
+credits keep (held + credits outstanding) at that number. After a reconnection nothing is lost or doubled,
+because the learner repeats all that the coordinator may not know: step records it has not acknowledged, which
+groups are held, and their verdicts.
 
     delivered --> held --accepted--> held --step--> trained (owed until acknowledged)
                    |                  '---stale---> refused
@@ -19,14 +19,14 @@ from node.run import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What is to be said to the hub now, in this order."""
+    """What to send to the coordinator now, in this order."""
 
-    judgements: tuple[GroupVerdict, ...]
+    verdicts: tuple[GroupVerdict, ...]
     steps: tuple[StepRecord, ...]
     credit_groups: int
 
 
-class DrainBook:
+class OutstandingRollouts:
     """The learner's side of the account."""
 
     def __init__(self, *, version: int, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:
@@ -37,13 +37,13 @@ class DrainBook:
         self._capacity_groups = capacity_groups
         self._held: dict[str, GroupVerdict | None] = {}
         self._unacknowledged = list(unacknowledged)
-        self._owed_judgements: dict[str, GroupVerdict] = {}
+        self._owed_verdicts: dict[str, GroupVerdict] = {}
         self._owed_steps: list[StepRecord] = []
         self._credit_outstanding = 0
 
     @property
     def version(self) -> int:
-        """Version of the newest step that is known here: those up to it are acknowledged or will be said.
+        """Version of the newest step known here: those up to it are acknowledged or will be sent.
 
         The checkpoint on disk may be one step ahead, whose record is about to come.
         """
@@ -56,18 +56,18 @@ class DrainBook:
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
-        """Records the hub may not have; part of every checkpoint."""
+        """Records the coordinator may not have; part of every checkpoint."""
         return tuple(self._unacknowledged)
 
     def connected(self) -> None:
-        """Begin a new stream: credits are void, what may have been lost is owed again.
+        """Begin a new stream: credits are void, and what may have been lost is owed again.
 
         Unacknowledged records are not owed here: they travel in the stream's hello.
         """
         self._credit_outstanding = 0
         self._owed_steps.clear()
-        judged = (judgement for judgement in self._held.values() if judgement is not None)
-        self._owed_judgements = {judgement.group_id: judgement for judgement in judged}
+        verdicts = (verdict for verdict in self._held.values() if verdict is not None)
+        self._owed_verdicts = {verdict.group_id: verdict for verdict in verdicts}
 
     def delivered(self, group_id: str) -> bool:
         """Note a delivery; False if the group is held already or was trained on."""
@@ -77,34 +77,34 @@ class DrainBook:
         self._held[group_id] = None
         return True
 
-    def judged(self, judgement: GroupVerdict) -> None:
-        """Note a verdict on a held group; anything but ACCEPTED ends its stay."""
-        if judgement.group_id not in self._held:
-            raise KeyError(f"group {judgement.group_id} is not held")
-        self._owed_judgements[judgement.group_id] = judgement
-        if judgement.verdict is Verdict.ACCEPTED:
-            self._held[judgement.group_id] = judgement
+    def judged(self, verdict: GroupVerdict) -> None:
+        """Note the verdict on a held group, which is held no longer unless it is ACCEPTED."""
+        if verdict.group_id not in self._held:
+            raise KeyError(f"group {verdict.group_id} is not held")
+        self._owed_verdicts[verdict.group_id] = verdict
+        if verdict.verdict is Verdict.ACCEPTED:
+            self._held[verdict.group_id] = verdict
         else:
-            del self._held[judgement.group_id]
+            del self._held[verdict.group_id]
 
     def stepped(self, step: StepRecord) -> None:
         """Note a step that is durable in the learner's checkpoint."""
         for group_id in step.group_ids:
             del self._held[group_id]
-            self._owed_judgements.pop(group_id, None)
+            self._owed_verdicts.pop(group_id, None)
         self._version = step.version
         self._unacknowledged.append(step)
         self._owed_steps.append(step)
 
     def acknowledged(self, version: int) -> None:
-        """Note that every record up to ``version`` is on the hub's disk."""
+        """Note that every record up to ``version`` is on the coordinator's disk."""
         self._unacknowledged = [step for step in self._unacknowledged if step.version > version]
 
     def take_owed(self) -> Owed:
-        """Give what is to be said now, and note it as said."""
+        """Return what to send now, and count it as sent."""
         credit = max(0, self._capacity_groups - len(self._held) - self._credit_outstanding)
-        owed = Owed(tuple(self._owed_judgements.values()), tuple(self._owed_steps), credit)
-        self._owed_judgements.clear()
+        owed = Owed(tuple(self._owed_verdicts.values()), tuple(self._owed_steps), credit)
+        self._owed_verdicts.clear()
         self._owed_steps.clear()
         self._credit_outstanding += credit
         return owed

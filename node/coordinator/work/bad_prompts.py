@@ -24,7 +24,7 @@ LONGEST_RETRY_S: Final = 86_400.0
 """Pauses double up to this, or stay at what is configured where that is longer."""
 
 
-class PromptBook:
+class BadPrompts:
     """The bad prompts of a run."""
 
     def __init__(self, bad: Iterable[BadPrompt] = (), *, retry_s: float) -> None:

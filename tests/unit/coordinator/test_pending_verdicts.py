@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.coordinator.fleet.pending_verdicts import Outbox
+from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.rollout import GroupVerdict, Verdict
 
 
@@ -15,29 +15,29 @@ def numbers(told: tuple[GroupVerdict, ...]) -> list[int]:
     return [int(one.group_id.partition(".")[0]) for one in told]
 
 
-def outbox_of(count: int, *, capacity: int = 10) -> Outbox:
-    outbox = Outbox(capacity=capacity)
+def pending_of(count: int, *, capacity: int = 10) -> PendingVerdicts:
+    pending = PendingVerdicts(capacity=capacity)
     for number in range(count):
-        outbox.put(judgement(number))
-    return outbox
+        pending.put(judgement(number))
+    return pending
 
 
 def test_what_was_heard_goes_and_what_was_only_told_stays() -> None:
-    outbox = outbox_of(5)
-    assert numbers(outbox.take(2, has_heard=False)) == [0, 1]
-    assert numbers(outbox.take(2, has_heard=False)) == [0, 1]
-    assert numbers(outbox.take(2, has_heard=True)) == [2, 3]
-    assert numbers(outbox.take(2, has_heard=True)) == [4]
-    assert outbox.take(2, has_heard=True) == ()
-    assert len(outbox) == 0
+    pending = pending_of(5)
+    assert numbers(pending.take(2, has_heard=False)) == [0, 1]
+    assert numbers(pending.take(2, has_heard=False)) == [0, 1]
+    assert numbers(pending.take(2, has_heard=True)) == [2, 3]
+    assert numbers(pending.take(2, has_heard=True)) == [4]
+    assert pending.take(2, has_heard=True) == ()
+    assert len(pending) == 0
 
 
 def test_the_oldest_go_when_it_is_full_even_where_they_were_told() -> None:
-    outbox = outbox_of(3, capacity=3)
-    outbox.take(2, has_heard=False)
-    assert outbox.put(judgement(3)) == 1
+    pending = pending_of(3, capacity=3)
+    pending.take(2, has_heard=False)
+    assert pending.put(judgement(3)) == 1
     # 0 was dropped; of what was told only 1 is left to be acknowledged.
-    assert numbers(outbox.take(3, has_heard=True)) == [2, 3]
+    assert numbers(pending.take(3, has_heard=True)) == [2, 3]
 
 
 @settings(deadline=None)
@@ -46,14 +46,14 @@ def test_a_sampler_that_passes_over_what_the_last_answer_told_hears_everything_o
     turns: list[tuple[int, str]],
 ) -> None:
     """Answers are lost, or arrive and the stream is cut before the next heartbeat says so."""
-    outbox, put, heard = Outbox(capacity=1000), 0, list[int]()
+    pending, put, heard = PendingVerdicts(capacity=1000), 0, list[int]()
     has_heard = False
     last: list[int] = []
     for count, fate in [*turns, *[(0, "heard")] * 50]:
         for _ in range(count):
-            outbox.put(judgement(put))
+            pending.put(judgement(put))
             put += 1
-        told = numbers(outbox.take(2, has_heard=has_heard))
+        told = numbers(pending.take(2, has_heard=has_heard))
         if fate != "lost":
             heard += [number for number in told if number not in last]
             last = told

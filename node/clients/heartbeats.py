@@ -1,0 +1,168 @@
+"""A peer's heartbeats: what each one reports, and what the answers say of the run and of the two clocks.
+
+A peer writes a heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import Clock
+from node.identity.revocation import Revocations
+from node.policy import PolicyVersion
+from node.rollout import GroupVerdict
+from node.rpc.channel import ConnectionLost, classified
+from node.run import StepReport
+from node.telemetry.lag import ClockSample, best_sample, clock_sample
+from node.telemetry.metrics import MetricFamily
+from node.wire.members import metric_families_to_wire, revocations_from_wire, step_report_to_wire
+from node.wire.policies import optional_version_to_wire
+from node.wire.rollouts import group_verdict_from_wire
+
+ANSWER_TIMEOUT_S: Final = 20.0
+"""Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
+
+GOODBYE_TIMEOUT_S: Final = 2.0
+"""Longest wait for the coordinator to note that the peer leaves; without it the peer turns silent instead."""
+
+CLOCK_SAMPLES: Final = 8
+"""Heartbeats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
+
+_Stream = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReports:
+    """What each heartbeat reports, asked anew for each; all called on the event loop's thread."""
+
+    held: Callable[[], PolicyVersion | None]
+    waits_for: Callable[[], str]
+    metrics: Callable[[], tuple[MetricFamily, ...]]
+    running_leases: Callable[[], Sequence[str]] = tuple
+    step_report: Callable[[], StepReport | None] = lambda: None
+    revocations: Callable[[], Revocations | None] = lambda: None
+    """Relays: those they have from the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """Whom to tell what the answers say; called on the event loop's thread unless said otherwise."""
+
+    verdict: Callable[[GroupVerdict], None] = lambda _: None
+    lost_leases: Callable[[Sequence[str]], None] = lambda _: None
+    must_repair: Callable[[], None] = lambda: None
+    revocations: Callable[[Revocations], None] = lambda _: None
+    """Relays: who is shut out now. Called in a thread: it may write a file."""
+
+
+class Heartbeats:
+    """Sends heartbeats on one stream after another.
+
+    Attributes:
+        clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
+        longest_lag_versions: A learner is told how far the farthest sampler is behind; others: 0.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        reports: PeerReports,
+        notices: Notices,
+        *,
+        instance: str,
+        clock: Clock,
+    ) -> None:
+        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        self._reports = reports
+        self._notices = notices
+        self._instance = instance
+        self._clock = clock
+        self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
+        self._last_verdicts: frozenset[GroupVerdict] = frozenset()
+        self.clock_offset_s = 0.0
+        self.longest_lag_versions = 0
+
+    async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
+        """Send heartbeats on a new stream until ``stopping``, then say goodbye.
+
+        Raises:
+            RefusedError, ConnectionLost: the stream ended before.
+        """
+        stream = self._stub.Heartbeat()
+        try:
+            with classified():
+                sequence = 0
+                while not stopping.is_set():
+                    sequence += 1
+                    await self._send_one(stream, sequence)
+                    answered()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(interval_s):
+                            await stopping.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                        await stream.done_writing()
+                        await stream.read()
+        finally:
+            stream.cancel()
+
+    async def _send_one(self, stream: _Stream, sequence: int) -> None:
+        sent_at_s = self._clock.now()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await stream.write(self._request(sequence, sent_at_s))
+                answer = await stream.read()
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to heartbeat {sequence} within {ANSWER_TIMEOUT_S} s") from None
+        if not isinstance(answer, membership_pb2.HeartbeatResponse):  # grpc.aio.EOF
+            raise ConnectionLost("the coordinator ended the heartbeat stream")
+        self._compare_clocks(sent_at_s, answer)
+        self.longest_lag_versions = max(0, answer.longest_lag_versions)
+        self._note_verdicts(answer)
+        if answer.lost_lease_ids:
+            self._notices.lost_leases(tuple(answer.lost_lease_ids))
+        if answer.must_repair:
+            self._notices.must_repair()
+        if answer.HasField("revocations"):
+            await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
+
+    def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
+        step = self._reports.step_report()
+        revocations = self._reports.revocations()
+        return membership_pb2.HeartbeatRequest(
+            sequence=sequence,
+            sent_at_s=sent_at_s,
+            held=optional_version_to_wire(self._reports.held()),
+            running_lease_ids=self._reports.running_leases(),
+            clock_offset_s=self.clock_offset_s,
+            metrics=metric_families_to_wire(self._reports.metrics()),
+            waits_for=self._reports.waits_for(),
+            step=None if step is None else step_report_to_wire(step),
+            revocations_digest=b"" if revocations is None else revocations.digest,
+            instance=self._instance,
+        )
+
+    def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:
+        sample = clock_sample(
+            sent_at_s=sent_at_s,
+            received_at_s=answer.received_at_s,
+            replied_at_s=answer.sent_at_s,
+            returned_at_s=self._clock.now(),
+        )
+        self._clock_samples.append(sample)
+        if (best := best_sample(self._clock_samples)) is not None:
+            self.clock_offset_s = best.offset_s
+
+    def _note_verdicts(self, answer: membership_pb2.HeartbeatResponse) -> None:
+        verdicts = [group_verdict_from_wire(verdict) for verdict in answer.verdicts]
+        for verdict in verdicts:
+            # The coordinator repeats them where it cannot know that the answer before arrived.
+            if verdict not in self._last_verdicts:
+                self._notices.verdict(verdict)
+        self._last_verdicts = frozenset(verdicts)

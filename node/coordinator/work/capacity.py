@@ -1,0 +1,63 @@
+"""How many more groups may be leased; pure.
+
+The staleness bound is kept by leasing less, not by throwing finished work away: a group is leased only if the
+learner will still want it, however slowly it is sampled.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits on work in flight, in groups and versions."""
+
+    concurrency_groups: int
+    buffer_groups: int
+    batch_groups: int
+    max_staleness_versions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is in flight, counted from the ledger."""
+
+    running_groups: int
+    """Leased and not submitted."""
+    untrained_groups: int
+    """Submitted, neither refused nor trained on."""
+    trained_groups: int
+    version: int
+    """The learner's."""
+    lost_steps: int = 0
+    """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many groups may be leased now, >= 0, and the bound that is tightest."""
+
+    groups: int
+    bound: str
+    """concurrency, staleness or buffer; or what is not there yet: learner, ledger, task or prompts."""
+
+
+def capacities(bounds: Bounds, load: Load) -> dict[str, int]:
+    """Return the room under each bound by name; negative where it is overdrawn.
+
+    staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
+    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298.
+    """
+    untrained, running = load.untrained_groups, load.running_groups
+    accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
+    horizon = bounds.max_staleness_versions + load.version + 1
+    return {
+        "concurrency": bounds.concurrency_groups - running,
+        "staleness": horizon * bounds.batch_groups - (accepted + running),
+        "buffer": bounds.buffer_groups - (untrained + running),
+    }
+
+
+def capacity(bounds: Bounds, load: Load) -> Capacity:
+    """Return the room under the tightest bound."""
+    bound, groups = min(capacities(bounds, load).items(), key=lambda item: item[1])
+    return Capacity(max(0, groups), bound)

@@ -1,0 +1,81 @@
+"""Whether a group answers its lease, and whether a peer has the run's model; pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.coordinator.work.slots import Slot
+from node.errors import Reason, RefusedError
+from node.rollout import RolloutGroup, SamplingParameters, Verdict, check_group
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The learner that may publish, and the model it trains: the run's."""
+
+    node_id: str
+    epoch: int
+    layout_digest: bytes
+    tokenizer_digest: bytes
+    vocabulary_size: int
+    version: int
+    """Newest version it is known to have reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every lease of the run asks for."""
+
+    run_id: str
+    task: str
+    group_size: int
+    sampling: SamplingParameters
+
+
+def objection(
+    group: RolloutGroup, slot: Slot, work: Work, learner: Learner, is_published: Callable[[int], bool]
+) -> tuple[Verdict, str] | None:
+    """Return why a group does not answer the lease on ``slot``; None where it does."""
+    try:
+        check_group(group, vocabulary_size=learner.vocabulary_size)
+        check_model(group.layout_digest, group.tokenizer_digest, learner, of="the group")
+    except RefusedError as refused:
+        is_other_model = refused.reason in (Reason.LAYOUT_MISMATCH, Reason.TOKENIZER_MISMATCH)
+        return Verdict.FOREIGN if is_other_model else Verdict.MALFORMED, refused.what
+    if (group.task, group.prompt_index) != (work.task, slot.prompt_index):
+        return Verdict.FOREIGN, (
+            f"it answers prompt {group.prompt_index} of task {group.task!r}, "
+            f"leased was prompt {slot.prompt_index} of {work.task!r}"
+        )
+    if group.sampling != work.sampling:
+        return Verdict.FOREIGN, f"it was sampled with {group.sampling}, leased was {work.sampling}"
+    if len(group.completions) != work.group_size:
+        return Verdict.MALFORMED, f"{len(group.completions)} completions, leased were {work.group_size}"
+    longest = max(len(completion.token_ids) for completion in group.completions)
+    if longest > work.sampling.max_new_tokens:
+        return Verdict.MALFORMED, (
+            f"a completion of {longest} tokens, allowed are {work.sampling.max_new_tokens}"
+        )
+    for version in sorted({group.oldest_version, group.newest_version}):
+        if not is_published(version):
+            return Verdict.FOREIGN, f"version {version} was never published"
+    return None
+
+
+def check_model(
+    layout_digest: bytes, tokenizer_digest: bytes, learner: Learner, *, of: str = "this peer"
+) -> None:
+    """Check that a peer or a group has the run's model.
+
+    Raises:
+        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
+    """
+    for what, reason, theirs, ours in (
+        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
+        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
+    ):
+        if theirs != ours:
+            raise RefusedError(
+                reason,
+                f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
+                fix="give every peer the same model directory",
+            )

@@ -1,0 +1,51 @@
+"""What a coordinator and a relay set up alike: the store of policy versions and the ports they serve."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import grpc.aio
+
+from node.identity.revocation import RevocationList
+from node.process.role_context import RoleContext
+from node.rpc.server import Audience, RpcServer
+from node.weights.store.artifact_store import ArtifactStore
+
+VERSIONS_DIRECTORY: Final = "versions"
+
+
+def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStore:
+    """Open the policy versions a hub has on disk.
+
+    Raises:
+        StartupError: they cannot be opened.
+    """
+    return ArtifactStore(
+        context.state_dir / VERSIONS_DIRECTORY,
+        public_key=context.run.learner_public_key,
+        run_id=context.run.run_id,
+        retained_keyframes=retained_keyframes,
+    )
+
+
+def make_server(
+    context: RoleContext,
+    name: str,
+    *,
+    listen: str,
+    revocations: RevocationList,
+    servicers: Sequence[Callable[[grpc.aio.Server], None]],
+    audience: Audience = Audience.MEMBERS,
+) -> RpcServer:
+    """Return a server of the run's for one port; arguments as ``RpcServer``'s."""
+    return RpcServer(
+        name,
+        listen=listen,
+        servicers=servicers,
+        run_id=context.run.run_id,
+        identity=context.identity,
+        revocations=revocations,
+        clock=context.clock,
+        count_refusal=context.node_metrics.count_refusal,
+        drain_grace_s=context.config.node.drain_timeout_s / 2,
+        audience=audience,
+    )

@@ -1,0 +1,46 @@
+"""How much more may be sampled."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.coordinator.work.capacity import Bounds, Load, capacity
+
+
+def room(
+    *, running: int = 0, untrained: int = 0, trained: int = 0, version: int = 0, **changes: int
+) -> tuple[int, str]:
+    bounds = Bounds(concurrency_groups=100, buffer_groups=100, batch_groups=4, max_staleness_versions=2)
+    found = capacity(replace(bounds, **changes), Load(running, untrained, trained, version))
+    return found.groups, found.bound
+
+
+@pytest.mark.parametrize(("version", "groups"), [(0, 12), (1, 16), (2, 20)])
+def test_the_staleness_bound_lets_groups_in_for_the_steps_within_reach(version: int, groups: int) -> None:
+    # (S + version + 1) * B with S = 2 and B = 4
+    assert room(version=version) == (groups, "staleness")
+
+
+def test_every_group_in_flight_or_trained_counts_against_the_staleness_bound() -> None:
+    assert room(running=3, untrained=2, trained=4, version=1) == (16 - 9, "staleness")
+
+
+def test_the_tightest_bound_gives_the_number_and_its_name() -> None:
+    assert room(running=3, concurrency_groups=5) == (2, "concurrency")
+    assert room(untrained=3, running=1, buffer_groups=6) == (2, "buffer")
+
+
+def test_an_overdrawn_bound_gives_no_room_rather_than_less_than_none() -> None:
+    assert room(untrained=9, buffer_groups=6) == (0, "buffer")
+
+
+def test_nothing_within_the_bound_can_be_staler_than_allowed() -> None:
+    """A step takes the four oldest groups; each was leased as soon as there was room."""
+    leased_at: list[int] = []
+    stalest = 0
+    for version in range(50):
+        trained = 4 * version
+        free, _ = room(running=len(leased_at) - trained, trained=trained, version=version)
+        leased_at += [version] * free
+        stalest = max(stalest, *(version - at for at in leased_at[trained : trained + 4]))
+    assert stalest == 2

@@ -1,0 +1,138 @@
+import pytest
+
+from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.rollout import GroupVerdict, Verdict
+from node.run import StepRecord
+
+
+def make_outstanding(capacity: int = 3, *unacknowledged: StepRecord) -> OutstandingRollouts:
+    version = max((step.version for step in unacknowledged), default=0)
+    outstanding = OutstandingRollouts(
+        version=version, capacity_groups=capacity, unacknowledged=unacknowledged
+    )
+    outstanding.connected()
+    return outstanding
+
+
+def test_credits_never_exceed_the_room_there_is() -> None:
+    outstanding = make_outstanding(3)
+    assert outstanding.take_owed().credit_groups == 3
+    assert outstanding.take_owed().credit_groups == 0
+    assert outstanding.delivered("1.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
+    assert outstanding.take_owed().credit_groups == 0
+    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
+    assert outstanding.take_owed().credit_groups == 1
+
+
+def test_a_refused_group_makes_room_at_once() -> None:
+    outstanding = make_outstanding(1)
+    outstanding.take_owed()
+    outstanding.delivered("1.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.STALE, "7 versions"))
+    owed = outstanding.take_owed()
+    assert owed.verdicts == (GroupVerdict("1.1", Verdict.STALE, "7 versions"),)
+    assert owed.credit_groups == 1
+
+
+def test_what_may_have_been_lost_is_said_again_on_the_next_stream() -> None:
+    outstanding = make_outstanding(3)
+    outstanding.take_owed()
+    outstanding.delivered("1.1")
+    outstanding.delivered("2.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
+    outstanding.take_owed()
+    outstanding.connected()
+    owed = outstanding.take_owed()
+    assert owed.verdicts == (GroupVerdict("1.1", Verdict.ACCEPTED),)
+    assert owed.credit_groups == 1
+    assert outstanding.held_group_ids == ("1.1", "2.1")
+
+
+def test_a_step_is_unacknowledged_until_the_hub_has_it_on_disk() -> None:
+    outstanding = make_outstanding(3)
+    for version in (1, 2):
+        outstanding.delivered(f"{version}.1")
+        outstanding.stepped(StepRecord(version, (f"{version}.1",), (0,)))
+    outstanding.acknowledged(1)
+    assert [step.version for step in outstanding.unacknowledged] == [2]
+
+
+def test_the_version_of_a_hello_is_that_of_the_newest_record_known_acknowledged_or_not() -> None:
+    outstanding = make_outstanding(3, StepRecord(4, ("9.1",), (2,)))
+    assert outstanding.version == 4
+    outstanding.delivered("10.1")
+    outstanding.stepped(StepRecord(5, ("10.1",), (0,)))
+    outstanding.acknowledged(5)
+    assert (outstanding.version, outstanding.unacknowledged) == (5, ())
+
+
+def test_a_group_of_an_unacknowledged_step_is_not_taken_again() -> None:
+    outstanding = make_outstanding(3, StepRecord(4, ("9.1",), (2,)))
+    assert not outstanding.delivered("9.1")
+    assert not outstanding.held_group_ids
+
+
+def test_a_group_that_is_held_is_not_taken_twice() -> None:
+    outstanding = make_outstanding(3)
+    assert outstanding.delivered("1.1")
+    assert not outstanding.delivered("1.1")
+
+
+def test_steps_of_a_broken_stream_travel_in_the_next_hello_only() -> None:
+    outstanding = make_outstanding(3)
+    outstanding.delivered("1.1")
+    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
+    outstanding.connected()
+    assert outstanding.take_owed().steps == ()
+    assert outstanding.unacknowledged == (StepRecord(1, ("1.1",), (0,)),)
+
+
+def test_a_group_that_was_trained_on_before_its_acceptance_was_said_is_said_to_be_trained_only() -> None:
+    outstanding = make_outstanding(3)
+    outstanding.delivered("1.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
+    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
+    owed = outstanding.take_owed()
+    assert (owed.verdicts, [step.version for step in owed.steps]) == ((), [1])
+
+
+def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
+    outstanding = make_outstanding(3)
+    outstanding.delivered("1.1")
+    outstanding.delivered("2.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
+    outstanding.stepped(StepRecord(1, ("2.1",), (0,)))
+    assert (len((owed := outstanding.take_owed()).verdicts), len(owed.steps)) == (1, 1)
+    assert ((owed := outstanding.take_owed()).verdicts, owed.steps) == ((), ())
+    outstanding.connected()
+    assert outstanding.take_owed().verdicts == ()
+
+
+def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None:
+    """The group is not in the hello either: the hub delivers it again, and it is judged again."""
+    outstanding = make_outstanding(3)
+    outstanding.delivered("1.1")
+    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
+    outstanding.connected()
+    assert outstanding.take_owed().verdicts == ()
+    assert outstanding.held_group_ids == ()
+    assert outstanding.delivered("1.1")
+
+
+def test_what_was_delivered_twice_uses_up_its_credit_all_the_same() -> None:
+    outstanding = make_outstanding(2)
+    assert outstanding.take_owed().credit_groups == 2
+    outstanding.delivered("1.1")
+    outstanding.delivered("1.1")
+    assert outstanding.take_owed().credit_groups == 1
+
+
+def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
+    with pytest.raises(KeyError, match="not held"):
+        make_outstanding().judged(GroupVerdict("1.1", Verdict.ACCEPTED))
+
+
+def test_a_learner_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity_groups"):
+        OutstandingRollouts(version=0, capacity_groups=0, unacknowledged=())
