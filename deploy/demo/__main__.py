@@ -138,7 +138,7 @@ async def _watch(
 
 
 def _operator(directory: RunDirectory) -> Identity:
-    identity = load_identity(directory.hub_state / Role.OPERATOR / IDENTITY_DIRECTORY)
+    identity = load_identity(directory.coordinator_state / Role.OPERATOR / IDENTITY_DIRECTORY)
     assert identity is not None, "init made it"
     return identity
 

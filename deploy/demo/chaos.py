@@ -125,7 +125,7 @@ def _peers_came_back(fault: Fault, seen: Observation) -> Check:
     return Check(
         f"coordinator killed at version {fault.version}",
         len(joined) > len(SAMPLERS) and after > 0,
-        f"noticed: by {', '.join(joined) or 'nobody'}, who joined the new one by themselves. Repaired: "
+        f"noticed: by {', '.join(joined) or 'no peer'}, joining the new one by themselves. Repaired: "
         f"serving after {fault.away_s:.1f} s, longest pause between steps "
         f"{_longest_pause_s(fault, seen.steps):.1f} s, {after} versions made since",
     )

@@ -9,7 +9,7 @@ from typing import Final
 COORDINATOR: Final = "coordinator"
 LEARNER: Final = "learner"
 NEAR: Final = "sampler-1"
-"""On the hub's own network."""
+"""On the coordinator's own network."""
 FAR: Final = "sampler-2"
 """Behind the emulated link."""
 LINK: Final = "link"
@@ -61,17 +61,17 @@ class RunDirectory:
         return self.root / "model"
 
     @property
-    def hub_state(self) -> Path:
+    def coordinator_state(self) -> Path:
         """The directory that ``heterorl-node init`` makes."""
         return self.state(COORDINATOR)
 
     @property
     def run_file(self) -> Path:
-        return self.hub_state / "run.json"
+        return self.coordinator_state / "run.json"
 
     @property
     def ledger(self) -> Path:
-        return self.hub_state / "coordinator" / "ledger.sqlite"
+        return self.coordinator_state / "coordinator" / "ledger.sqlite"
 
     @property
     def step_log(self) -> Path:
@@ -136,14 +136,14 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         NEAR: ("sampler", {**model, "seed": 2 * plan.seed, "concurrency_groups": 16}),
         FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16, "apply": "in_place"}),
     }
-    hub = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
+    dialled = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
     direct = {"coordinator": f"127.0.0.1:{ports.members}"}
     return {
         name: {
             "node": {
                 "state_dir": str(directory.state(name)),
                 "run_file": str(directory.run_file),
-                **hub.get(name, direct),
+                **dialled.get(name, direct),
                 **({"node_id": name, "token_file": str(directory.token(name))} if name in SAMPLERS else {}),
             },
             "telemetry": {"http_listen": f"127.0.0.1:{ports.telemetry[name]}", "log_format": "json"},

@@ -111,7 +111,7 @@ class Session:
         return await self._children.wait_for_end(LEARNER, timeout_s=timeout_s) is not None
 
     async def drain(self) -> dict[str, int]:
-        """Stop every process, the hub after its peers; return exit codes by process."""
+        """Stop every process, the coordinator after its peers; return exit codes by process."""
         codes = {name: asyncio.create_task(self._children.stop(name)) for name in (LEARNER, *SAMPLERS)}
         exit_codes = {name: await code for name, code in codes.items()}
         for name in (COORDINATOR, LINK):
@@ -122,13 +122,13 @@ class Session:
         directory = self._directory
         await self._children.run(
             "init",
-            *("node", "init", str(directory.hub_state)),
+            *("node", "init", str(directory.coordinator_state)),
             *("--run-id", directory.run_id, "--host", "127.0.0.1"),
         )
         for name in (LEARNER, *SAMPLERS):
             directory.state(name).mkdir(mode=0o700)
-        # As on separate machines: the signing key leaves the hub.
-        shutil.move(directory.hub_state / LEARNER, directory.state(LEARNER) / LEARNER)
+        # As on separate machines: the signing key leaves the coordinator.
+        shutil.move(directory.coordinator_state / LEARNER, directory.state(LEARNER) / LEARNER)
         for name, document in configurations(self._plan, directory, self.ports).items():
             directory.config(name).write_text(to_toml(document))
 
@@ -142,7 +142,15 @@ class Session:
     async def _let_in(self, name: str) -> None:
         token = await self._children.run(
             f"token-{name}",
-            *("node", "token", str(self._directory.hub_state), "--role", "sampler", "--node-id", name),
+            *(
+                "node",
+                "token",
+                str(self._directory.coordinator_state),
+                "--role",
+                "sampler",
+                "--node-id",
+                name,
+            ),
             *("--address", f"127.0.0.1:{self.ports.enrolment}"),
         )
         path = self._directory.token(name)
