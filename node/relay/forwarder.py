@@ -1,4 +1,4 @@
-"""Takes groups in for the coordinator and hands them on, for as long as it takes.
+"""Spools groups for the coordinator and forwards them for as long as it takes.
 
 sampler --SubmitRollouts--> spool (on disk) --SPOOLED--> sampler
                               |
@@ -60,7 +60,7 @@ class Forwarder:
         return is_new
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Hand groups on until ``stopping``; what is left is on disk for the next start."""
+        """Forward groups until ``stopping``; the rest is on disk for the next start."""
         ready()
         try:
             await run_until(stopping, self._forward_for_ever())

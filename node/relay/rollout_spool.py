@@ -1,7 +1,7 @@
-"""Groups on a relay's disk until the coordinator has answered for them.
+"""Groups on a relay's disk, until the coordinator has answered for them.
 
-One SQLite file (WAL, synchronous=FULL): what was put is on disk. SQLite keeps no checksum of what it
-stores, so each group carries its own.
+One SQLite file (WAL, synchronous=FULL). SQLite keeps no checksum of what it stores, so each group carries its
+own.
 
 Blocking: one thread calls this, never the event loop's.
 """
@@ -23,15 +23,15 @@ CREATE TABLE IF NOT EXISTS groups (
 """
 
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+"""Long enough for a predecessor that is closing the file; after it the start fails with a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledGroup:
-    """A group as it was handed in."""
+    """A group as it was submitted."""
 
     number: int
-    """Counts up from 1, never used twice."""
+    """Counts up from 1; never used twice."""
     sampler_id: str
     group_id: str
     data: bytes | None
@@ -48,7 +48,7 @@ class RolloutSpool:
 
     @classmethod
     def open(cls, path: Path, *, capacity_groups: int) -> Self:
-        """Open the spool, making it where there is none.
+        """Open the spool; make it where there is none.
 
         Raises:
             StartupError: it is damaged or locked.
@@ -72,7 +72,7 @@ class RolloutSpool:
         self._connection.close()
 
     def __len__(self) -> int:
-        """Give how many groups wait."""
+        """Return how many groups wait."""
         return self._size
 
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
@@ -82,7 +82,11 @@ class RolloutSpool:
             RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
         if self._size >= self._capacity_groups:
-            raise RefusedError(Reason.BUSY, f"{self._size} groups wait for the coordinator", fix="try again")
+            raise RefusedError(
+                Reason.BUSY,
+                f"{self._size} groups wait for the coordinator, the spool is full",
+                fix="try again later",
+            )
         row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
         try:
             done = self._connection.execute(
@@ -94,7 +98,7 @@ class RolloutSpool:
         return done.rowcount == 1
 
     def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
-        """Give the groups that wait longest.
+        """Return the groups that have waited longest.
 
         Raises:
             RefusedError: DISK, if they cannot be read.

@@ -1,8 +1,7 @@
-"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge.
+"""PolicyService at a hub: announces, serves and takes in artifacts that the hub cannot forge.
 
-At a relay an artifact may still be on its way: whoever asks for a frame of it gets the frame as soon
-as it has arrived and was verified.
-"""
+At a relay an artifact may still be arriving: a frame of it is served as soon as it has arrived and is
+verified."""
 
 import asyncio
 import contextlib
@@ -29,12 +28,13 @@ ARRIVAL_TIMEOUT_S: Final = 15.0
 """Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
 
 RESUME_TIMEOUT_S: Final = 5.0
-"""Longest wait for an artifact that is not whole to be gone on with, as a relay does that has just started.
-Then its reader does better to plan again: the relay may have left it for something newer."""
+"""Longest wait for the transfer of an incomplete artifact to resume, as at a relay that has just started.
+After that its reader had better plan again: the relay may have left the artifact for a newer one."""
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """Translates between the wire and an ArtifactStore. Refusals are told to the caller by the gate."""
+    """Translates between the wire and an ArtifactStore; the interceptor turns what it raises into
+    refusals."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Serve ``store``.
 
         Args:
-            batch_bytes: small payloads are put together up to this much.
-            damage: fault injection: changes every piece of a frame before it is sent.
+            batch_bytes: Small payloads are joined up to this much.
+            damage: Fault injection: changes every piece of a frame before it is sent.
         """
         self._store = store
         self._metrics = metrics
@@ -112,7 +112,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     )
 
     async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
-        """Wait for a head newer than a version; return the first artifact on the cheapest way to it."""
+        """Wait for a head newer than ``held``; return the first artifact on the cheapest way to it."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
@@ -133,7 +133,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def _pieces(
         self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
     ) -> AsyncIterator["_Piece"]:
-        """Yield payloads: the first from ``start_bytes`` on, an only one to ``end_bytes``."""
+        """Yield payloads: the first one from ``start_bytes`` on, an only one up to ``end_bytes``."""
         key = manifest.key
         sent = 0
         while sent < len(frames):
@@ -158,7 +158,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return b"".join(self._store.read_payload(key, frame) for frame in batch)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
-        """Return when a frame is here, or not on its way: what is missing then is the store's to say."""
+        """Return when a frame is here, or is not arriving: then the store says what is missing."""
         if self._store.has(key, frame):
             return
         loop = asyncio.get_running_loop()
@@ -169,7 +169,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     while not (self._store.has(key, frame) or self._store.is_awaited(key, frame)):
                         await arrived.wait()
                         arrived.clear()
-            async with within(ARRIVAL_TIMEOUT_S, f"frame {frame} of version {key.version} on its way"):
+            async with within(ARRIVAL_TIMEOUT_S, f"the arrival of frame {frame} of version {key.version}"):
                 while self._store.is_awaited(key, frame):
                     await arrived.wait()
                     arrived.clear()
@@ -194,13 +194,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             if payload is not None:
                 await asyncio.to_thread(self._store.write_frame, key, message.frame, payload)
         if upload is None:
-            raise RefusedError(Reason.MALFORMED, "an upload without a frame")
+            raise RefusedError(Reason.MALFORMED, "the upload has no frame")
         missing = await asyncio.to_thread(self._store.missing, upload.manifest.key)
         return policy_pb2.UploadFramesResponse(missing_frames=missing)
 
 
 def damage_first(count: int) -> Callable[[bytes], bytes]:
-    """Give a fault: one bit is flipped in each of the first ``count`` pieces."""
+    """Return a fault that flips one bit in each of the first ``count`` pieces."""
     left = count
 
     def damage(data: bytes) -> bytes:
@@ -223,17 +223,17 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Upload:
-    """Puts the pieces of one stream together, never more than the frame they belong to."""
+    """Joins the pieces of one stream, one frame at a time."""
 
     manifest: Manifest
     frame: int = -1
     partial: bytearray = field(default_factory=bytearray)
 
     def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
-        """Give the payload that this piece completes.
+        """Return the payload that this piece completes; None: it is not complete yet.
 
         Raises:
-            RefusedError: MALFORMED, if it is not the piece that comes next.
+            RefusedError: MALFORMED; it is not the next piece.
         """
         if key != self.manifest.key or frame >= len(self.manifest.frames):
             raise RefusedError(
@@ -260,7 +260,11 @@ class _Upload:
 def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) -> None:
     frames = request.frames
     if not 1 <= len(frames) <= limits.FRAMES_PER_FETCH or len(set(frames)) != len(frames):
-        raise RefusedError(Reason.MALFORMED, f"{len(frames)} frames, of which {len(set(frames))} differ")
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a request for {len(frames)} frames, {len(set(frames))} of them distinct; allowed are "
+            f"1 to {limits.FRAMES_PER_FETCH}, each once",
+        )
     if max(frames) >= len(manifest.frames):
         raise RefusedError(
             Reason.MALFORMED,
