@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo test kills restores neon check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo test kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: install ## Every test; needs no GPU and no network
 
 kills: install ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
+
+mutants: install ## Plant faults in what decides and see which no test catches (FAULTS=n, SEED=n; up to an hour)
+	$(BIN)/python -m bench.mutants --faults $(or $(FAULTS),1200) --seed $(or $(SEED),0)
 
 restores: install ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)

@@ -25,7 +25,7 @@ from deploy.demo.observation import is_ready
 from deploy.demo.plan import Section, to_toml
 from deploy.demo.processes import ChildError, Fleet
 from deploy.demo.records import StepTail
-from node.commands.status import fetch_status
+from node.commands.status_command import fetch_status
 from node.identity.peer import Peer
 from node.run import Role
 

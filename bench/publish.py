@@ -32,10 +32,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
+from bench.whole_versions import encode_version
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.catch_up_deltas import CatchUpDeltas
 from learner.publishing.publisher import Publisher
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import SystemClock
@@ -43,7 +46,7 @@ from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.assembly.encode import code_frames, encode_version
+from node.weights.assembly.encode import code_frames
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -158,26 +161,24 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     """Run the publisher beside a training thread that only pretends to compute."""
     key, clock = SigningKey.generate(), SystemClock()
     store = ArtifactStore(scratch, public_key=key.public_key, run_id="bench", retained_keyframes=1)
-    gate = MasterAccess(version=0, monotonic=clock.monotonic)
+    access = MasterAccess(version=0, monotonic=clock.monotonic)
     signer = Signer(key, "bench", 1)
     node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
     publisher = Publisher(
-        gate,
+        access,
         model.masters,
         store,
         start=HeldPolicy(model.base.version, model.base.words.copy()),
         layout=model.layout,
         signer=signer,
         threads=CORES,
-        keyframe_every_versions=_VERSIONS + 1,
-        catch_up=CatchUp(
+        schedule=PublishingSchedule(
             store,
-            layout=model.layout,
-            words0=model.base.words,
-            signer=signer,
-            public_every_versions=_VERSIONS + 1,
+            keyframe_every_versions=_VERSIONS + 1,
+            public_delta_every_versions=_VERSIONS + 1,
             longest_lag_versions=lambda: 0,
         ),
+        catch_up=CatchUpDeltas(store, layout=model.layout, words0=model.base.words, signer=signer),
         run_settings=_run_settings,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=random.random),
         clock=clock,
@@ -189,9 +190,9 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     waited = []
     for version in range(1, _VERSIONS + 1):
         await asyncio.sleep(step_s)
-        waited.append(await asyncio.to_thread(gate.begin_writing))
+        waited.append(await asyncio.to_thread(access.begin_writing))
         await asyncio.to_thread(model.step)
-        gate.hold(version)
+        access.hold(version)
     stopping.set()
     await task
     announcement = store.announcement()

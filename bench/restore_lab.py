@@ -25,10 +25,11 @@ from bench.kill_lab.plan import COORDINATOR, LEARNER
 from bench.kill_lab.stage import Stage
 from deploy.demo.processes import Fleet
 from deploy.demo.records import StepTail
-from node.commands.status import fetch_status
+from node.commands.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.errors import ExitCode, RefusedError
+from node.errors import RefusedError
+from node.exit_code import ExitCode
 from node.rpc.channel import ConnectionLost
 from node.run import RunStatus
 

@@ -34,17 +34,17 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from bench.whole_versions import EncodedVersion, encode_version
 from node.identity.signatures import SigningKey
 from node.rollout import SamplingParameters
-from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ModelWords
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.delta_log import DeltaLog
-from sampler.versions.staging import InPlaceVersion, SpareVersion, StagedVersion
+from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 RUN_ID: Final = "bench"
@@ -194,10 +194,10 @@ class _Case:
         self._check(encoded, version)
         return _Timing(staged - began, swapped - staged, extra)
 
-    def _begun(self, encoded: EncodedVersion, signed: bytes) -> StagedVersion:
+    def _begun(self, encoded: EncodedVersion, signed: bytes) -> VersionAssembly:
         weights, payloads = self._engine.weights, self._log.begin(encoded.manifest, signed)
         if self._is_in_place:
-            return InPlaceVersion(
+            return InPlaceAssembly(
                 encoded.manifest,
                 layout=self.layout,
                 base=weights.live,
@@ -205,7 +205,7 @@ class _Case:
                 payloads=payloads,
                 weights=weights,
             )
-        return SpareVersion(
+        return SpareAssembly(
             encoded.manifest,
             layout=self.layout,
             base=weights.live,
@@ -215,8 +215,8 @@ class _Case:
             spare=weights.new_spare() if self._spare is None else self._spare,
         )
 
-    def _check(self, encoded: EncodedVersion, version: StagedVersion) -> None:
-        if isinstance(version, SpareVersion):
+    def _check(self, encoded: EncodedVersion, version: VersionAssembly) -> None:
+        if isinstance(version, SpareAssembly):
             self._spare = version.spare
         self._log.drop(encoded.manifest.key)
         for frame in self.layout.frames:

@@ -45,10 +45,9 @@ import xxhash
 from bench.measure import CORES, T, best, peak
 from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weight_pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
+from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
-from node.weights.assembly.apply import Stage
-from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
@@ -105,7 +104,7 @@ class Ours:
         )
 
     def decode(self, delta: EncodedVersion, pool: ThreadPoolExecutor | None) -> Words:
-        stage = Stage(delta.manifest, layout=self._layout, base=self._base, spare=self._spare)
+        stage = WholeVersion(delta.manifest, layout=self._layout, base=self._base, spare=self._spare)
         each = map if pool is None else pool.map
         for _ in each(stage.put, range(len(delta.payloads)), delta.payloads):
             pass

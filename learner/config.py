@@ -1,4 +1,4 @@
-"""What can be set about the learner ([learner] in the configuration file)."""
+"""Settings of the learner ([learner] in the configuration file)."""
 
 import math
 from pathlib import Path
@@ -31,47 +31,47 @@ class LearnerConfig(BaseModel):
     """Step size of AdamW, constant. Published runs on 1-8 B models use 1e-6."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled decay of AdamW. Above 0 the weights shrink also on groups that teach nothing."""
+    """Decoupled decay of AdamW. Above 0, weights also shrink on groups that teach nothing."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
 
     objective: Annotated[str, AfterValidator(check_name)] = "version_aware_kl"
-    """Name of the objective, or the import path of one's own, ``package.module:function``."""
+    """Name of the objective, or the import path of your own, ``package.module:function``."""
 
     objective_options: dict[str, Any] = {}
-    """Its own options, a table [learner.objective_options]; see learner/objective/options.py.
-    For the clipped ones, smaller clip_low and clip_high are slower and steadier."""
+    """Options of the objective, a table [learner.objective_options]; see learner/objective/options.py. For
+    the clipped ones, smaller clip_low and clip_high are slower and steadier."""
 
     gradient_clip_norm: float = Field(default=1.0, gt=0)
-    """Longest gradient that is applied as it is; longer ones are scaled down to it."""
+    """Largest norm of a gradient; larger gradients are scaled down to it."""
 
     kl_coefficient: float = Field(default=0.005, ge=0)
     """Weight of KL(behaviour || learner) in the loss; 0 leaves it out. Higher ties the learner to
-    the policies that sampled, which steadies late groups and slows learning. No token's pull exceeds
-    this: beyond p/q = 2 it no longer grows."""
+    the policies that sampled, which steadies late groups and slows learning. The gradient of a token stops
+    growing at p/q = 2."""
 
     staleness_discount: StalenessDiscount = "exponential"
-    """How old groups count less: by half-life, by (1 + age) ** -power, by what their weights leave of
-    them (sample_size), or none."""
+    """How old groups lose weight: by half-life (exponential), by (1 + age) ** -power (polynomial), by their
+    effective sample size (sample_size), or not at all (none)."""
 
     staleness_half_life_versions: float = Field(default=math.inf, gt=0)
-    """With ``exponential``: a group this many versions old counts half. Infinity counts all in full."""
+    """With ``exponential``: a group this many versions old counts half. Infinity: all count in full."""
 
     staleness_power: float = Field(default=0.5, ge=0)
     """With ``polynomial``: 0.5 makes a group 3 versions old count half, one 15 versions old a quarter."""
 
     scales_rate_by_sample_size: bool = False
-    """Multiply the learning rate of each step by sqrt(ESS / completions), of whole completions' weights as
-    VCPO has it: small steps where few completions carry the weight. Completions of thousands of tokens
-    differ so much that one of them does, and the factor is then 1 / sqrt(completions)."""
+    """Multiply the learning rate of each step by sqrt(ESS / completions) of the completions' weights, as VCPO
+    does: small steps where few completions carry the weight. With completions of thousands of tokens a single
+    one carries it, and the factor is 1 / sqrt(completions)."""
 
     fast_steps: int = Field(default=0, ge=0, le=16)
-    """Steps on each batch before a reposition and the step that counts (SFPO; published: 3). Each costs
-    as much as a step, and memory for a copy of parameters and optimizer."""
+    """Extra steps on each batch before the reposition and the actual step (SFPO; published: 3). Each costs as
+    much as a step; together they need a copy of parameters and optimizer."""
 
     reposition_share: float = Field(default=0.8, ge=0, le=1)
-    """How much of the way of the fast steps is kept."""
+    """Share of the fast steps' way that is kept."""
 
     quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
     """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
@@ -94,29 +94,29 @@ class LearnerConfig(BaseModel):
     """Where the model is trained."""
 
     peak_tflops: float = Field(default=0.0, ge=0)
-    """What ``device`` can do at ``compute_dtype``, 10^12 operations a second (an H100 in bfloat16: 989).
-    With it the learner shows what share of that its steps use; 0: not known, not shown."""
+    """Peak speed of ``device`` at ``compute_dtype``, 10^12 operations a second (an H100 in bfloat16: 989), to
+    show what share of it steps use; 0: not known, not shown."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
 
     publish_threads: int = Field(default=0, ge=0)
-    """CPU threads that share the coding of a version; 0: one per core. Fewer leave more for training, and
-    a version takes longer to be ready."""
+    """CPU threads that code a version; 0: one per core. Fewer leave more for training, and a version is ready
+    later."""
 
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""
 
     keyframe_every_versions: int = Field(default=64, ge=1)
-    """Distance between artifacts that start from nothing. Shorter lets a late sampler in with fewer
-    bytes; longer uploads less."""
+    """Versions from one keyframe, which needs no base, to the next. A shorter distance lets a late sampler in
+    with fewer bytes; a longer one uploads less."""
 
     public_delta_every_versions: int = Field(default=16, ge=1)
-    """Distance between deltas that start from the public base model, which every sampler has on disk: how
-    a new or a long absent one comes in with the fewest bytes. Made in spare time."""
+    """Versions from one delta of the public base model to the next. Every sampler has that model on disk, so
+    a new sampler, or one that was away for long, joins with the fewest bytes. Made in spare time."""
 
     max_versions: int = Field(default=0, ge=0)
-    """Version after which the learner publishes, drains and ends the daemon; 0 never."""
+    """Version after which the learner publishes, drains and ends the daemon; 0: never."""
 
     @field_validator("objective_options")
     @classmethod

@@ -1,10 +1,10 @@
-"""A full disk is waited for: what it refused is tried again until there is room.
+"""Waiting for a full disk: a write that it refused is tried again until there is room.
 
     write --taken--> done
       ^  '--disk full, failing or read-only--> "disk" (gauge, warning, refusal counted) --backoff--.
       '------------------------------------------------------------------------------------------'
 
-Whatever was to be told of the write waits with it. A stop ends the wait after one more try.
+Nobody hears of the write before it is done. A stop ends the wait after one more try.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from node.telemetry.metrics import NodeMetrics
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 5.0
-"""Between two tries: training goes on within seconds of there being room, and a large checkpoint that is
-written in vain keeps the disk busy for a part of the time only."""
+"""Between two tries: training goes on within seconds of there being room, and a large checkpoint that does
+not fit does not keep the disk busy all the time."""
 
 Written = TypeVar("Written")
 
 
 class DiskWait:
-    """Repeats writes; each call is one wait of its own."""
+    """Repeats writes until the disk takes them; each call is a wait of its own."""
 
     def __init__(self, *, node_metrics: NodeMetrics, clock: Clock, random: Callable[[], float]) -> None:
         """Show waits in ``node_metrics``; ``random`` draws in [0, 1), for the backoff."""
@@ -40,11 +40,11 @@ class DiskWait:
     async def until_written(
         self, what: str, write: Callable[[], Awaitable[Written]], *, stopping: asyncio.Event
     ) -> Written | None:
-        """Call ``write`` until the disk takes it, and return what it returned; None: stopped before.
+        """Call ``write`` until the disk takes it and return its result; None if ``stopping`` came first.
 
         Args:
-            what: is written, for people: "the checkpoint of version 7".
-            write: leaves nothing behind where it fails.
+            what: for the log: "the checkpoint of version 7".
+            write: must leave nothing behind where it fails.
         Raises:
             OSError: it failed for a reason that room on the disk does not change.
         """

@@ -2,12 +2,12 @@
 
     membership --run settings--> training loop --versions--> publisher --> store --> uploader
                                   ^         |
-                               groups   judgements, step records
+                               groups   verdicts, step records
                                   |         v
                                  rollout drain
 
-They stop in the order in which work flows: training ends its step, the publisher codes the last
-version, the drain hears that its records are on the hub's disk, and then the learner leaves.
+They stop in the order in which work flows: training ends its step, the publisher codes the last version, the
+coordinator has the last step record on disk, and then the learner leaves.
 """
 
 import asyncio
@@ -18,30 +18,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.objective.registry import Objective, load_objective
-from learner.publishing.catch_up_deltas import CatchUp, Signer
-from learner.publishing.learner_epoch import raise_epoch
+from learner.publishing.catch_up_deltas import CatchUpDeltas
 from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from learner.step_log import StepLog
-from learner.training.checkpoint import CheckpointStore
 from learner.training.model import Policy, load_policy
-from learner.training.train_step import StepSettings
-from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
-from node.enrolment.init_run import SIGNING_KEY_FILE
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service
@@ -51,23 +46,22 @@ from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
-from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.upload import Uploader
+from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.watch import watch_versions
 
 BULK_CONNECTIONS: Final = 4
-"""For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the line, four 97 %."""
+"""For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the link, four 97 %."""
 
 DRAIN_BACKOFF_CAP_S: Final = 5.0
-"""One learner is no herd, and a coordinator that came back leases nothing until its learner is there."""
+"""Short: there is one learner, and a coordinator that came back leases nothing until it is there."""
 
 RETAINED_KEYFRAMES: Final = 2
-"""In the learner's own store: what a hub that lost its disk is given again."""
+"""In the learner's own store, for a coordinator that lost its disk."""
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Restore the newest checkpoint, in threads, and put the learner's services together.
+    """Restore the newest checkpoint, in threads, and connect the learner's services.
 
     Raises:
         StartupError: key, model, checkpoint or store cannot be used.
@@ -75,18 +69,23 @@ async def build(context: RoleContext) -> list[Service]:
     config = context.config.section(LearnerConfig)
     target = context.config.node.coordinator
     if target is None:
-        raise StartupError("The learner does not know its hub", fix="Set node.coordinator = HOST:PORT.")
+        raise StartupError(
+            "The learner does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
+        )
     state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
     disk_wait = DiskWait(node_metrics=context.node_metrics, clock=clock, random=random.random)
-    key = _signing_key(context)
-    with _state_written(state_dir):
-        signer = Signer(key, run_id, raise_epoch(state_dir / "epoch"))
+    step_log = StepLog(state_dir / "steps.jsonl")
+    with _disk_errors_explained(state_dir):
+        signer = Signer.load(state_dir, context.run)
+        policy = await asyncio.to_thread(_load_base_model, config)
+        words0 = await asyncio.to_thread(
+            keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
+        )
+        training_state = await asyncio.to_thread(
+            TrainingState.load, config, policy, directory=state_dir / "checkpoints", clock=clock
+        )
+        await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
-    policy = await asyncio.to_thread(_load_base_model, config)
-    words0 = await asyncio.to_thread(
-        keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
-    )
-    training_state = await asyncio.to_thread(_restore_trainee, context, config, policy)
     digest = tokenizer_digest(config.model_dir)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
@@ -138,42 +137,38 @@ async def build(context: RoleContext) -> list[Service]:
         retained_keyframes=RETAINED_KEYFRAMES,
     )
     publisher = Publisher(
-        training_state.gate,
+        training_state.master_access,
         policy.master_words,
         store,
-        start=_held_by(training_state),
+        start=training_state.held_policy(),
         layout=policy.layout,
         signer=signer,
         threads=config.publish_threads or _cores(),
-        keyframe_every_versions=config.keyframe_every_versions,
-        catch_up=CatchUp(
+        schedule=PublishingSchedule(
             store,
-            layout=policy.layout,
-            words0=words0,
-            signer=signer,
-            public_every_versions=config.public_delta_every_versions,
+            keyframe_every_versions=config.keyframe_every_versions,
+            public_delta_every_versions=config.public_delta_every_versions,
             longest_lag_versions=lambda: membership.longest_lag_versions,
         ),
+        catch_up=CatchUpDeltas(store, layout=policy.layout, words0=words0, signer=signer),
         run_settings=membership.settings,
         disk_wait=disk_wait,
         clock=clock,
         metrics=metrics,
     )
-    uploader = Uploader(
+    uploader = ArtifactUploader(
         store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
-    step_log = StepLog(state_dir / "steps.jsonl")
-    with _state_written(state_dir):
-        await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     loop = TrainingLoop(
         training_state,
         step_log=step_log,
-        settings=LoopSettings(config.buffer_groups, config.max_versions, config.quarantine_mismatch_nats),
-        identity=GroupIdentity(run_id, digest),
+        config=config,
+        run_id=run_id,
+        tokenizer_digest=digest,
         run_settings=membership.settings,
         drain=drain,
         announced=announced,
-        hub_now=lambda: clock.now() + membership.clock_offset_s,
+        coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
@@ -189,30 +184,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _signing_key(context: RoleContext) -> SigningKey:
-    path = context.state_dir / SIGNING_KEY_FILE
-    if not path.exists():
-        raise StartupError(
-            f"There is no signing key at {path}",
-            fix=f"Copy learner/{SIGNING_KEY_FILE} there from the directory that `heterorl-node init` made.",
-        )
-    key = SigningKey.load(path)
-    if key.public_key != context.run.learner_public_key:
-        raise StartupError(
-            f"{path} is not the key that run {context.run.run_id} is signed with",
-            fix="Use signing key and run.json of the same `heterorl-node init`.",
-        )
-    return key
-
-
 @contextmanager
-def _state_written(state_dir: Path) -> Iterator[None]:
-    """Turn what the disk says at the start into a StartupError."""
+def _disk_errors_explained(state_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StartupError(
-            f"{state_dir} cannot be written: {error.strerror}",
+            f"{error.filename or state_dir} cannot be read or written: {error.strerror}",
             fix="Make room on the disk of the state directory, or set node.state_dir to where it can be.",
         ) from error
 
@@ -226,44 +204,3 @@ def _load_base_model(config: LearnerConfig) -> Policy:
         compute_dtype=torch.bfloat16 if config.compute_dtype == "bfloat16" else None,
         checkpoints_activations=config.checkpoints_activations,
     )
-
-
-def _restore_trainee(context: RoleContext, config: LearnerConfig, policy: Policy) -> TrainingState:
-    objective = _load_objective(config)
-    optimizer = torch.optim.AdamW(
-        policy.parameters.values(),
-        lr=config.learning_rate,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-    settings = StepSettings(
-        objective=objective,
-        kl_coefficient=config.kl_coefficient,
-        gradient_clip_norm=config.gradient_clip_norm,
-        staleness_discount=config.staleness_discount,
-        staleness_half_life_versions=config.staleness_half_life_versions,
-        staleness_power=config.staleness_power,
-        scales_rate_by_sample_size=config.scales_rate_by_sample_size,
-        fast_steps=config.fast_steps,
-        reposition_share=config.reposition_share,
-        micro_batch_tokens=config.micro_batch_tokens,
-    )
-    with _state_written(context.state_dir):
-        checkpoints = CheckpointStore(context.state_dir / "checkpoints")
-    return TrainingState(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=context.clock)
-
-
-def _load_objective(config: LearnerConfig) -> Objective:
-    try:
-        return load_objective(config.objective, config.objective_options)
-    except ValueError as error:
-        raise StartupError(
-            str(error), fix="Correct learner.objective and learner.objective_options."
-        ) from error
-
-
-def _held_by(training_state: TrainingState) -> HeldPolicy:
-    words = np.empty(training_state.policy.layout.words, np.uint16)
-    training_state.policy.snapshot(words)
-    return HeldPolicy.of(training_state.version, words, layout=training_state.policy.layout)

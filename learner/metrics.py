@@ -1,4 +1,4 @@
-"""What the learner shows of itself: one place for names, units and buckets."""
+"""The learner's metrics: one place for names, units and buckets."""
 
 import math
 from typing import Final
@@ -35,55 +35,61 @@ class LearnerMetrics:
             "reward_mean": gauge("reward_mean", "Mean reward of the newest batch."),
             "kl_nats": gauge("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
             "surprisal_nats": gauge("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
-            "ess_ratio": gauge("ess_ratio", "Share of the newest batch that its weights leave in effect."),
+            "ess_ratio": gauge("ess_ratio", "Effective sample size of the newest batch over its size."),
             "clip_fraction": gauge("clip_ratio", "Share of the newest batch that was clipped."),
             "gradient_norm": gauge("gradient_norm", "Norm of the newest gradient before clipping."),
         }
         self.sampler_mismatch_nats = gauge(
             "sampler_mismatch_nats",
-            "What a sampler's groups show beyond the drift of the policy, KL per token; its engine's part.",
+            "KL per token of a sampler's groups beyond the drift of the policy: what its engine adds.",
             "sampler",
         )
         self.sampler_mismatch_error_nats = gauge(
-            "sampler_mismatch_error_nats", "Standard error of that; 10: nothing is known.", "sampler"
+            "sampler_mismatch_error_nats",
+            "Standard error of the sampler's mismatch; 10: nothing is known.",
+            "sampler",
         )
         self.sampler_measured_groups = gauge(
-            "sampler_measured_groups", "Groups it rests on, older ones as fractions.", "sampler"
+            "sampler_measured_groups",
+            "Groups that the sampler's mismatch rests on, older ones as fractions.",
+            "sampler",
         )
         self.unmeasured_samplers = gauge(
-            "unmeasured_samplers", "Samplers whose groups can be compared with nobody's of their age."
+            "unmeasured_samplers",
+            "Samplers whose groups no other sampler's groups of their age compare with.",
         )
         self.version = gauge("version", "Version of the parameters now.")
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
         self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
         self.groups = counter("groups", "Groups by what became of them here.", "verdict")
         self.doubled_groups = counter(
-            "doubled_groups", "Groups delivered that were trained on before; refused, each one."
+            "doubled_groups", "Groups delivered again after they were trained on; each was refused."
         )
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
         self.clamped_tokens = counter(
-            "clamped_tokens", "Tokens whose log ratio was held before it was exponentiated."
+            "clamped_tokens", "Tokens whose log ratio was clamped before exponentiation."
         )
         self.tokens_per_second = gauge(
             "tokens_per_second", "Completion tokens of the newest step over its time."
         )
         self.lost_drain_streams = counter(
-            "lost_drain_streams", "Times the stream that brings groups was lost; each was begun again."
+            "lost_drain_streams",
+            "Times the stream that brings groups was lost; each time it was opened again.",
         )
         self.flop_utilisation = gauge(
             "flop_utilisation_ratio",
-            "Operations the model asks for in the newest step over what the device could do in its time.",
+            "Model FLOP utilisation of the newest step, against learner.peak_tflops.",
         )
         self.flop_utilisation.set(math.nan)
         self._peak_flops = 1e12 * peak_tflops
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.superseded_versions = counter(
-            "superseded_versions", "Versions never published: the next step was ready first."
+            "superseded_versions", "Versions never published: the next one was ready first."
         )
         self.step_seconds = histogram("step_seconds", "From batch to new parameters.", _SECONDS)
         self.checkpoint_seconds = histogram("checkpoint_seconds", "Making a checkpoint durable.", _SECONDS)
         self.gate_wait_seconds = histogram(
-            "gate_wait_seconds", "What a step waited for its masters to have been read.", _SECONDS
+            "gate_wait_seconds", "Wait of a step until the publisher has read the masters.", _SECONDS
         )
         self.publish_seconds = histogram("publish_seconds", "From masters to stored for upload.", _SECONDS)
         self.staleness_versions = histogram(

@@ -1,7 +1,7 @@
-"""One line of JSON per gradient step: what a plot, or a proof that nothing was trained on twice, is made of.
+"""One line of JSON per gradient step, for plots and for proof that nothing was trained on twice.
 
-A line is written after its checkpoint. A learner killed between the two writes it at its next
-start, so that every version that exists has exactly one line.
+A line is written after its checkpoint. A learner killed between the two writes it at its next start, so that
+every version has exactly one line.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class TrainedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """Everything there is to say of a step."""
+    """What is logged about a step."""
 
     at_s: float
     """Unix seconds on the learner's clock, when the parameters were new."""
@@ -37,13 +37,13 @@ class StepLine:
     tokens: int
     """Completion tokens trained on."""
     flops: float
-    """Floating point operations of the model that this took; over ``step_s``, its rate."""
+    """Floating point operations of the model."""
     groups: tuple[TrainedGroup, ...]
     clamped_tokens: int = 0
-    """Tokens whose log ratio was held, see ``StepOutcome``; not in checkpoints of before it was counted."""
+    """Tokens whose log ratio was clamped, see ``StepOutcome``; older checkpoints lack it."""
 
     def to_json(self) -> str:
-        """Give one flat object: the report's fields beside the others."""
+        """Return one flat object: the report's fields beside the others."""
         fields = dataclasses.asdict(self)
         return json.dumps({**fields.pop("report"), **fields})
 
@@ -63,7 +63,7 @@ class StepLog:
         durable.append(self._path, line.to_json().encode() + b"\n")
 
     def catch_up(self, newest: StepLine | None) -> None:
-        """Mend the end of the file after a kill: drop half a line, add the newest if it is missing."""
+        """Repair the end of the file after a kill: drop half a line, add the newest if it is missing."""
         self._path.touch()
         with self._path.open("r+b") as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,18 +1,18 @@
-"""Time as an argument: the shell holds a Clock, pure code receives ``now``."""
+"""Clocks: the shell holds one and passes ``now`` to pure code."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the shell takes the time from."""
+    """The source of time for the shell."""
 
     def now(self) -> float:
-        """Give Unix seconds: comparable with other peers, may jump."""
+        """Return Unix seconds: comparable with other peers', may jump."""
         ...
 
     def monotonic(self) -> float:
-        """Give seconds that only grow, from an arbitrary start."""
+        """Return seconds that only grow, from an arbitrary start."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Changes of the disk that a power cut cannot take back once the call has returned.
+"""Durable writes: once a call has returned, a power cut cannot undo it.
 
     write, replacing    a file under its name: the old content or the new, never half of either
     append              more at the end of a file
@@ -6,8 +6,8 @@
     make_directory      a directory with its parents
     sync                what another library wrote
 
-POSIX promises nothing of a file before it was synced, and nothing of its name before the directory
-was. Whoever announces, acknowledges or counts on something afterwards writes it by way of this module.
+POSIX promises nothing about a file before it is synced, nor about its name before the directory is. Code that
+acknowledges, announces or relies on something afterwards writes it through this module.
 """
 
 import errno
@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-"""What a disk says that is full (or over a quota or a limit of file size), failing or mounted read-only.
-A person can change that while the process waits; any other error of a write is a mistake of ours."""
+"""Errors of a disk that is full (or over a quota or file size limit), failing or mounted read-only.
+An operator can repair that while the process waits; any other error of a write is a bug."""
 
 
 def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file, or make it; as ``replacing``."""
+    """Replace or create a file, as ``replacing`` does."""
     with replacing(path, mode=mode) as file:
         file.write(content)
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a file whose content becomes that of ``path`` when the body is through.
+    """Yield a file that replaces ``path`` when the body ends.
 
-    Where the body or the disk fails, ``path`` is as it was and the room on the disk is free again.
+    If the body or the disk fails, ``path`` is as it was and the space is freed.
 
     Args:
         mode: permissions of the new file, narrowed by the umask.
@@ -40,7 +40,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         OSError: it cannot be written.
     """
     staged = path.with_name(f".{path.name}.new")
-    # O_EXCL after unlink: a left-over of a killed process must not lend its mode or be followed as a link.
+    # O_EXCL after unlink: neither keep the mode of a killed process's left-over, nor follow it as a link.
     staged.unlink(missing_ok=True)
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -55,9 +55,9 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file, which is made where there is none: all of ``content``, or nothing if the disk fails.
+    """Append to a file, creating it if needed: all of ``content``, or nothing if the disk fails.
 
-    A process that is killed in the middle leaves a part of it.
+    A process that is killed in between leaves a part of it.
 
     Raises:
         OSError: it cannot be written.
@@ -82,7 +82,7 @@ def append(path: Path, content: bytes) -> None:
 def rename(source: Path, target: Path) -> None:
     """Rename an entry, within a directory or from one to another.
 
-    The directory it comes to is synced first: without power in between it is in both, and not lost.
+    The target directory is synced first: after a power cut in between, the entry is in both and not lost.
 
     Raises:
         OSError: it cannot be renamed, or one of the directories cannot be synced.
@@ -94,10 +94,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def make_directory(directory: Path, *, mode: int = 0o777) -> None:
-    """Make a directory, with its parents; one that is there is left alone.
+    """Make a directory with its parents, unless it exists.
 
     Args:
-        mode: its permissions, narrowed by the umask; parents get those that are usual.
+        mode: its permissions, narrowed by the umask; parents get the default.
     """
     if not directory.exists():
         make_directory(directory.parent)
@@ -106,10 +106,10 @@ def make_directory(directory: Path, *, mode: int = 0o777) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when the content of a file, or the names in a directory, are on disk.
+    """Wait until the content of a file, or the names in a directory, are on disk.
 
     Raises:
-        OSError: it is not there, or the disk fails.
+        OSError: it does not exist, or the disk fails.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

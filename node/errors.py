@@ -1,8 +1,8 @@
 """Every way a peer can be refused, and every way the daemon can fail to start.
 
-A refusal is an answer to bad input: it has a reason from a closed list, is counted under
-that reason, told to the sender with the values and the fix, and leaves the process serving.
-Start-up errors end the process with an exit code of their own.
+A refusal answers bad input: it has a reason from a closed list, is counted under that reason and sent to
+the peer with the values and the fix; the process goes on serving. The other two end a process at its start
+(``node.exit_code``).
 
     HeteroRLError
     |-- RefusedError        a peer's request or payload breaks a rule; has a Reason
@@ -11,110 +11,86 @@ Start-up errors end the process with an exit code of their own.
 """
 
 import enum
-from typing import Final
+from typing import Protocol, Self
 
 
 class HeteroRLError(Exception):
     """Anything this project raises on purpose."""
 
 
+class Recovery(enum.Enum):
+    """What a peer does after a refusal."""
+
+    WAIT = enum.auto()
+    """Send the same request again after a backoff."""
+    REPLAN = enum.auto()
+    """Join again, or plan again from a new announcement; then ask for something else."""
+    DROP_REQUEST = enum.auto()
+    """Give this request up. Others may be taken."""
+    STOP = enum.auto()
+    """End: nothing this peer sends is taken before its configuration or identity changes."""
+    UNDECIDED = enum.auto()
+    """The reason alone does not tell; the caller decides."""
+
+
 class Reason(enum.StrEnum):
     """Why something was refused. Closed: also the ``reason`` label of refusal counters."""
 
-    MALFORMED = "malformed"
-    OVER_LIMIT = "over_limit"
-    NON_FINITE = "non_finite"
-    UNAUTHENTICATED = "unauthenticated"
-    EXPIRED = "expired"
-    WRONG_ROLE = "wrong_role"
-    WRONG_PORT = "wrong_port"
-    TOKEN_REFUSED = "token_refused"
-    FOREIGN_RUN = "foreign_run"
-    LAYOUT_MISMATCH = "layout_mismatch"
-    TOKENIZER_MISMATCH = "tokenizer_mismatch"
-    TASK_MISMATCH = "task_mismatch"
-    NOT_JOINED = "not_joined"
-    NAME_IN_USE = "name_in_use"
-    FENCED = "fenced"
-    UNKNOWN_VERSION = "unknown_version"
-    ROLLBACK = "rollback"
-    LEDGER_BEHIND = "ledger_behind"
-    BAD_SIGNATURE = "bad_signature"
-    DAMAGED = "damaged"
-    WRONG_BASE = "wrong_base"
-    DUPLICATE = "duplicate"
-    BUSY = "busy"
-    DRAINING = "draining"
-    DISK = "disk"
-    INTERNAL = "internal"
+    status: str
+    """Name of the gRPC status the refusal travels as (a name, so that this file needs no grpc)."""
+    recovery: Recovery
+    """What a peer that was refused for this reason does next."""
+
+    def __new__(cls, value: str, status: str, recovery: Recovery = Recovery.UNDECIDED) -> Self:
+        reason = str.__new__(cls, value)
+        reason._value_, reason.status, reason.recovery = value, status, recovery
+        return reason
+
+    MALFORMED = "malformed", "INVALID_ARGUMENT", Recovery.DROP_REQUEST
+    OVER_LIMIT = "over_limit", "RESOURCE_EXHAUSTED", Recovery.DROP_REQUEST
+    NON_FINITE = "non_finite", "INVALID_ARGUMENT"
+    UNAUTHENTICATED = "unauthenticated", "UNAUTHENTICATED", Recovery.STOP
+    EXPIRED = (
+        "expired",
+        "UNAUTHENTICATED",
+        Recovery.WAIT,
+    )  # by the hub's clock, which may be the wrong one: see clock_comparison
+    WRONG_ROLE = "wrong_role", "PERMISSION_DENIED", Recovery.STOP
+    WRONG_PORT = "wrong_port", "UNIMPLEMENTED"
+    TOKEN_REFUSED = "token_refused", "PERMISSION_DENIED"
+    FOREIGN_RUN = "foreign_run", "FAILED_PRECONDITION", Recovery.STOP
+    LAYOUT_MISMATCH = "layout_mismatch", "FAILED_PRECONDITION", Recovery.STOP
+    TOKENIZER_MISMATCH = "tokenizer_mismatch", "FAILED_PRECONDITION", Recovery.STOP
+    TASK_MISMATCH = "task_mismatch", "FAILED_PRECONDITION", Recovery.STOP
+    NOT_JOINED = "not_joined", "FAILED_PRECONDITION", Recovery.REPLAN
+    NAME_IN_USE = "name_in_use", "ALREADY_EXISTS", Recovery.REPLAN
+    FENCED = "fenced", "FAILED_PRECONDITION", Recovery.STOP
+    UNKNOWN_VERSION = "unknown_version", "NOT_FOUND", Recovery.REPLAN
+    ROLLBACK = "rollback", "FAILED_PRECONDITION", Recovery.STOP
+    LEDGER_BEHIND = "ledger_behind", "FAILED_PRECONDITION", Recovery.STOP
+    BAD_SIGNATURE = "bad_signature", "PERMISSION_DENIED", Recovery.STOP
+    DAMAGED = "damaged", "DATA_LOSS", Recovery.WAIT
+    WRONG_BASE = "wrong_base", "FAILED_PRECONDITION"
+    DUPLICATE = "duplicate", "ALREADY_EXISTS"
+    BUSY = "busy", "UNAVAILABLE", Recovery.WAIT
+    DRAINING = "draining", "UNAVAILABLE", Recovery.WAIT
+    DISK = "disk", "UNAVAILABLE", Recovery.WAIT
+    INTERNAL = "internal", "INTERNAL"
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same peer may succeed later: by waiting, joining or planning again."""
+        return self.recovery in (Recovery.WAIT, Recovery.REPLAN)
 
 
-STATUS_OF_REASON: Final[dict[Reason, str]] = {
-    Reason.MALFORMED: "INVALID_ARGUMENT",
-    Reason.OVER_LIMIT: "RESOURCE_EXHAUSTED",
-    Reason.NON_FINITE: "INVALID_ARGUMENT",
-    Reason.UNAUTHENTICATED: "UNAUTHENTICATED",
-    Reason.EXPIRED: "UNAUTHENTICATED",
-    Reason.WRONG_ROLE: "PERMISSION_DENIED",
-    Reason.WRONG_PORT: "UNIMPLEMENTED",
-    Reason.TOKEN_REFUSED: "PERMISSION_DENIED",
-    Reason.FOREIGN_RUN: "FAILED_PRECONDITION",
-    Reason.LAYOUT_MISMATCH: "FAILED_PRECONDITION",
-    Reason.TOKENIZER_MISMATCH: "FAILED_PRECONDITION",
-    Reason.TASK_MISMATCH: "FAILED_PRECONDITION",
-    Reason.NOT_JOINED: "FAILED_PRECONDITION",
-    Reason.NAME_IN_USE: "ALREADY_EXISTS",
-    Reason.FENCED: "FAILED_PRECONDITION",
-    Reason.UNKNOWN_VERSION: "NOT_FOUND",
-    Reason.ROLLBACK: "FAILED_PRECONDITION",
-    Reason.LEDGER_BEHIND: "FAILED_PRECONDITION",
-    Reason.BAD_SIGNATURE: "PERMISSION_DENIED",
-    Reason.DAMAGED: "DATA_LOSS",
-    Reason.WRONG_BASE: "FAILED_PRECONDITION",
-    Reason.DUPLICATE: "ALREADY_EXISTS",
-    Reason.BUSY: "UNAVAILABLE",
-    Reason.DRAINING: "UNAVAILABLE",
-    Reason.DISK: "UNAVAILABLE",
-    Reason.INTERNAL: "INTERNAL",
-}
-"""Name of the gRPC status each refusal travels as (names, so that this file needs no grpc)."""
+class CountRefusal(Protocol):
+    """Counts a refusal under its reason, as ``NodeMetrics.count_refusal`` does."""
 
-PASSING: Final[frozenset[Reason]] = frozenset(
-    {Reason.BUSY, Reason.DRAINING, Reason.DISK, Reason.DAMAGED, Reason.EXPIRED}
-)
-"""Reasons that pass by themselves: send the same again after a pause. A certificate that has expired by the
-hub's clock is among them, because that clock may be wrong: the one client that compares the clocks
-(``node.clients.membership_client``) ends the peer where both agree."""
-
-RETRYABLE: Final[frozenset[Reason]] = PASSING | {
-    Reason.NOT_JOINED,
-    Reason.NAME_IN_USE,
-    Reason.UNKNOWN_VERSION,
-}
-"""Reasons after which the same peer may succeed later: by waiting, joining or planning again."""
-
-FINAL: Final[frozenset[Reason]] = frozenset(
-    {
-        Reason.FOREIGN_RUN,
-        Reason.LAYOUT_MISMATCH,
-        Reason.TOKENIZER_MISMATCH,
-        Reason.TASK_MISMATCH,
-        Reason.FENCED,
-        Reason.ROLLBACK,
-        Reason.LEDGER_BEHIND,
-        Reason.WRONG_ROLE,
-        Reason.UNAUTHENTICATED,
-        Reason.BAD_SIGNATURE,
-    }
-)
-"""Reasons that waiting does not change: the peer's configuration, identity or history has to."""
-
-UNSENDABLE: Final[frozenset[Reason]] = frozenset({Reason.MALFORMED, Reason.OVER_LIMIT})
-"""Reasons that lie in the message itself: it will be refused again, another one may not."""
+    def __call__(self, *, service: str, reason: Reason) -> None: ...
 
 
 class RefusedError(HeteroRLError):
-    """A request or payload breaks a rule. ``str()`` is what the sender is told.
+    """A request or payload breaks a rule. ``str()`` is sent to whoever sent it.
 
     ``hub_now_s`` is the time on the refusing hub's clock, where it came with the refusal.
     """
@@ -146,12 +122,3 @@ class StartupError(HeteroRLError):
         super().__init__(f"{what}. {fix}")
         self.what = what
         self.fix = fix
-
-
-class ExitCode(enum.IntEnum):
-    """How the daemon ends. README.md has a line on each."""
-
-    DRAINED = 0
-    FAILED = 1
-    CONFIGURATION = 2
-    COULD_NOT_START = 3

@@ -1,7 +1,7 @@
-"""A lock on a file that ends with the process that holds it, and a text in the file that says who that is.
+"""A file lock (flock) that ends with its process; the file names the holder.
 
-The lock is the kernel's (flock): it ends with its process, however that ends, so there is nothing to clean up
-after a kill or a power cut. The file stays. Its content is for people; what counts is the lock.
+The kernel releases the lock however the process ends, so there is nothing to clean up after a kill or a power
+cut. The file stays; its content is for people only.
 """
 
 import errno
@@ -21,21 +21,21 @@ _HELD_ELSEWHERE: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 
 
 class FileLock:
-    """The lock of one file, until released. Closed by exec: a child does not keep its parent's lock."""
+    """A lock held until released. A child process does not inherit it (close-on-exec)."""
 
     def __init__(self, descriptor: int) -> None:
-        """Own ``descriptor``, which has the lock; use ``take``."""
+        """Own ``descriptor``, which is locked already; use ``take``."""
         self._descriptor = descriptor
 
     @classmethod
     def take(cls, path: Path, *, of: str, fix: str) -> Self:
-        """Take the lock without waiting; the file is made where there is none, its directory is not.
+        """Take the lock without waiting; create the file, but not its directory, if needed.
 
         Args:
-            of: what the lock is for, as the subject of a sentence.
-            fix: what to do where another process has it.
+            of: what the lock protects, as the subject of a sentence.
+            fix: what to do if another process has it.
         Raises:
-            StartupError: another process has it, or nothing can be locked there.
+            StartupError: another process has it, or the file cannot be locked.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,14 +53,14 @@ class FileLock:
                 raise StartupError(f"{of} is in use by {holder}", fix=fix) from error
             raise StartupError(
                 f"{of} cannot be locked: {error.strerror}. Two processes would destroy each other's files",
-                fix="Set node.state_dir to a file system that has flock, such as a local disk.",
+                fix="Set node.state_dir to a file system that supports flock, such as a local disk.",
             ) from error
-        with suppress(OSError):  # On a full disk the lock holds all the same; only its name is missing.
+        with suppress(OSError):  # On a full disk the lock still holds; only the holder's name is missing.
             _sign(descriptor)
         return cls(descriptor)
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
@@ -71,7 +71,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Return who holds the lock, as far as the file says."""
+    """Return the holder that the file names."""
     try:
         pid, host = os.pread(descriptor, _CONTENT_BYTES, 0).decode().split()
         return f"process {int(pid)} on {host}"

@@ -1,7 +1,7 @@
 """Hard limits on what a peer may send, checked before memory is spent on it.
 
-Each is far above honest use and far below what hurts a small machine. They are part of
-the protocol, not settings: two peers that disagree on one would lose work silently.
+Each is far above honest use and far below what harms a small machine. They are part of the protocol, not
+settings: two peers with different limits would lose work silently.
 """
 
 from typing import Final
@@ -16,15 +16,15 @@ BULK_MESSAGE_BYTES: Final = 6 << 20
 """Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""
 
 CHUNK_BYTES: Final = 1 << 20
-"""Piece of a frame on the wire: the knee of the throughput curve (shared facts, transport)."""
+"""Part of a frame on the wire: larger chunks are hardly faster."""
 
 BATCH_BYTES: Final = 64 << 10
-"""Payloads of small frames are put together up to about this much: few messages, and what has arrived of a
-delta is applied while the rest is on its way."""
+"""Payloads of small frames travel together up to about this size: few messages, and the part of a delta that
+has arrived is applied while the rest is in flight."""
 
 PUSH_BYTES: Final = 8 << 20
-"""Most payload bytes sent unasked. It covers what a line of 400 Mbit/s carries in a round trip of 150 ms, and
-is all that is wasted when the receiver had another plan."""
+"""Most payload bytes sent without a request: what a link of 400 Mbit/s carries in a round trip of 150 ms. No
+more is wasted if the receiver planned otherwise."""
 
 FRAME_WORDS: Final = 1 << 20
 """Words of a full frame; smaller frames cost 7-17 % more bytes."""
@@ -47,10 +47,10 @@ METRIC_FAMILIES_PER_HEARTBEAT: Final = 1000
 METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000
 
 REVOCATIONS: Final = 16_384
-"""Node ids shut out of a run: 1 MiB in the one heartbeat that tells a relay of a change."""
+"""Node ids shut out of a run: 1 MiB in the heartbeat that carries a change to a relay."""
 
 TOKEN_BYTES: Final = 4096
 SIGNING_REQUEST_BYTES: Final = 4096
 
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-"""Run ids and node ids: a DNS label, so that they fit host names, file names and certificates."""
+"""Run ids and node ids are DNS labels, so that they fit host names, file names and certificates."""

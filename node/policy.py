@@ -1,8 +1,7 @@
 """Policy versions and the ways to fetch them, as values.
 
-Numbers only grow within a run. Version 0 is the public base model, which every peer has on
-disk; the learner's n-th optimizer step makes version n. Not every version is published: a
-learner faster than its uplink skips some.
+Numbers only grow within a run. Version 0 is the public base model, which every peer has on disk; the
+learner's n-th optimizer step makes version n. A learner faster than its uplink does not publish them all.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ NO_BASE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """A version number and the digest of all its words."""
+    """A version number and the digest of all words of that version."""
 
     number: int
     root: bytes = b""
@@ -24,7 +23,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArtifactKey:
-    """Names one coding of one version: how to make ``version`` from ``base_version``."""
+    """Names the artifact that makes ``version`` from ``base_version``."""
 
     version: int
     base_version: int = NO_BASE
@@ -36,7 +35,7 @@ class ArtifactKey:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An artifact that can be fetched, with its price."""
+    """An artifact that can be fetched, with its size."""
 
     key: ArtifactKey
     size_bytes: int
@@ -44,7 +43,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The newest version a source can serve whole, and everything it retains."""
+    """The newest version a source can serve whole, and all artifacts it has."""
 
     head: PolicyVersion
     learner_epoch: int

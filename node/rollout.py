@@ -1,7 +1,7 @@
-"""Leases, completions and groups as values, and the rules any group must meet.
+"""Leases, completions and groups as values, and the rules that any group must meet.
 
-The rules here need nothing but the group: shapes, ranges, finiteness. Whether the group is
-wanted (lease, version, staleness, vocabulary of the run) is decided by whoever knows that.
+The rules here need only the group: shapes, ranges, finiteness. Coordinator and learner decide whether the
+group is wanted (lease, version, staleness, vocabulary of the run).
 """
 
 import enum
@@ -16,7 +16,7 @@ from node.errors import Reason, RefusedError
 
 
 class Verdict(enum.StrEnum):
-    """What became of a group. Closed: also the ``verdict`` label of counters."""
+    """The outcome of a group. Closed: also the ``verdict`` label of counters."""
 
     SPOOLED = "spooled"
     ACCEPTED = "accepted"
@@ -29,17 +29,17 @@ class Verdict(enum.StrEnum):
 
 
 class LogprobMode(enum.StrEnum):
-    """What recorded logprobs are of."""
+    """The distribution that recorded logprobs refer to."""
 
     SAMPLED = "sampled"
-    """What each token was drawn from: after temperature and truncation, renormalised over the tokens kept."""
+    """What each token was drawn from: after temperature and truncation, renormalised over what was kept."""
     FULL = "full"
-    """The whole softmax after temperature, whatever was cut off before the draw."""
+    """The whole softmax after temperature, before truncation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How completions are sampled; with ``LogprobMode`` defines what a behaviour logprob means."""
+    """How completions are sampled; with ``LogprobMode`` it defines the meaning of a behaviour logprob."""
 
     temperature: float
     top_p: float
@@ -48,13 +48,13 @@ class SamplingParameters:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some of the vocabulary is cut off before sampling."""
+        """Whether top-p or top-k cuts off some of the vocabulary."""
         return self.top_p < 1.0 or self.top_k > 0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLease:
-    """The right, and the duty, to sample one prompt once; ``lease_id`` becomes the group id."""
+    """The right and duty to sample one prompt once; ``lease_id`` becomes the group id."""
 
     lease_id: str
     task: str
@@ -94,13 +94,13 @@ class Completion:
     behaviour_logprob: NDArray[np.float32]
     """[n], nats, of the distribution that the group's ``logprob_mode`` names."""
     policy_version: NDArray[np.int32]
-    """[n], the version that drew each token; never falls within a completion."""
+    """[n], the version that drew each token; never decreases within a completion."""
     reward: float
     is_finished: bool
-    """Whether it ended by itself rather than at the token limit."""
+    """Whether it ended with the end token rather than at the token limit."""
     kept_mass: NDArray[np.float32] | None = None
-    """[n], in (0, 1]: share of the whole softmax, after temperature, that the tokens left by top-k and
-    top-p held at each draw. None where nothing was cut off, or where the engine cannot say."""
+    """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that top-k and top-p kept
+    at each draw. None without truncation, or where the engine does not know it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +123,7 @@ class RolloutGroup:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest behaviour version of any token; staleness is counted from it."""
+        """Oldest behaviour version of any token; staleness counts from it."""
         return int(np.concatenate([c.policy_version for c in self.completions]).min())
 
     @property
@@ -155,8 +155,8 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
     """Refuse a group that no honest sampler could have sent.
 
     Args:
-        group: As decoded; arrays may hold anything.
-        vocabulary_size: Ids must be below it; None where the caller does not know it.
+        group: as decoded; arrays may hold anything.
+        vocabulary_size: ids must be below it; None where the caller does not know it.
 
     Raises:
         RefusedError: MALFORMED for shapes and ranges, NON_FINITE for NaN and infinity,

@@ -1,4 +1,4 @@
-"""A run as values: its roles, its settings, its steps, its state."""
+"""A run as values: roles, settings, steps, status."""
 
 import enum
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from node.rollout import SamplingParameters
 
 
 class Role(enum.StrEnum):
-    """What a peer may do in a run."""
+    """The role of a peer, which decides what it may do."""
 
     COORDINATOR = "coordinator"
     LEARNER = "learner"
@@ -20,7 +20,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What the coordinator tells every peer that joins."""
+    """The settings that the coordinator sends to every peer that joins."""
 
     task: str
     group_size: int
@@ -33,7 +33,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one gradient step was like; fields as in membership.proto."""
+    """Statistics of one gradient step; fields as in membership.proto."""
 
     version: int
     reward_mean: float
@@ -50,7 +50,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Which groups a step consumed, and how stale each was."""
+    """The groups a step consumed, and how stale each was."""
 
     version: int
     group_ids: tuple[str, ...]
@@ -79,7 +79,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The state of the whole run; every count is taken from the ledger."""
+    """The state of the whole run; every count comes from the ledger."""
 
     run_id: str
     head: PolicyVersion | None
@@ -92,9 +92,9 @@ class RunStatus:
     capacity_bound: str
     now_s: float
     ledger_gap: str = ""
-    """What the learner has done and the ledger does not know, for people; empty: nothing known of."""
+    """Steps that the learner has taken and the ledger lacks, for people; empty if none are known."""
     prompts: int = 0
-    """Of the task; 0 while nobody has said."""
+    """Number of prompts of the task; 0 until a peer has reported it."""
     bad_prompts: tuple[BadPrompt, ...] = ()
-    """The newest of those that were abandoned and have not been answered since."""
+    """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0

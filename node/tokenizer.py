@@ -1,7 +1,7 @@
-"""The digest by which two peers know that they mean the same text by the same token ids.
+"""The digest of a tokenizer: two peers with the same digest decode token ids to the same text.
 
-Computed from the saved ``tokenizer.json`` alone, so that a learner and a sampler agree on it
-whatever library version reads the file, and no tokenizer library is needed to do it.
+It is computed from the saved ``tokenizer.json`` alone, so that it depends on no library's version and needs
+no tokenizer library.
 """
 
 import json
@@ -14,11 +14,11 @@ from node.errors import StartupError
 
 TOKENIZER_DIGEST_BYTES: Final = 16
 _MEANING: Final = ("added_tokens", "normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
-"""What defines the ids. Left out: padding and truncation, which libraries store as they were last used."""
+"""The parts that define the ids. Padding and truncation do not: libraries store them as last used."""
 
 
 def tokenizer_digest(model_dir: Path) -> bytes:
-    """Digest the tokenizer saved in ``model_dir``: TOKENIZER_DIGEST_BYTES bytes of BLAKE3.
+    """Return TOKENIZER_DIGEST_BYTES of BLAKE3 over the tokenizer saved in ``model_dir``.
 
     Raises:
         StartupError: there is no ``tokenizer.json``, or it is not a JSON object.

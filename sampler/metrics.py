@@ -1,4 +1,4 @@
-"""What a sampler measures. What moving policy versions costs is in node/telemetry/transfer_metrics.py."""
+"""A sampler's metrics. The costs of moving policy versions are in node/telemetry/transfer_metrics.py."""
 
 import enum
 from collections.abc import Callable
@@ -13,16 +13,16 @@ _SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 class Dropped(enum.StrEnum):
-    """Why a group that was leased is not handed in. Closed: the ``reason`` label of dropped groups."""
+    """Why a leased group is not submitted: the closed set of ``reason`` labels of dropped groups."""
 
     LOST = "lost"
-    """The hub gave the lease to somebody else."""
+    """The hub gave the lease to another sampler."""
     REFUSED = "refused"
-    """The prompt cannot be had or sampled, or the hub refuses to hear of the group."""
+    """The prompt could not be made or sampled, or the hub refused the group for good."""
     UNGRADED = "ungraded"
-    """The grader raised or was killed, or does not start."""
+    """The grader raised, was killed, or does not start."""
     DOUBTFUL = "doubtful"
-    """The policy it was drawn from may be no version at all."""
+    """The policy it was drawn from may be damaged."""
     STOPPING = "stopping"
     """The sampler stopped first."""
 
@@ -41,51 +41,41 @@ class SamplerMetrics:
             return Histogram(f"heterorl_sampler_{name}", text, buckets=buckets, registry=registry)
 
         self.tokens = counter("tokens", "Completion tokens of finished groups.")
-        self.decode_steps = counter(
-            "decode_steps", "Decode steps, each one token for every running completion."
-        )
+        self.decode_steps = counter("decode_steps", "Decode steps, each a token of every running completion.")
         self.generate_seconds = counter("generate_seconds", "Time spent in decode steps.")
-        self.groups = counter("groups", "Verdicts told to this sampler; a group may get several.", "verdict")
-        self.dropped_groups = counter(
-            "dropped_groups", "Groups that were leased and not handed in.", "reason"
-        )
+        self.groups = counter("groups", "Verdicts on this sampler's groups; one may get several.", "verdict")
+        self.dropped_groups = counter("dropped_groups", "Leased groups that are not submitted.", "reason")
         self._prompt_faults = counter(
             "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
         )
         self.prompt_seconds = histogram(
-            "prompt_seconds", "From a lease to its prompt, waits for a grader included.", _GROUP_BUCKETS_S
+            "prompt_seconds", "From a lease to its prompt, including waits for a grader.", _GROUP_BUCKETS_S
         )
         self.group_seconds = histogram(
             "group_seconds", "From the first token of a group to its last.", _GROUP_BUCKETS_S
         )
         self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
-        self.grader_kills = counter("grader_kills", "Graders killed at a limit or found dead.")
+        self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
         self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group.")
         self.swap_seconds = histogram(
-            "swap_seconds", "Loading a version between decode steps, caches included.", _SWAP_BUCKETS_S
+            "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
         )
-        self.held_version = gauge("held_version", "The policy version that is sampled from; -1: none.")
+        self.held_version = gauge("held_version", "The policy version sampled from; -1: none.")
         self.dropped_fetches = counter(
             "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
         )
-        self.versions_behind = gauge("versions_behind", "Announced head minus what is held, in versions.")
-        self.round_trip = gauge(
-            "fetch_round_trip_seconds",
-            "From a question to the sources of weights to its answer; 0: not known.",
-        )
+        self.versions_behind = gauge("versions_behind", "Announced head minus held version.")
+        self.round_trip = gauge("fetch_round_trip_seconds", "To the sources of weights; 0: not measured.")
         self._starving = gauge(
-            "starving_seconds", "Time for which newer versions have been there and none was taken."
+            "starving_seconds", "How long newer versions were available and none was taken."
         )
-        self.repairs = counter("repairs", "Times the held policy was found to be another than signed.")
-        self._unbegun = gauge(
-            "unbegun_groups", "Leases whose prompts are being made or wait for a place in the engine."
-        )
-        self._graders = gauge("grader_processes", "Processes that make prompts and grade.")
-        self._grader_queue = gauge("grader_queue_requests", "Prompts and gradings that no process works on.")
-        self._outbox = gauge("outbox_groups", "Graded groups not yet handed in.")
-        self._leases = gauge("running_leases", "Leases worked on, from prompt to handing in.")
-        self._age = gauge("policy_age_seconds", "Time since the held version was published, by two clocks.")
-
+        self.repairs = counter("repairs", "Times the held policy was found damaged.")
+        self._unbegun = gauge("unbegun_groups", "Leases whose prompts are being made or wait for the engine.")
+        self._graders = gauge("grader_processes", "Processes that run the task's code.")
+        self._grader_queue = gauge("grader_queue_requests", "Prompts and gradings that wait for a process.")
+        self._unsubmitted = gauge("outbox_groups", "Graded groups not yet submitted.")
+        self._leases = gauge("running_leases", "Leases being worked on, from prompt to submission.")
+        self._age = gauge("policy_age_seconds", "Since the held version was published, by two clocks.")
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
 
@@ -93,7 +83,7 @@ class SamplerMetrics:
         self._prompt_faults.labels(fault).inc()
 
     def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
-        """Read these whenever the metrics are collected."""
+        """Read these at every collection."""
         self._graders.set_function(processes)
         self._grader_queue.set_function(queue)
 
@@ -101,14 +91,14 @@ class SamplerMetrics:
         self,
         *,
         unbegun: Callable[[], float],
-        outbox: Callable[[], float],
+        unsubmitted: Callable[[], float],
         leases: Callable[[], float],
         policy_age_s: Callable[[], float],
         starving_s: Callable[[], float],
     ) -> None:
-        """Likewise."""
+        """Read these at every collection."""
         self._unbegun.set_function(unbegun)
-        self._outbox.set_function(outbox)
+        self._unsubmitted.set_function(unsubmitted)
         self._leases.set_function(leases)
         self._age.set_function(policy_age_s)
         self._starving.set_function(starving_s)

@@ -1,19 +1,17 @@
-"""Builds a sampler from its section of the configuration.
+"""Builds a sampler's services from its section of the configuration.
 
-    policy sync --words--> generation <--leases-- rollouts --groups--> hub
-         ^                                            ^
-         `---- announcements, frames                  `---- settings, lost leases, clock: membership
+    policy sync --words--> engine thread <--requests-- rollouts --groups--> hub
+         ^                                                ^
+         `---- announcements, frames                      `---- settings, lost leases, clock: membership
 
-Weights come from relays where there are any, from the hub otherwise, over channels of their own, so
-that a heartbeat never waits behind them. Membership stops last:
-leases are renewed until what is finished has been handed in.
+Weights come from relays if there are any, otherwise from the hub, over channels of their own, so that a
+heartbeat never waits behind them. Policy sync stops first, then rollouts, then membership: leases are renewed
+until finished groups are submitted, and nobody writes to the engine's words once it is closed.
 """
 
 import asyncio
 import random
 from typing import Final
-
-import torch
 
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
@@ -28,52 +26,47 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
-from sampler.engines.generation import Generation
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.engine_registry import load_engine
+from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics
-from sampler.rollouts.group_submission import Uploader
+from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
-from sampler.rollouts.rollout_loop import Rollouts
-from sampler.rollouts.work_queue import UNBEGUN, Stage, Workload
+from sampler.rollouts.rollout_loop import RolloutLoop
+from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader import Grader
 from sampler.tasks.grader_pool import GraderPool
-from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 
 BULK_CONNECTIONS: Final = 8
-"""For weights, to each source, each made when it is first needed: a step takes one, a keyframe all. They fill
-1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
+"""Connections for weights to each source, each opened when first needed: a step uses one, a keyframe all.
+Eight fill 1 Gbit/s at 150 ms, and keep 100 Mbit/s busy where packets are lost."""
 
 FLUSH_SHARE: Final = 0.8
-"""Of the time the daemon has to drain; the rest is for saying so and leaving."""
+"""Share of the daemon's time to drain that is spent submitting groups; the rest is for leaving the run."""
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Load the base model, in a thread, and put the sampler's services together.
+    """Load the base model, in a thread, and return the sampler's services.
 
     Raises:
+        ConfigError: the engine cannot be imported.
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
     target = context.config.node.coordinator
     if target is None:
-        raise StartupError("The sampler does not know its hub", fix="Set node.coordinator = HOST:PORT.")
+        raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
-    # Seconds to minutes, in which the watchdog and /healthz want to be answered.
-    engine = await asyncio.to_thread(
-        TorchEngine,
-        config.model_dir,
-        device=config.device,
-        compute_dtype=torch.float32 if config.compute_dtype == "float32" else torch.bfloat16,
-        threads=config.threads,
-        seed=config.seed,
-    )
+    # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
+    engine = await asyncio.to_thread(load_engine, config.engine, config)
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
-    client, submitter = (
+    leases, submissions = (
         SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()))
         for address in (target, config.rollout_via or target)
     )
@@ -96,8 +89,25 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
     )
     metrics = SamplerMetrics(context.registry)
-    generation = Generation(engine, metrics=metrics)
-    workload = Workload(concurrency_groups=config.concurrency_groups, outbox_groups=config.outbox_groups)
+    engine_thread = EngineThread(engine, metrics=metrics)
+    work_queue = WorkQueue(
+        concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
+    )
+    held_version = HeldVersion(
+        engine.weights,
+        layout=engine.layout,
+        in_place=config.apply == "in_place",
+        hand_over=engine_thread.hand_over,
+        saved=SavedPolicy(
+            context.state_dir,
+            layout=engine.layout,
+            public_key=context.run.learner_public_key,
+            run_id=run_id,
+            save_every_s=config.save_policy_every_s,
+            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
+            clock=clock,
+        ),
+    )
     policy_sync = PolicySync(
         Fetcher(
             sources,
@@ -107,20 +117,9 @@ async def build(context: RoleContext) -> list[Service]:
             random=random.random,
         ),
         watch=sources.announcements,
+        held=held_version,
         layout=engine.layout,
-        weights=engine.weights,
-        in_place=config.apply == "in_place",
-        hand_over=generation.hand_over,
         found_damage=lambda: repair(),
-        disk=PolicyDisk(
-            context.state_dir,
-            layout=engine.layout,
-            public_key=context.run.learner_public_key,
-            run_id=run_id,
-            save_every_s=config.save_policy_every_s,
-            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
-            clock=clock,
-        ),
         transfer_metrics=context.transfer_metrics,
         metrics=metrics,
         count_refusal=node_metrics.count_refusal,
@@ -136,16 +135,16 @@ async def build(context: RoleContext) -> list[Service]:
         return what
 
     def repair() -> None:
-        if generation.served is not None:
+        if engine_thread.served is not None:
             metrics.repairs.inc()
-            generation.withdraw()
+            engine_thread.withdraw()
             rollouts.forget_doubtful()
             policy_sync.doubt()
 
     def held() -> PolicyVersion | None:
-        if generation.served is not None:
+        if engine_thread.served is not None:
             policy_sync.scrub()
-        return generation.served
+        return engine_thread.served
 
     membership = MembershipClient(
         control,
@@ -159,7 +158,7 @@ async def build(context: RoleContext) -> list[Service]:
             held=held,
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),
-            running_leases=lambda: workload.lease_ids,
+            running_leases=lambda: work_queue.lease_ids,
         ),
         notices=Notices(
             verdict=lambda verdict: rollouts.note_verdict(verdict),
@@ -172,20 +171,22 @@ async def build(context: RoleContext) -> list[Service]:
         comparison=comparison_with(target, context.identity, clock=clock),
     )
     leasing = Leasing(
-        client,
-        workload=workload,
-        generation=generation,
+        leases,
+        work_queue=work_queue,
+        engine_thread=engine_thread,
         node_metrics=node_metrics,
         random=random.random,
     )
-    rollouts = Rollouts(
+    rollouts = RolloutLoop(
         engine,
         run_id=run_id,
         membership=membership,
-        generation=generation,
+        engine_thread=engine_thread,
         leasing=leasing,
-        uploader=Uploader(submitter.submit, capacity_groups=config.outbox_groups, random=random.random),
-        workload=workload,
+        submitter=GroupSubmitter(
+            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
+        ),
+        work_queue=work_queue,
         custom_tasks=config.custom_tasks,
         make_graders=lambda path: GraderPool(
             lambda: Grader(
@@ -202,11 +203,12 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
     )
     metrics.watch(
-        unbegun=lambda: workload.count(*UNBEGUN),
-        outbox=lambda: workload.count(Stage.OUTBOX),
-        leases=lambda: len(workload),
-        policy_age_s=lambda: policy_sync.age_s(clock.now() + membership.clock_offset_s),
+        unbegun=lambda: work_queue.count(*UNBEGUN),
+        unsubmitted=lambda: work_queue.count(JobState.SUBMITTING),
+        leases=lambda: len(work_queue),
+        policy_age_s=lambda: held_version.age_s(clock.now() + membership.clock_offset_s),
         starving_s=policy_sync.starving_s,
     )
-    sampling = StopsAfter(rollouts)
-    return [StopsAfter(membership, other=sampling), policy_sync, sampling]
+    syncing = StopsAfter(policy_sync)
+    sampling = StopsAfter(rollouts, other=syncing)
+    return [StopsAfter(membership, other=sampling), syncing, sampling]

@@ -41,30 +41,30 @@ from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.digests import Words
 from node.weights.store.head_file import StoreMark
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire.policies import artifact_key_to_wire
-from sampler.engines.generation import Change
-from sampler.engines.live_words import ModelWords
+from sampler.engines.engine_thread import Change
+from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.versions.delta_log import StagedArtifact
-from sampler.versions.model_words import ArrayWords
-from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.delta_log import LoggedArtifact
+from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 
 
-class TimedDisk(PolicyDisk):
+class TimedDisk(SavedPolicy):
     """Notes when a version was verified: the moment it is first to be remembered."""
 
     verified_s = 0.0
 
-    def remember(self, mark: StoreMark, staged: StagedArtifact | None) -> None:
+    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
         self.verified_s = time.monotonic()
-        super().remember(mark, staged)
+        super().remember(mark, payloads)
 
 
 class LiveArray:
-    """The live words of a sampler that computes nothing. See ``sampler.versions.staging.LiveWords``."""
+    """The live words of a sampler that computes nothing. See ``sampler.engines.model_words.LiveWords``."""
 
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)
@@ -123,12 +123,11 @@ class Receiver:
                 random=random.random,
             ),
             watch=sources.announcements,
+            held=HeldVersion(
+                self._weights, layout=self._layout, in_place=False, hand_over=self._take, saved=self._disk
+            ),
             layout=self._layout,
-            weights=self._weights,
-            in_place=False,
-            hand_over=self._take,
             found_damage=lambda: self.sync.doubt(),
-            disk=self._disk,
             transfer_metrics=metrics,
             metrics=SamplerMetrics(self._registry),
             count_refusal=_ignore,

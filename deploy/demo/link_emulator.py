@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.clock import Clock, SystemClock
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.rpc.address import join_address, split_address, split_target
 from node.telemetry.logging import configure_logging
 

@@ -1,4 +1,4 @@
-"""The logprobs of a group's completions under the whole softmax, whatever the sampler cut off."""
+"""Behaviour logprobs under the whole softmax, whatever the sampler cut off."""
 
 import numpy as np
 import torch
@@ -9,10 +9,10 @@ from node.rollout import Completion, RolloutGroup
 
 
 def full_logprobs(group: RolloutGroup) -> list[NDArray[np.float32]]:
-    """Give the behaviour logprobs of each of the group's completions under the whole softmax.
+    """Return the behaviour logprobs of each of a group's completions under the whole softmax.
 
     Raises:
-        ValueError: they are renormalised, and the kept masses that would undo it are missing.
+        ValueError: they are renormalised, and the kept masses that would undo this are missing.
     """
     if not group.is_renormalised:
         return [completion.behaviour_logprob for completion in group.completions]

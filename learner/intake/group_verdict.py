@@ -1,8 +1,8 @@
 """The verdict on a delivered group; pure.
 
-The hub has checked the sender and the shape of the message. What only the learner knows is
-decided here: whether the group is about this model, whether its staleness is within the bound
-now, and whether its numbers can be trusted with a gradient. A refusal says rule and values.
+The coordinator has checked the sender and the shape of the message. What only the learner knows is decided
+here: whether the group is of this model, whether its staleness is within the bound now, and whether its
+numbers can be trusted with a gradient. A refusal names the rule and the values.
 
 Order: malformed, foreign, suspect, duplicate, stale; the first rule broken gives the verdict.
 """
@@ -14,26 +14,26 @@ from typing import Final
 from learner.intake.full_logprobs import full_logprobs
 from learner.objective.truncation import least_kept_mass
 from node.errors import RefusedError
-from node.rollout import RolloutGroup, Verdict, check_group
+from node.rollout import GroupVerdict, RolloutGroup, Verdict, check_group
 
 LEAST_LOGPROB: Final = -30.0
-"""Nobody draws a token at e^-30: the tail below it holds 1.5e-8 of a vocabulary of 150 000.
-A group full of such claims would otherwise get weights beyond float32."""
+"""No sampler draws a token at e^-30: of a vocabulary of 150 000 the tail below holds 1.5e-8. A group full of
+such claims would otherwise get weights beyond float32."""
 
 ROUNDED_MASS: Final = 0.99
-"""What narrow arithmetic may leave of a kept mass."""
+"""Share of a kept mass that rounding to narrow floats may leave."""
 
 LARGEST_REWARD: Final = 1e4
 """Times the largest weight (e^30), squared in a gradient norm, it stays within float32."""
 
 LEAST_TEMPERATURE: Final = 0.01
 LARGEST_TEMPERATURE: Final = 100.0
-"""Logits divided by anything smaller overflow; by anything larger, they say nothing."""
+"""Logits divided by less overflow; divided by more, they are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRules:
-    """What a group must agree with."""
+class GroupRules:
+    """What a group is compared with; fixed for the life of the process."""
 
     run_id: str
     layout_digest: bytes
@@ -45,126 +45,93 @@ class AdmissionRules:
     max_staleness_versions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict with its reason, one line for people; empty for ACCEPTED."""
-
-    verdict: Verdict
-    detail: str = ""
-
-
 def judge(
-    group: RolloutGroup, rules: AdmissionRules, *, version: int, trained_group_ids: Container[str]
-) -> Judged:
+    group: RolloutGroup, rules: GroupRules, *, version: int, trained_group_ids: Container[str]
+) -> GroupVerdict:
     """Judge a group against the rules and the learner's current version.
 
     Args:
-        group: As delivered; arrays may hold anything.
-        rules: Fixed for the life of the process.
-        version: The version the learner's parameters have now.
-        trained_group_ids: Groups already consumed by a step.
+        group: as delivered; arrays may hold anything.
+        version: of the learner's parameters now.
+        trained_group_ids: groups already consumed by a step.
 
     Returns:
         ACCEPTED, STALE, DUPLICATE, FOREIGN, MALFORMED or SUSPECT.
     """
-    try:
-        check_group(group, vocabulary_size=rules.vocabulary_size)
-    except RefusedError as refused:
-        return Judged(Verdict.MALFORMED, str(refused))
-    return (
-        _malformed(group, rules)
-        or _foreign(group, rules, version)
-        or _suspect(group, rules.vocabulary_size)
-        or _duplicate(group, trained_group_ids)
-        or stale(group, version=version, max_staleness_versions=rules.max_staleness_versions)
-        or Judged(Verdict.ACCEPTED)
-    )
+    # One after the other: a later rule may only read what an earlier one has checked.
+    if what := _malformed(group, rules):
+        return GroupVerdict(group.group_id, Verdict.MALFORMED, what)
+    if what := _foreign(group, rules, version):
+        return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
+    if what := _suspect(group, rules.vocabulary_size):
+        return GroupVerdict(group.group_id, Verdict.SUSPECT, what)
+    if group.group_id in trained_group_ids:
+        what = f"group {group.group_id} was trained on before"
+        return GroupVerdict(group.group_id, Verdict.DUPLICATE, what)
+    too_old = stale(group, version=version, max_staleness_versions=rules.max_staleness_versions)
+    return too_old or GroupVerdict(group.group_id, Verdict.ACCEPTED)
 
 
-def stale(group: RolloutGroup, *, version: int, max_staleness_versions: int) -> Judged | None:
+def stale(group: RolloutGroup, *, version: int, max_staleness_versions: int) -> GroupVerdict | None:
     """Judge staleness alone: STALE, or None while the group may still be trained on."""
     staleness = version - group.oldest_version
     if staleness <= max_staleness_versions:
         return None
-    return Judged(
-        Verdict.STALE,
+    what = (
         f"staleness is {staleness} versions (sampled from {group.oldest_version}, learner at {version}), "
-        f"the bound is {max_staleness_versions}",
+        f"the bound is {max_staleness_versions}"
     )
+    return GroupVerdict(group.group_id, Verdict.STALE, what)
 
 
-def _malformed(group: RolloutGroup, rules: AdmissionRules) -> Judged | None:
+def _malformed(group: RolloutGroup, rules: GroupRules) -> str | None:
+    try:
+        check_group(group, vocabulary_size=rules.vocabulary_size)
+    except RefusedError as refused:
+        return str(refused)
     if len(group.completions) != rules.group_size:
-        return Judged(
-            Verdict.MALFORMED,
-            f"the group has {len(group.completions)} completions, the run's groups have {rules.group_size}",
-        )
+        return f"the group has {len(group.completions)} completions, the run's groups have {rules.group_size}"
     longest = len(group.prompt_token_ids) + max(len(c.token_ids) for c in group.completions)
     if longest > rules.context_tokens:
-        return Judged(
-            Verdict.MALFORMED,
-            f"prompt and completion have {longest} tokens, the model takes {rules.context_tokens}",
-        )
+        return f"prompt and completion have {longest} tokens, the model takes {rules.context_tokens}"
     temperature = group.sampling.temperature
     if not LEAST_TEMPERATURE <= temperature <= LARGEST_TEMPERATURE:
-        return Judged(
-            Verdict.MALFORMED,
-            f"temperature {temperature:g} is outside [{LEAST_TEMPERATURE:g}, {LARGEST_TEMPERATURE:g}]",
-        )
+        return f"temperature {temperature:g} is outside [{LEAST_TEMPERATURE:g}, {LARGEST_TEMPERATURE:g}]"
     reward = max((c.reward for c in group.completions), key=abs)
     if abs(reward) > LARGEST_REWARD:
-        return Judged(Verdict.MALFORMED, f"a reward of {reward:g} is beyond {LARGEST_REWARD:g}")
+        return f"a reward of {reward:g} is beyond {LARGEST_REWARD:g}"
     return None
 
 
-def _foreign(group: RolloutGroup, rules: AdmissionRules, version: int) -> Judged | None:
+def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None:
     if group.run_id != rules.run_id:
-        return Judged(Verdict.FOREIGN, f"the group is of run {group.run_id!r}, this is {rules.run_id!r}")
+        return f"the group is of run {group.run_id!r}, this is {rules.run_id!r}"
     if group.layout_digest != rules.layout_digest:
-        return Judged(
-            Verdict.FOREIGN,
-            f"layout digest {group.layout_digest.hex()} is not the learner's {rules.layout_digest.hex()}",
-        )
+        return f"layout digest {group.layout_digest.hex()} is not the learner's {rules.layout_digest.hex()}"
     if group.tokenizer_digest != rules.tokenizer_digest:
-        return Judged(
-            Verdict.FOREIGN,
-            f"tokenizer digest {group.tokenizer_digest.hex()} is not the learner's "
-            f"{rules.tokenizer_digest.hex()}",
-        )
+        theirs, ours = group.tokenizer_digest.hex(), rules.tokenizer_digest.hex()
+        return f"tokenizer digest {theirs} is not the learner's {ours}"
     if group.newest_version > version:
-        return Judged(
-            Verdict.FOREIGN, f"version {group.newest_version} does not exist yet, the learner is at {version}"
-        )
+        return f"version {group.newest_version} does not exist yet, the learner is at {version}"
     if group.is_renormalised and any(c.kept_mass is None for c in group.completions):
-        return Judged(
-            Verdict.FOREIGN,
+        return (
             f"top_p={group.sampling.top_p} top_k={group.sampling.top_k}, and the group does not say what "
             "mass was kept: every weight would be off by it; send kept_masses, or logprobs of mode FULL, "
-            "or sample with top_p=1 and top_k=0",
+            "or sample with top_p=1 and top_k=0"
         )
     return None
 
 
-def _suspect(group: RolloutGroup, vocabulary_size: int) -> Judged | None:
+def _suspect(group: RolloutGroup, vocabulary_size: int) -> str | None:
     sampling, masses = group.sampling, [c.kept_mass for c in group.completions if c.kept_mass is not None]
     kept = min((float(mass.min()) for mass in masses), default=1.0)
     possible = least_kept_mass(top_p=sampling.top_p, top_k=sampling.top_k, vocabulary_size=vocabulary_size)
     if masses and kept < ROUNDED_MASS * possible:
-        return Judged(
-            Verdict.SUSPECT,
+        return (
             f"top_p={sampling.top_p} top_k={sampling.top_k} are claimed to have kept {kept:g} of the "
-            f"softmax; they keep {possible:g} at least",
+            f"softmax; they keep {possible:g} at least"
         )
     least = min(float(logprob.min()) for logprob in full_logprobs(group))
     if least < LEAST_LOGPROB:
-        return Judged(
-            Verdict.SUSPECT,
-            f"a token is claimed to have been drawn at {least:g} nats, below {LEAST_LOGPROB:g}",
-        )
-    return None
-
-
-def _duplicate(group: RolloutGroup, trained_group_ids: Container[str]) -> Judged | None:
-    if group.group_id in trained_group_ids:
-        return Judged(Verdict.DUPLICATE, f"group {group.group_id} was trained on before")
+        return f"a token is claimed to have been drawn at {least:g} nats, below {LEAST_LOGPROB:g}"
     return None

@@ -1,8 +1,8 @@
 """Every slot ever trained on, in a few numbers; pure.
 
-Slots are leased in order and almost all of them are trained on, so what was trained on is a few long runs of
-numbers. All of it fits a checkpoint, where a list of the newest ids forgot after some minutes: an id that was
-given out again 250 versions later was not recognised.
+Slots are leased in order and almost all of them are trained on, so the set is a few long runs of numbers,
+small enough for every checkpoint. A list of the newest ids alone would miss an id that comes back 250
+versions later.
 """
 
 from bisect import bisect_right
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from typing import Final
 
 RUNS: Final = 4096
-"""Most runs of numbers kept: as many holes are slots under way or abandoned. Beyond, the oldest hole counts
-as trained on; a slot so old that is still wanted would be refused, never trained on twice."""
+"""Most runs kept; the holes between them are slots under way or abandoned. Beyond, the oldest hole counts as
+trained on: a slot that old would be refused, never trained on twice."""
 
 
 class TrainedSlots:
-    """An immutable set of slots; contains a group id if its slot was trained on."""
+    """An immutable set of slots; contains a group's id if its slot was trained on."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
-        """Begin with runs of (first, last) slot, both trained on, in ascending order and apart."""
+        """Begin with runs of (first, last) slot, both included, ascending and with holes between."""
         self.runs = tuple(runs)
 
     def __contains__(self, group_id: object) -> bool:
@@ -29,7 +29,7 @@ class TrainedSlots:
         return place >= 0 and slot <= self.runs[place][1]
 
     def with_groups(self, group_ids: Iterable[str]) -> "TrainedSlots":
-        """Return the set with the slots of these groups; ids that name no slot are passed over."""
+        """Return the set with the slots of these groups; ids that name no slot are ignored."""
         runs = list(self.runs)
         for slot in map(_slot_of, group_ids):
             if slot is not None:

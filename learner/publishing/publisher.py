@@ -1,20 +1,20 @@
 """Masters -> signed artifacts in the learner's store, from where they are uploaded.
 
-    gate --a version--> one pass over the masters, on all cores --> store --> uploader, in its own time
+    masters --a version--> one pass over them, on all cores --> store --> uploader, in its own time
                                      |
-              a delta from the version published last, and a keyframe every so many versions;
-              while no version waits, deltas over many versions (learner/publishing/catch_up_deltas.py)
+              a delta from the version published last; then, as ``publishing_schedule`` says, a keyframe,
+              or deltas over many versions while no newer version waits (``catch_up_deltas``)
 
 The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
-meanwhile, up to the point where it would write the masters. There are two arrays of words, those of
-the version published last and those being made; they change places when the artifact is stored, so
-that a pass that fails has touched nothing. Besides them, memory is bounded by the frames under way.
+meanwhile until it would write the masters. There are two arrays of words: the version published last and the
+one being made. They change places when the artifact is stored, so a pass that fails has changed nothing.
+Beyond them, the frames under way bound the memory.
 
-What a full disk refused is tried again until there is room or a newer version: samplers that hold nothing
-newer may have nothing to give that training could go on with.
+A version that a full disk refused is tried again until there is room or a newer version: without it, samplers
+may have nothing fresh enough to train on.
 
-After a restart the version of the checkpoint is published again, as a keyframe, unless it is the
-newest in the store: what was published last is then known to the word.
+After a restart the checkpoint's version is published again as a keyframe, unless it is the newest in the
+store: then the words published last are known.
 """
 
 import asyncio
@@ -29,14 +29,16 @@ import numpy as np
 
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import Clock
-from node.errors import RETRYABLE, Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -52,13 +54,13 @@ _UNDER_WAY_PER_THREAD: Final = 2
 
 
 class Publisher:
-    """A service that publishes the newest version there is, for as long as there are any."""
+    """A service that publishes the newest version whenever there is a new one."""
 
     name = "publisher"
 
     def __init__(
         self,
-        gate: MasterAccess,
+        access: MasterAccess,
         masters: MasterWords,
         store: ArtifactStore,
         *,
@@ -66,29 +68,29 @@ class Publisher:
         layout: Layout,
         signer: Signer,
         threads: int,
-        keyframe_every_versions: int,
-        catch_up: CatchUp,
+        schedule: PublishingSchedule,
+        catch_up: CatchUpDeltas,
         run_settings: Callable[[], Awaitable[RunSettings]],
         disk_wait: DiskWait,
         clock: Clock,
         metrics: LearnerMetrics,
     ) -> None:
-        """Publish what comes after ``start``, the version that training begins or goes on with.
+        """Publish what comes after ``start``, the version that training begins or continues with.
 
         Args:
-            masters: read only between ``gate.take`` and ``gate.release``.
-            start: its words belong to the publisher from now on.
+            masters: read only between ``access.take`` and ``access.release``.
+            start: the publisher owns its words from now on.
             threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
-        self._gate = gate
+        self._access = access
         self._masters = masters
         self._store = store
         self._start = start
         self._layout = layout
         self._signer = signer
         self._threads = threads
-        self._keyframe_every_versions = keyframe_every_versions
+        self._schedule = schedule
         self._catch_up = catch_up
         self._run_settings = run_settings
         self._disk_wait = disk_wait
@@ -100,32 +102,32 @@ class Publisher:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Publish until ``stopping``, then what is still waiting.
+        """Publish until ``stopping``, then publish what still waits.
 
         Raises:
-            StartupError: the run is further than this learner's checkpoint, or on another branch.
+            StartupError: the run is ahead of this learner's checkpoint, or on another branch.
             RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
         """
         try:
             await self._begin((await self._run_settings()).head, stopping)
             ready()
             while True:
-                number = self._gate.take()
+                number = self._access.take()
                 if number is not None:
                     await self._publish_masters(number, stopping)
                 elif stopping.is_set():
                     return
                 elif not await self._catch_others_up(stopping):
-                    await run_until(stopping, self._gate.wait_for_version())
+                    await run_until(stopping, self._access.wait_for_version())
         finally:
-            self._gate.give_up()
+            self._access.give_up()
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._pool.shutdown(wait=False)
 
-    async def _begin(self, hub_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
+    async def _begin(self, run_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
         announcement = self._store.announcement()
         own_head = None if announcement is None else announcement.head
-        for head in (own_head, hub_head):
+        for head in (own_head, run_head):
             if head is not None:
                 _check_continues(self._start.version, head)
         if self._start.version.number == 0 or self._start.version == own_head:
@@ -140,23 +142,23 @@ class Publisher:
             )
 
     async def _publish_masters(self, number: int, stopping: asyncio.Event) -> None:
-        """Publish what the masters hold, or on a full disk what they hold by then."""
+        """Publish what the masters hold; after a full disk, what they hold by then."""
         taken: int | None = number
 
         async def publish() -> bool:
             nonlocal taken
-            taken = self._gate.take() if taken is None else taken
+            taken = self._access.take() if taken is None else taken
             if taken is not None:
                 version, taken = taken, None
                 try:
                     await self._publish(version, partial(self._make_version, version))
                 except RefusedError as refused:
-                    if refused.reason is not Reason.DISK and refused.reason in RETRYABLE:
+                    if refused.reason is not Reason.DISK and refused.reason.is_retryable:
                         told = {"version": version, "error": str(refused)}
                         logger.error("publishing failed", extra=told)
                         return False
                     if not stopping.is_set():
-                        self._gate.put_back()
+                        self._access.put_back()
                     raise
             return True
 
@@ -164,7 +166,7 @@ class Publisher:
 
     async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
         started_s = self._clock.monotonic()
-        self._metrics.superseded_versions.inc(self._gate.take_superseded())
+        self._metrics.superseded_versions.inc(self._access.take_superseded())
         # If it fails, the next try or version starts from the same base.
         version = await asyncio.get_running_loop().run_in_executor(self._thread, make)
         if version.words is self._spare:
@@ -175,37 +177,38 @@ class Publisher:
         self._metrics.publish_seconds.observe(took_s)
         told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
         logger.info("published", extra=told)
-        if number - self._newest_keyframe() >= self._keyframe_every_versions:
+        if self._schedule.is_keyframe_due(number):
             await self._add_keyframe(version)
 
     async def _add_keyframe(self, version: HeldPolicy) -> None:
-        """Store a published version once more, as a keyframe; if the disk is full, a later one will do."""
+        """Store a published version as a keyframe too; if the disk is full, a later one will do."""
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: self._store_keyframe(version)
             )
         except RefusedError as refused:
-            if refused.reason not in RETRYABLE:
+            if not refused.reason.is_retryable:
                 raise
             told = {"version": version.version.number, "error": str(refused)}
             logger.error("keyframe not stored", extra=told)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
-        """Make one delta over many versions, or as much of it as time allows; False if none is wanted."""
-        key = None if self._base is None else self._catch_up.next_key(self._base.version.number)
+        """Make one catch-up delta, unless a newer version comes first; False if none is due."""
+        key = None if self._base is None else self._schedule.next_catch_up(self._base.version.number)
         if self._base is None or key is None:
             return False
         loop = asyncio.get_running_loop()
 
         def is_superseded() -> bool:
-            return self._gate.has_unread or stopping.is_set()
+            return self._access.has_unread or stopping.is_set()
 
         make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
-        await loop.run_in_executor(self._thread, make)
+        if not await loop.run_in_executor(self._thread, make):
+            self._schedule.give_up(key)
         return True
 
     def _make_version(self, number: int) -> HeldPolicy:
-        """Read the masters and store what has become of them; in the thread."""
+        """Read the masters, code and store them; in the thread."""
         made, base = self._spare, self._base
 
         def read(frame: int) -> Words:
@@ -218,7 +221,7 @@ class Publisher:
                 draft = stack.enter_context(self._store.draft())
                 coded = self._code(read, base=base, draft=draft)
             finally:
-                self._gate.release()
+                self._access.release()
             version = self._store_artifact(number, coded, base=base, draft=draft)
         return HeldPolicy(version, made)
 
@@ -255,18 +258,12 @@ class Publisher:
         self._store.put_version(sign(manifest, self._signer.key), draft)
         return manifest.policy_version
 
-    def _newest_keyframe(self) -> int:
-        """Give the newest version that needs nothing but itself; the public base model is version 0."""
-        announcement = self._store.announcement()
-        artifacts = () if announcement is None else announcement.artifacts
-        return max((a.key.version for a in artifacts if a.key.is_keyframe), default=0)
-
 
 def _check_continues(start: PolicyVersion, head: PolicyVersion) -> None:
     if head.number > start.number:
         raise StartupError(
-            f"The run is at version {head.number}, this learner's newest checkpoint at {start.number}",
-            fix="Restore the newest checkpoint, or begin a new run: a version number is never made twice.",
+            f"The run is at version {head.number}, this learner's newest checkpoint is at {start.number}",
+            fix="Restore the newest checkpoint, or begin a new run: a version number must not be used twice.",
         )
     if head.number == start.number and head.root != start.root:
         raise StartupError(

@@ -4,9 +4,9 @@
                              optimizer.safetensors    AdamW's moments and step counts
                              progress.json            the rest, and the digests of the two
 
-A checkpoint is written beside its place, synced and renamed: it is there whole or not at all.
-The one before it stays as a spare for a person. It is never loaded by itself: the version after
-it may be published, and making that number again with other weights would fork the run.
+A checkpoint is staged, synced and renamed: it is there whole or not at all. The one before it stays, for a
+person to fall back on. It is never loaded automatically: the version after it may be published, and making
+that number again with other weights would fork the run.
 """
 
 import dataclasses
@@ -48,11 +48,11 @@ class Progress:
     step: StepLine | None = None
     """The step that made this version."""
     unacknowledged: tuple[StepRecord, ...] = ()
-    """Step records the hub may not have, this version's included."""
+    """Step records the coordinator may not have, this version's included."""
     trained_slots: tuple[tuple[int, int], ...] = ()
     """All slots ever trained on; see ``learner.intake.trained_slots``."""
     trained_group_ids: tuple[str, ...] = ()
-    """Groups consumed lately: of checkpoints that have no ``trained_slots`` yet."""
+    """Groups consumed lately, in checkpoints from before ``trained_slots``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class CheckpointStore:
         """Make ``progress.version`` the newest checkpoint; durable on return.
 
         Raises:
-            OSError: the disk is full or failing; the checkpoints there before are untouched, and nothing is
-                left of this one.
+            OSError: the disk is full or failing; earlier checkpoints are untouched, and nothing is left of
+                this one.
         """
         name = f"{progress.version:012d}"
         staged = self._directory / f"{_STAGED}{name}"
@@ -93,7 +93,7 @@ class CheckpointStore:
             durable.rename(staged, self._directory / name)
         except BaseException:
             if is_staged and not staged.exists():
-                # What can fail after the rename is its sync: removed under a name that is no checkpoint's.
+                # The sync after the rename failed: remove the directory under a name that is no checkpoint's.
                 (self._directory / name).rename(staged)
             shutil.rmtree(staged, ignore_errors=True)
             raise
@@ -109,7 +109,7 @@ class CheckpointStore:
             _OPTIMIZER: _moments(policy, optimizer),
         }
         for file_name, content in tensors.items():
-            with _errors_of_the_disk():
+            with _as_os_error():
                 save_file(content, staged / file_name)
         digests = {file_name: _blake3(staged / file_name) for file_name in tensors}
         saved = _Saved(policy.layout.digest.hex(), digests, progress)
@@ -118,7 +118,7 @@ class CheckpointStore:
             durable.sync(path)
 
     def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
-        """Bring policy and optimizer to the newest checkpoint; version 0 changes neither.
+        """Load the newest checkpoint into policy and optimizer; without one, leave them at version 0.
 
         Raises:
             StartupError: the newest checkpoint is damaged or of another model.
@@ -173,8 +173,8 @@ def _read_progress(path: Path) -> _Saved:
 
 
 @contextmanager
-def _errors_of_the_disk() -> Iterator[None]:
-    """Turn what safetensors says of a write into the OSError that it was."""
+def _as_os_error() -> Iterator[None]:
+    """Turn a safetensors error of a write into the OSError behind it."""
     try:
         yield
     except SafetensorError as error:

@@ -1,4 +1,4 @@
-"""Floating point operations that a step asks of a model: what its speed is a share of."""
+"""Floating point operations of a step, to compare with what the device can do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What of a causal transformer multiplies."""
+    """The parts of a causal transformer that multiply."""
 
     body_parameters: int
     """All but embeddings and head."""
     head_parameters: int
-    """Of the product that gives logits."""
+    """Of the product that makes logits."""
     layers: int
     attention_width: int
     """Heads times the width of one."""
 
     def training_flops(self, lengths: Sequence[int], *, targets: int) -> float:
-        """Give the operations of one forward and backward pass: 6 N a token, and attention's own.
+        """Return the operations of one forward and backward pass: 6 N a token, and attention's own.
 
-        Counted is what the mathematics needs: no padding, no logits of prompt tokens, nothing twice
-        (activation checkpointing, chunks of logits), causal attention half of the full square.
+        Only what the mathematics needs: no padding, no logits of prompt tokens, nothing twice (activation
+        checkpointing, chunks of logits), and half of the full square for causal attention.
 
         Args:
             lengths: positions of each row.

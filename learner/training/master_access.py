@@ -1,4 +1,4 @@
-"""Who may touch the float32 masters: the optimizer writes them, the publisher reads them, never both.
+"""Access to the float32 masters: the optimizer writes them, the publisher reads them, never both at once.
 
                      hold(v)                take()
     being written -----------> holding v -----------> being read -- release() --> holding v, read
@@ -6,9 +6,9 @@
          |                        | is never published       v                          |
          `------------------------+--------------------------+--------------------------'
 
-Between two steps nobody writes the masters, so they are a snapshot of the newest version that costs
-nothing: it is read while the next step runs forward and backward. A reading that has begun is waited
-for, and so is one that an idle publisher was promised; any other version gives way to the next.
+Between two optimizer steps the masters are a free snapshot of the newest version: the publisher reads them
+while the next step runs forward and backward. The optimizer waits for a read that has begun, and for the one
+that an idle publisher was promised. Any other version is superseded by the next.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 
 class MasterAccess:
-    """Stands between three threads: event loop, training, publishing."""
+    """A lock that knows versions, between three threads: event loop, training, publishing."""
 
     def __init__(self, *, version: int, monotonic: Callable[[], float]) -> None:
         """Begin with masters that hold ``version``, whose words the publisher has already."""
@@ -28,13 +28,13 @@ class MasterAccess:
         """None while they are written."""
         self._unread: int | None = None
         self._is_kept = False
-        """Read, or promised to the publisher: the optimizer waits."""
+        """Being read, or promised to the publisher: the optimizer waits."""
         self._is_awaited = False
         self._held = asyncio.Event()
         self._superseded = 0
 
     def hold(self, version: int) -> None:
-        """Say what the masters hold until ``begin_writing``. Event loop."""
+        """Record which version the masters hold until ``begin_writing``. Event loop."""
         with self._changed:
             self._holds = version
             if version == self._taken:
@@ -42,9 +42,9 @@ class MasterAccess:
             self._offer(version)
 
     def begin_writing(self) -> float:
-        """Wait until nobody reads, and give the seconds that took. Training thread, before each write.
+        """Wait until nobody reads, and return the seconds that took. Training thread, before each write.
 
-        What bounds the wait is one pass over the model: see ``Publisher``.
+        The wait is at most one pass over the model: see ``Publisher``.
         """
         started_s = self._monotonic()
         with self._changed:
@@ -61,7 +61,7 @@ class MasterAccess:
         return self._unread is not None
 
     def take(self) -> int | None:
-        """Give the version to be read now, if there is one; ``release`` must follow. Event loop."""
+        """Return the version to read now, if there is one; ``release`` must follow. Event loop."""
         with self._changed:
             version, self._unread = self._unread, None
             if version is not None:
@@ -69,7 +69,7 @@ class MasterAccess:
             return version
 
     def release(self) -> None:
-        """Say that reading has ended. Any thread."""
+        """End reading. Any thread."""
         with self._changed:
             self._is_kept = False
             self._changed.notify_all()
@@ -81,7 +81,7 @@ class MasterAccess:
                 self._offer(self._taken)
 
     async def wait_for_version(self) -> None:
-        """Wait until there is a version to take, which then stays until it was taken or given up."""
+        """Wait until there is a version to take, which then stays until ``take`` or ``give_up``."""
         if self.has_unread:
             return
         self._held.clear()
@@ -92,14 +92,14 @@ class MasterAccess:
             self._is_awaited = False
 
     def give_up(self) -> None:
-        """Take nothing more: what was promised is not kept. What was taken still is. Event loop."""
+        """Free the optimizer from a promise that will not be used; a read goes on. Event loop."""
         with self._changed:
             if self._unread is None:
                 return
         self.release()
 
     def take_superseded(self) -> int:
-        """Give how many versions gave way unread since this was asked last."""
+        """Return how many versions were superseded unread since the last call."""
         with self._changed:
             superseded, self._superseded = self._superseded, 0
         return superseded

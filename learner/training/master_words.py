@@ -1,7 +1,7 @@
 """The words of a version, made of the masters a frame at a time, wherever the model is.
 
-Several threads may make different frames at once; none of them makes more threads, and memory is
-taken by nobody but for transfers from a device.
+Several threads may make different frames at once. They start no threads of their own and allocate nothing,
+except for transfers from a device.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 
 _SERIAL_ELEMENTS: Final = 32_000
-"""torch copies fewer than 32 768 elements in the calling thread; for more, each of the publisher's
-threads would start threads of its own. Costs a sixth of the copy's speed."""
+"""torch copies fewer than 32 768 elements in the calling thread; for more, each of the publisher's threads
+would start threads of its own. Costs a sixth of the copy's speed."""
 
 
 class MasterWords:
@@ -35,7 +35,7 @@ class MasterWords:
 
     def read(self, frame: int, words: Words) -> None:
         """Write the words of one frame, as many as it has; floats rounded to nearest even."""
-        for piece in self._layout.pieces(frame):
+        for piece in self._layout.overlaps(frame):
             tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
             width = tensor.dtype.element_bytes
             first = 2 * piece.tensor_word // width

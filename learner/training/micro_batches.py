@@ -1,4 +1,4 @@
-"""Groups -> one batch for the objective, and micro-batches for the model.
+"""A step's groups as one batch for the objective and micro-batches for the model.
 
 The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
 similar length. Row numbers join the two, so that neither the order nor the size of micro-batches
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from learner.intake.full_logprobs import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from node.rollout import Completion, RolloutGroup
+from node.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One completion on its way through the model."""
+    """One completion as the model sees it."""
 
     number: int
     """Its row in the objective's batch."""
@@ -52,7 +52,7 @@ class MicroBatch:
 
 
 def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
-    """Give the rows of a step's groups, in order."""
+    """Return the rows of a step's groups, in order."""
     pairs = [(group, completion) for group in groups for completion in group.completions]
     return [
         Row(number, group.prompt_token_ids, completion.token_ids, group.sampling.temperature)
@@ -68,12 +68,12 @@ def objective_batch(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ObjectiveBatch:
-    """Give everything the objective takes; the learner's logprobs, a leaf, are the behaviour's as yet.
+    """Return the objective's batch; the learner's logprobs, a leaf, hold the behaviour's for now.
 
     Args:
         groups: whole, at least one; where logprobs are renormalised, with kept masses.
         version: learner version before the step.
-        discount: what a group of some staleness, in versions, still counts.
+        discount: weight of a group of some staleness, in versions.
         dtype: of token logprobs. Rewards and discounts are float64.
         device: of all tensors.
     """
@@ -94,7 +94,9 @@ def objective_batch(
         behaviour_logprob=behaviour_logprob,
         mask=torch.from_numpy(mask).to(device),
         group_index=per_completion(np.arange(len(groups))),
-        reward=_rewards(completions).to(device),
+        reward=torch.tensor([completion.reward for completion in completions], dtype=torch.float64).to(
+            device
+        ),
         staleness_versions=per_completion(staleness),
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
@@ -146,7 +148,3 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
         target_ids=torch.from_numpy(target_ids).to(device),
         temperature=torch.from_numpy(temperature).to(device, dtype),
     )
-
-
-def _rewards(completions: Sequence[Completion]) -> Tensor:
-    return torch.tensor([completion.reward for completion in completions], dtype=torch.float64)

@@ -1,16 +1,10 @@
 """The policy being trained: float32 masters, token logprobs, and the words that are published.
 
-Which tensors a version has: those of the state dict, each storage once under its bytewise smallest
-name. Floats are published in the dtype that the model's own files have them in, the rest as it is.
-Samplers follow the same rules, so that both sides arrive at the same layout from the same model
-directory.
-
-Learner logprobs come from the masters, samplers sample from what these are rounded to. The
-difference is measured, not hidden: it is the KL gauge of a step whose groups are not stale.
+Learner logprobs come from the masters, samplers sample from what these are rounded to. The difference shows
+in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +20,9 @@ from learner.training.master_words import MasterWords
 from learner.training.token_logprob import token_logprob
 from node.errors import StartupError
 from node.weights.format.digests import Words
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
+from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -38,8 +33,7 @@ _UNBOUNDED: Final = 1 << 30
 class Policy:
     """A causal language model with its canonical tensors.
 
-    ``model`` is put into evaluation mode for good: dropout would make learner logprobs another
-    policy's.
+    ``model`` stays in evaluation mode: with dropout, learner logprobs would be another policy's.
     """
 
     def __init__(
@@ -50,28 +44,29 @@ class Policy:
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
     ) -> None:
-        """Take over ``model``.
+        """Wrap ``model``, which nobody else may use from now on.
 
         Args:
-            stored: what floats are published in.
+            stored: dtypes that floats are published in.
             compute_dtype: of matrix products (autocast); None: that of the masters.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
         model.train(False)
         # The publisher reads them as they lie.
-        for tensor in model.state_dict(keep_vars=True).values():
+        state = model.state_dict(keep_vars=True)
+        for tensor in state.values():
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
         self._model = model
         self._compute_dtype = compute_dtype
-        self.tensors = canonical_tensors(model)
+        self.tensors: dict[str, Tensor] = canonical_tensors(state)
         """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.layout = Layout.of(_specs(model, self.tensors, stored))
+        self.layout = Layout.of(tensor_specs(state, stored))
         self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.size = model_size(model)
-        """What of it multiplies."""
+        """The parts that multiply."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
@@ -86,11 +81,11 @@ class Policy:
     def token_logprobs(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
     ) -> Tensor:
-        """Give log p(target | everything before it) under softmax(logits / temperature).
+        """Return log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
             input_ids: [rows, length], padded on the right: causal attention never looks there.
-            positions: [targets], int64, of the flattened ``input_ids``: whose next token is asked for.
+            positions: [targets], int64, of the flattened ``input_ids``: of the tokens before the targets.
             target_ids: [targets], those tokens.
             temperature: [targets], > 0, as the completions were sampled with.
 
@@ -124,7 +119,7 @@ class Policy:
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
         with torch.no_grad():
-            # One answer for all: each one asked for would wait for the device.
+            # One copy to the host for all tensors.
             return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
 
 
@@ -135,7 +130,7 @@ def load_policy(
     compute_dtype: torch.dtype | None = None,
     checkpoints_activations: bool = False,
 ) -> Policy:
-    """Load a model directory as float32 masters; the rest as ``Policy`` takes it.
+    """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
 
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
@@ -159,26 +154,6 @@ def load_policy(
         ) from error
 
 
-def canonical_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Give every tensor of the state dict, each storage once under its smallest name."""
-    by_storage: dict[int, tuple[str, Tensor]] = {}
-    named = model.state_dict(keep_vars=True).items()
-    for name, tensor in sorted(named, key=lambda item: item[0].encode()):
-        by_storage.setdefault(tensor.data_ptr(), (name, tensor))
-    return dict(by_storage.values())
-
-
-def _specs(
-    model: PreTrainedModel, tensors: Mapping[str, Tensor], stored: StoredDtypes
-) -> Iterator[TensorSpec]:
-    names: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict().items():
-        names.setdefault(tensor.data_ptr(), []).append(name)
-    for name, tensor in tensors.items():
-        held = str(tensor.dtype).removeprefix("torch.")
-        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
-
-
 def model_size(model: PreTrainedModel) -> ModelSize:
     """Count what multiplies: parameters without the tables that are only looked up in."""
     text = model.config.get_text_config()
@@ -200,10 +175,10 @@ def model_size(model: PreTrainedModel) -> ModelSize:
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Tell whether logits are the output embeddings times the last hidden state, and nothing else.
+    """Return whether logits are the output embeddings times the last hidden state, and nothing else.
 
-    Found out on four tokens: some families scale or cap their logits after the head. Those get
-    their logits from the model, all at once.
+    Tried on four tokens: some families scale or cap their logits after the head. For those the model makes
+    the logits, all at once.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, torch.nn.Linear):
@@ -216,7 +191,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
-    # The model's own way needs training mode, which would bring dropout with it.
+    # transformers checkpoints in training mode only, which would turn dropout on.
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.forward = functools.partial(

@@ -1,9 +1,9 @@
 """Log-probabilities of given tokens from hidden states, a bounded number of logits at a time.
 
-Logits of a whole batch, [tokens, vocabulary] in float32, are most of a step's memory: 2.5 GB for 4096
-tokens of a vocabulary of 151 936. Here one buffer of bounded size holds them a chunk at a time, and
-everything happens in place in it. The backward pass makes the chunks again, but for the last, a full
-one, which it finds there; where one chunk is enough, nothing is computed twice.
+Logits of a whole batch, [tokens, vocabulary] in float32, are most of a step's memory: 2.5 GB for 4096 tokens
+and a vocabulary of 151 936. Here one buffer of bounded size holds a chunk of them at a time, and all work is
+done in place. The backward pass computes the chunks again, except the last one, which is still in the buffer;
+where one chunk is enough, nothing is computed twice.
 """
 
 from typing import Any, Final
@@ -27,7 +27,7 @@ def token_logprob(
     compute_dtype: torch.dtype | None = None,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> Tensor:
-    """Give log softmax((hidden @ weight.T + bias) / temperature) at the target of each row.
+    """Return log softmax((hidden @ weight.T + bias) / temperature) at the target of each row.
 
     Args:
         hidden: [tokens, width]
@@ -76,8 +76,8 @@ class _TokenLogprob(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scaled, weight, bias, target_ids, temperature = ctx.saved_tensors
         head = weight.to(ctx.dtype)
-        # Rows of the logits' gradient are (one hot - softmax) * gradient / temperature. The factors go to
-        # the sides of the products, which are narrow: one pass less over the logits.
+        # Rows of the logits' gradient are (one hot - softmax) * gradient / temperature. The factors are
+        # applied to the products' narrow sides instead: one pass less over the logits.
         weighed = (scaled * gradient[:, None]).to(ctx.dtype)
         to_logits = gradient / temperature
         to_hidden = torch.empty(scaled.shape, dtype=gradient.dtype, device=scaled.device)
@@ -108,7 +108,7 @@ class _TokenLogprob(torch.autograd.Function):
 
 
 def _parts(tokens: int, rows: int) -> list[slice]:
-    """Cut from the end: the last part, which the backward pass finds in the buffer, fills it."""
+    """Cut from the end, so that the last part, which stays in the buffer, fills it."""
     return [slice(max(0, end - rows), end) for end in range(max(tokens, 1), 0, -rows)][::-1]
 
 
@@ -120,7 +120,7 @@ def _buffer(scaled: Tensor, head: Tensor, rows: int) -> Tensor:
 def _write_logits(
     buffer: Tensor, scaled: Tensor, head: Tensor, bias: Tensor | None, temperature: Tensor
 ) -> Tensor:
-    """Write the logits of ``scaled`` into the first rows of ``buffer`` and give those."""
+    """Write the logits of ``scaled`` into the first rows of ``buffer`` and return these rows."""
     logits = buffer[: len(scaled)]
     if logits.dtype == head.dtype:
         torch.mm(scaled, head.T, out=logits)

@@ -1,21 +1,23 @@
-"""One step: groups in, new parameters and the numbers that describe the step out."""
+"""One gradient step: groups in, new parameters and the numbers that describe the step out."""
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.log_ratio import is_beyond_bound
 from learner.objective.options import StalenessDiscount
-from learner.objective.registry import Objective
+from learner.objective.registry import Objective, load_objective
 from learner.objective.slow_fast import slow_fast_step
 from learner.objective.staleness import (
     polynomial_discount,
@@ -25,12 +27,13 @@ from learner.objective.staleness import (
 from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
 from learner.training.model import Policy
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient
+from node.errors import StartupError
 from node.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What shapes a step; fields as in LearnerConfig."""
+    """Settings of a step; fields as in LearnerConfig."""
 
     objective: Objective
     kl_coefficient: float
@@ -43,14 +46,29 @@ class StepSettings:
     reposition_share: float
     micro_batch_tokens: int
 
+    @classmethod
+    def of(cls, config: LearnerConfig) -> Self:
+        """Take them from the configuration.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        try:
+            objective = load_objective(config.objective, config.objective_options)
+        except ValueError as error:
+            fix = "Correct learner.objective and learner.objective_options."
+            raise StartupError(str(error), fix=fix) from error
+        same = [field.name for field in fields(cls) if field.name != "objective"]
+        return cls(objective, **{name: getattr(config, name) for name in same})
+
     @property
     def loss(self) -> StepLoss:
-        """What is differentiated."""
+        """The loss that is differentiated."""
         return StepLoss(self.objective, self.kl_coefficient, self.staleness_discount == "sample_size")
 
     @property
     def discount(self) -> Callable[[int], float]:
-        """What a group of some staleness, in versions, counts; 1 where the loss itself discounts."""
+        """The weight of a group by its staleness in versions; 1 where the loss itself discounts."""
         if self.staleness_discount == "exponential":
             return partial(version_discount, half_life_versions=self.staleness_half_life_versions)
         if self.staleness_discount == "polynomial":
@@ -60,7 +78,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step was like, measured before the parameters moved."""
+    """Figures of a step, measured before the parameters moved."""
 
     is_applied: bool
     """False: loss or gradient was not finite, and nothing is changed."""
@@ -75,8 +93,8 @@ class StepOutcome:
     """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
     clamped_tokens: int
-    """Tokens whose log ratio, or whose completion's where the objective weighs completions, was held before
-    it was exponentiated, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
+    """Tokens whose log ratio (or whose completion's, where the objective weighs completions) was clamped
+    before exponentiation, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
     tokens: int
@@ -100,12 +118,10 @@ def train_step(
     """Move the parameters one step down the loss of ``groups``.
 
     Args:
-        policy: Without gradients, which it is left without as well. Changed in place, unless the outcome
-            says it was not applied.
-        optimizer: Over ``policy.parameters``; likewise.
-        groups: Admitted, whole, at least one.
-        version: Learner version before the step.
-        settings: See StepSettings.
+        policy: has no gradients, before and after. Changed in place, unless the outcome says otherwise.
+        optimizer: of ``policy.parameters``; likewise.
+        groups: admitted, whole, at least one.
+        version: of the learner before the step.
     """
     dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
     batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
@@ -161,7 +177,7 @@ def _take_step(
     batch: ObjectiveBatch,
     settings: StepSettings,
 ) -> StepOutcome:
-    """Take one step; leave the logprobs it saw in the batch."""
+    """Make one optimizer step; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
     parameters = list(policy.parameters.values())
     gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -203,7 +219,7 @@ def _outcome(
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
-    # One copy for all numbers: each asked for alone would wait for the device once more.
+    # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
     loss, norm, kl_nats, surprisal_nats, clipped, clamped, *of_groups = numbers[: -len(weight)].tolist()
     weight = numbers[-len(weight) :]

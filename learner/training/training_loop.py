@@ -1,58 +1,41 @@
 """Groups -> verdicts -> batches -> steps -> checkpoints, one after the other.
 
-    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, gate, log line
+    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, log line
                |                          |                '-- disk full: waits for room, again and again
              refused                   not finite: skipped, its groups refused; three in a row end the learner
 
-Decisions are made on the event loop between steps; tensor work and the disk are in one thread
-of this loop's own. The order after a step is the guarantee: what the hub or a sampler is told
-of a step is in a checkpoint already.
+Decisions are made on the event loop between steps; tensor work and disk writes run in one thread of this
+loop's own. The order after a step is the guarantee: nobody hears of a step that is not in a checkpoint.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
+from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
-from learner.intake.batching import BatchBuffer
-from learner.intake.group_verdict import AdmissionRules, Judged, judge
-from learner.intake.mismatch import MismatchBook
+from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.group_verdict import GroupRules, judge
+from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.run import RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
-"""One bad batch is bad data; three from different groups are a broken model or learning rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """Numbers of the loop; fields as in LearnerConfig."""
-
-    buffer_groups: int
-    max_versions: int
-    quarantine_mismatch_nats: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupIdentity:
-    """What a group must be about."""
-
-    run_id: str
-    tokenizer_digest: bytes
+"""One such batch is bad data; three of different groups mean a broken model or learning rate."""
 
 
 class TrainingLoop:
@@ -65,57 +48,59 @@ class TrainingLoop:
         training_state: TrainingState,
         *,
         step_log: StepLog,
-        settings: LoopSettings,
-        identity: GroupIdentity,
+        config: LearnerConfig,
+        run_id: str,
+        tokenizer_digest: bytes,
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
-        hub_now: Callable[[], float],
+        coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
-        """Go on from where ``training_state`` was restored to.
+        """Continue from where ``training_state`` was restored to.
 
         Args:
             run_settings: waits until the learner has joined.
-            announced: waits until the hub announces a version, or a newer one.
-            hub_now: Unix seconds on the hub's clock, on which groups are stamped.
+            announced: waits until the coordinator announces a version, or a newer one.
+            coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
-        self._trainee = training_state
+        self._state = training_state
         self._step_log = step_log
-        self._settings = settings
-        self._identity = identity
+        self._config = config
+        self._run_id = run_id
+        self._tokenizer_digest = tokenizer_digest
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
-        self._hub_now = hub_now
+        self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
-        self._mismatches = MismatchBook(settings.quarantine_mismatch_nats)
+        self._mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
     def version(self) -> int:
         """Version of the newest checkpoint."""
-        return self._trainee.version
+        return self._state.version
 
     @property
     def report(self) -> StepReport | None:
-        """What the newest step was like."""
-        step = self._trainee.progress.step
+        """The report of the newest step."""
+        step = self._state.progress.step
         return None if step is None else step.report
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
-        At ``max_versions`` returns by itself, when the hub announces that version.
+        Returns by itself at ``max_versions``, once the coordinator announces that version.
 
         Raises:
-            StartupError: the run's settings and this learner's do not go together.
+            StartupError: this learner's buffer is too small for the run's batches.
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
         rules, buffer = self._prepare(await self._run_settings())
@@ -137,104 +122,98 @@ class TrainingLoop:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _is_complete(self) -> bool:
-        return 0 < self._settings.max_versions <= self.version
+        return 0 < self._config.max_versions <= self.version
 
-    def _prepare(self, run: RunSettings) -> tuple[AdmissionRules, BatchBuffer]:
-        if self._settings.buffer_groups < run.batch_groups:
+    def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
+        if self._config.buffer_groups < run.batch_groups:
             raise StartupError(
-                f"learner.buffer_groups = {self._settings.buffer_groups} never fills a batch of "
+                f"learner.buffer_groups = {self._config.buffer_groups} never fills a batch of "
                 f"{run.batch_groups} groups",
                 fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
             )
-        policy = self._trainee.policy
-        rules = AdmissionRules(
-            run_id=self._identity.run_id,
+        policy = self._state.policy
+        rules = GroupRules(
+            run_id=self._run_id,
             layout_digest=policy.layout.digest,
-            tokenizer_digest=self._identity.tokenizer_digest,
+            tokenizer_digest=self._tokenizer_digest,
             vocabulary_size=policy.vocabulary_size,
             context_tokens=policy.context_tokens,
             group_size=run.group_size,
             max_staleness_versions=run.max_staleness_versions,
         )
         buffer = BatchBuffer(
-            capacity_groups=self._settings.buffer_groups,
+            capacity_groups=self._config.buffer_groups,
             batch_groups=run.batch_groups,
             max_staleness_versions=run.max_staleness_versions,
         )
         return rules, buffer
 
-    async def _admit_next(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+    async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
         self._admit(await self._drain.groups.get(), rules, buffer)
 
-    def _admit_delivered(self, rules: AdmissionRules, buffer: BatchBuffer) -> None:
+    def _admit_delivered(self, rules: GroupRules, buffer: BatchBuffer) -> None:
         while not self._drain.groups.empty():
             self._admit(self._drain.groups.get_nowait(), rules, buffer)
 
-    def _admit(self, delivered: DeliveredGroup, rules: AdmissionRules, buffer: BatchBuffer) -> None:
-        group = delivered.group
-        judged = self._quarantined(delivered.sampler_id) or judge(
-            group, rules, version=self.version, trained_group_ids=self._trained_slots
+    def _admit(self, delivered: DeliveredGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
+        judged = self._quarantined(delivered) or judge(
+            delivered.group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
         self._observe_lag("delivered", since_s=delivered.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(delivered)
             self._metrics.buffered_groups.set(len(buffer))
-        self._tell(delivered, judged.verdict, judged.detail)
+        self._report(judged, delivered)
 
-    def _quarantined(self, sampler_id: str) -> Judged | None:
-        found = self._mismatches.quarantine(sampler_id)
+    def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:
+        found = self._mismatches.quarantine(delivered.sampler_id)
         if found is None:
             return None
-        limit = self._settings.quarantine_mismatch_nats
-        return Judged(
+        limit = self._config.quarantine_mismatch_nats
+        return GroupVerdict(
+            delivered.group.group_id,
             Verdict.SUSPECT,
-            f"groups of {sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token further "
-            f"from the learner than their age explains, the bound is {limit:g}: its logprobs are not those "
-            "of the version it names. Mend its engine or sampling parameters, then restart the learner",
+            f"groups of {delivered.sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token "
+            f"further from the learner than their age explains, the bound is {limit:g}: its logprobs are not "
+            "those of the version it names. Correct its engine or sampling parameters, then restart the "
+            "learner",
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
         for delivered, judged in buffer.evict_stale(self.version):
-            self._tell(delivered, judged.verdict, judged.detail)
+            self._report(judged, delivered)
         batch = buffer.take_batch()
         self._metrics.buffered_groups.set(len(buffer))
         return batch
 
-    def _tell(self, delivered: DeliveredGroup, verdict: Verdict, detail: str) -> None:
-        self._metrics.groups.labels(verdict).inc()
-        self._drain.judge(delivered.group.group_id, verdict, detail)
-        if verdict is Verdict.DUPLICATE:
+    def _report(self, judged: GroupVerdict, delivered: DeliveredGroup) -> None:
+        self._metrics.groups.labels(judged.verdict).inc()
+        self._drain.judge(judged)
+        if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_groups.inc()
-        if verdict is not Verdict.ACCEPTED:
-            logger.warning(
-                "group refused",
-                extra={
-                    "group_id": delivered.group.group_id,
-                    "sampler": delivered.sampler_id,
-                    "verdict": verdict.value,
-                    "detail": detail,
-                },
-            )
+        if judged.verdict is not Verdict.ACCEPTED:
+            fields = {**asdict(judged), "sampler": delivered.sampler_id}
+            logger.warning("group refused", extra=fields)
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        taken = await self._in_thread(lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged))
+        taken = await self._in_thread(lambda: self._state.take_step(batch, unacknowledged=unacknowledged))
         if taken is None:
-            self._trainee.gate.hold(self.version)
+            self._state.master_access.hold(self.version)
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
         checkpoint_s = await self._disk_wait.until_written(
             f"the checkpoint of version {taken.line.report.version}",
-            lambda: self._in_thread(lambda: self._trainee.save(taken)),
+            lambda: self._in_thread(lambda: self._state.save(taken)),
             stopping=stopping,
         )
         if checkpoint_s is None:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
-        self._trained_slots = self._trainee.trained_slots
+        self._trained_slots = self._state.trained_slots
         self._drain.record(taken.record)
-        self._trainee.gate.hold(self.version)
+        self._state.master_access.hold(self.version)
         await self._disk_wait.until_written(
             f"the line of step {taken.line.report.version}",
             lambda: self._in_thread(lambda: self._step_log.append(taken.line)),
@@ -253,7 +232,8 @@ class TrainingLoop:
             "step skipped", extra={"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
         )
         for delivered in batch:
-            self._tell(delivered, Verdict.SUSPECT, "the gradient of its batch was not finite")
+            detail = "the gradient of its batch was not finite"
+            self._report(GroupVerdict(delivered.group.group_id, Verdict.SUSPECT, detail), delivered)
         if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
@@ -267,7 +247,7 @@ class TrainingLoop:
             self._show_mismatch(name)
         self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
-        self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
+        self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
@@ -281,4 +261,4 @@ class TrainingLoop:
         self._metrics.sampler_measured_groups.labels(sampler_id).set(measured_groups)
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
-        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._hub_now() - since_s))
+        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._coordinator_now() - since_s))

@@ -1,16 +1,19 @@
-"""The model with everything that must move together: parameters, optimizer, progress, checkpoint.
+"""What must move together: parameters, optimizer, progress, checkpoint.
 
-Blocking: its methods belong in one thread. Nobody else writes the parameters, and who reads them
-keeps the optimizer from it by the gate.
+Blocking: call its methods from one thread. Nothing else writes the parameters; whoever reads them holds the
+optimizer off through ``master_access``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 import numpy as np
 import torch
 
+from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
@@ -22,6 +25,7 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
+from node.weights.assembly.held import HeldPolicy
 
 
 class TrainingError(HeteroRLError):
@@ -38,8 +42,8 @@ class StepTaken:
     """What goes into the checkpoint beside the tensors."""
     observed: tuple[Observed, ...]
     """How far each group's behaviour policy was from the version before the step."""
-    gate_wait_s: float
-    """Of the step's time, what it waited for the version before to be read."""
+    masters_wait_s: float
+    """The part of the step's time in which it waited for the publisher to read the version before."""
 
 
 class TrainingState:
@@ -66,10 +70,28 @@ class TrainingState:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
-        self.gate = MasterAccess(version=self.version, monotonic=clock.monotonic)
-        """Closed to readers from the optimizer's step until someone says what version the masters hold."""
-        self._gate_wait_s = 0.0
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until ``hold`` names the version."""
+        self._masters_wait_s = 0.0
         optimizer.register_step_pre_hook(self._before_writing)
+
+    @classmethod
+    def load(cls, config: LearnerConfig, policy: Policy, *, directory: Path, clock: Clock) -> Self:
+        """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
+
+        Raises:
+            StartupError: the objective cannot be loaded, or the newest checkpoint cannot be used.
+            OSError: the directory cannot be made.
+        """
+        optimizer = torch.optim.AdamW(
+            policy.parameters.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        settings, checkpoints = StepSettings.of(config), CheckpointStore(directory)
+        return cls(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=clock)
 
     @property
     def version(self) -> int:
@@ -81,6 +103,12 @@ class TrainingState:
         """What was trained on, up to ``version``."""
         return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
 
+    def held_policy(self) -> HeldPolicy:
+        """Copy the words of the newest checkpoint's version."""
+        words = np.empty(self.policy.layout.words, np.uint16)
+        self.policy.snapshot(words)
+        return HeldPolicy.of(self.version, words, layout=self.policy.layout)
+
     def take_step(
         self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
     ) -> StepTaken | None:
@@ -88,13 +116,13 @@ class TrainingState:
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
-            unacknowledged: step records the hub may not have; they go into the checkpoint.
+            unacknowledged: step records the coordinator may not have; they go into the checkpoint.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
-            TrainingError: the step made parameters that are not finite; they are in no checkpoint.
+            TrainingError: the step made parameters that are not finite; no checkpoint has them.
         """
-        started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
+        started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
         outcome = train_step(
             self.policy, self._optimizer, groups, version=self.version, settings=self._settings
@@ -122,7 +150,9 @@ class TrainingState:
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
-        return StepTaken(record, line, progress=progress, observed=observed, gate_wait_s=self._gate_wait_s)
+        return StepTaken(
+            record, line, progress=progress, observed=observed, masters_wait_s=self._masters_wait_s
+        )
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
@@ -136,7 +166,7 @@ class TrainingState:
         return self._clock.monotonic() - started_s
 
     def _before_writing(self, *_: object) -> None:
-        self._gate_wait_s += self.gate.begin_writing()
+        self._masters_wait_s += self.master_access.begin_writing()
 
     def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(

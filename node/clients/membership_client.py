@@ -19,11 +19,11 @@ import grpc.aio
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
-from node.errors import FINAL, Reason, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import ClockComparison
 from node.run import Role, RunSettings
-from node.until import run_until
+from node.waits import run_until
 from node.wire.members import role_to_wire, settings_from_wire
 from node.wire.policies import optional_version_to_wire
 
@@ -109,7 +109,7 @@ class MembershipClient:
         """Report how many prompts the run's task has here, now and at every later join.
 
         Raises:
-            RefusedError: For a reason in ``FINAL``: the run's task has another number.
+            RefusedError: For a reason after which a peer stops: the run's task has another number.
         """
         self._prompts = prompts
         backoff = self._backoff.another()
@@ -127,10 +127,10 @@ class MembershipClient:
         """Stay a member until ``stopping``, then leave.
 
         Raises:
-            RefusedError: For a reason in ``FINAL``; EXPIRED, if this peer's certificate has expired by the
-                coordinator's clock and by its own; NAME_IN_USE, once it has joined: another process of this
-                name came while it was cut off. Two that replaced each other would go on for ever. At its
-                first join it waits for the other to go.
+            RefusedError: For a reason after which a peer stops. EXPIRED, if this peer's certificate has
+                expired by the coordinator's clock and by its own. NAME_IN_USE, once it has joined: another
+                process of this name came while it was cut off, and two that replaced each other would go on
+                for ever. At its first join it waits for the other to go.
         """
         while not stopping.is_set():
             wait: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -195,7 +195,7 @@ class MembershipClient:
 
 
 def _is_final(error: RefusedError | ConnectionLost) -> bool:
-    return isinstance(error, RefusedError) and error.reason in FINAL
+    return isinstance(error, RefusedError) and error.reason.recovery is Recovery.STOP
 
 
 def _log(error: RefusedError | ConnectionLost) -> None:

@@ -14,7 +14,7 @@ import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
-from node.errors import RETRYABLE, Reason, RefusedError
+from node.errors import Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
@@ -67,9 +67,9 @@ class RolloutDrain:
         """Step records the coordinator may not have: part of every checkpoint."""
         return self._outstanding.unacknowledged
 
-    def judge(self, group_id: str, verdict: Verdict, detail: str = "") -> None:
+    def judge(self, verdict: GroupVerdict) -> None:
         """Report what became of a delivered group."""
-        self._outstanding.judged(GroupVerdict(group_id, verdict, detail))
+        self._outstanding.judged(verdict)
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
@@ -100,7 +100,7 @@ class RolloutDrain:
                 if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
                     wait = self._waiting(NEWEST_LEDGER)
                     logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})
-                elif refused.reason not in RETRYABLE:
+                elif not refused.reason.is_retryable:
                     raise
                 else:
                     logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
@@ -166,7 +166,7 @@ class RolloutDrain:
         try:
             self.groups.put_nowait(delivered_group_from_wire(message))
         except RefusedError as refused:
-            self.judge(group_id, Verdict.MALFORMED, str(refused))
+            self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:
             raise ConnectionLost(
                 f"the coordinator sent group {group_id} beyond the learner's credits"

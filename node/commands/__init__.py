@@ -1,1 +1,1 @@
-"""The command line: ``heterorl-node`` and its subcommands."""
+"""The command line: ``heterorl-node`` in cli.py, and one module for each of its commands."""

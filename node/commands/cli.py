@@ -1,7 +1,7 @@
 """``heterorl-node``: arguments -> configuration -> roles.
 
-Nothing heavy is imported before the arguments and the configuration are known to be right:
---help and a wrong value answer in a fraction of a second on a machine that has torch.
+Nothing heavy is imported before the arguments and the configuration are known to be right: --help and the
+message for a wrong value take a fraction of a second on a machine that has torch.
 """
 
 import argparse
@@ -10,25 +10,26 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
-from node.errors import ConfigError, ExitCode, HeteroRLError, StartupError
+from node.errors import ConfigError, HeteroRLError, StartupError
+from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
-    "init": ("node.enrolment.init_run", "make a new run: its keys and certificates"),
+    "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
     "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
-    "status": ("node.commands.status", "show who is in the run and how far behind"),
+    "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "config": (
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",
     ),
 }
-"""Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and what it is for."""
+"""Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
 
 _EXIT_CODES: Final = """\
 exit codes:
@@ -47,13 +48,13 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and give the exit code."""
+    """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
-        return _answering_errors(lambda: _run_command(argv[0], argv[1:]))
+        return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
-        return _answering_errors(lambda: _refuse_command(argv[0]))
-    return _answering_errors(lambda: _run_daemon(argv))
+        return _reporting_errors(lambda: _refuse_command(argv[0]))
+    return _reporting_errors(lambda: _run_daemon(argv))
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
@@ -92,14 +93,14 @@ def _run_daemon(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_resolved(resolved, as_json=False)
         preflight.check_everything(
-            resolved.config, roles, now=time.time(), warn=lambda text: _answer(f"warning: {text}")
+            resolved.config, roles, now=time.time(), warn=lambda text: _report(f"warning: {text}")
         )
         return ExitCode.DRAINED
     preflight.check_models(resolved.config, roles)
-    # uvloop starts children by fork(), and gRPC's handlers for it crash one now and then. We only fork
-    # to exec, which needs none of them. Read when grpc is imported.
+    # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
+    # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # Before anything heavy is imported: see node.telemetry.foreign_output.
+    # Before anything heavy is imported: see node.telemetry.stderr_capture.
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(
@@ -132,38 +133,36 @@ def _daemon_parser() -> argparse.ArgumentParser:
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version  # 20 ms that --help need not pay
+        from importlib.metadata import version  # 20 ms that --help does not need
 
         print(f"heterorl-node {version('heterorl-node')}")
         parser.exit()
 
 
-def _answering_errors(command: Callable[[], int]) -> int:
-    """Turn what is raised on purpose into an answer on standard error and an exit code."""
+def _reporting_errors(command: Callable[[], int]) -> int:
+    """Report our own errors on standard error; return the exit code."""
     try:
         return command()
     except (StartupError, ConfigError) as error:
-        return _answer_faults([error])
+        return _report_faults([error])
     except HeteroRLError as error:
-        # Those that collect faults: InvalidConfigError, and NotReadyError, whose module takes long to import.
+        # InvalidConfigError and NotReadyError have ``faults``; the module of the latter takes long to import.
         faults = getattr(error, "faults", ())
         if faults:
-            return _answer_faults(faults)
-        _answer(str(error))
+            return _report_faults(faults)
+        _report(str(error))
         return ExitCode.FAILED
 
 
-def _answer_faults(faults: Iterable[StartupError | ConfigError]) -> int:
-    code = ExitCode.COULD_NOT_START
+def _report_faults(faults: Sequence[StartupError | ConfigError]) -> ExitCode:
     for fault in faults:
         if isinstance(fault, StartupError):
-            _answer(f"could not start: {fault.what}", fix=fault.fix)
-            continue
-        code = ExitCode.CONFIGURATION
-        value = "" if fault.value is None else f" = {fault.value!r}"
-        _answer(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
-    return code
+            _report(f"could not start: {fault.what}", fix=fault.fix)
+        else:
+            value = "" if fault.value is None else f" = {fault.value!r}"
+            _report(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+    return exit_code_of_faults(faults)
 
 
-def _answer(what: str, *, fix: str = "") -> None:
+def _report(what: str, *, fix: str = "") -> None:
     print(f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]), sep="\n", file=sys.stderr)

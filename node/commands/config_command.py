@@ -1,6 +1,6 @@
-"""``heterorl-node config``: every value a process would run with, and who set it; starts nothing.
+"""``heterorl-node config``: print every value a process would run with and its source; start nothing.
 
-Also the configuration flags themselves, which the daemon shares. Importing this loads no models.
+The daemon shares the configuration flags of this module.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.process.role_context import ROLE_MODULES
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ EXAMPLE: Final = """\
 """
 
 SHORTHANDS: Final = {
-    "--state-dir": ("node.state_dir", "DIR", "where what must survive a restart is kept"),
+    "--state-dir": ("node.state_dir", "DIR", "the directory that survives restarts"),
     "--run-file": ("node.run_file", "FILE", "the run's public description, made by init"),
     "--coordinator": ("node.coordinator", "HOST:PORT", "where the coordinator is"),
     "--node-id": ("node.node_id", "ID", "this peer's name in the run"),
@@ -31,7 +31,7 @@ SHORTHANDS: Final = {
 
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that make a configuration."""
+    """Declare the configuration flags."""
     group = parser.add_argument_group(
         "configuration", "Flags win over the environment (HETERORL_SECTION__KEY), that over files."
     )
@@ -52,10 +52,10 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(arguments: argparse.Namespace) -> "Resolved":
-    """Read the configuration that parsed flags, this process's environment and files make.
+    """Resolve the configuration from parsed flags, this process's environment and files.
 
     Raises:
-        InvalidConfigError: with everything that is wrong.
+        InvalidConfigError: with every fault.
     """
     from node.config.setting_sources import read_flags
     from node.config.settings import load
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the configuration; answers like the daemon would where it is invalid."""
+    """Print the configuration; fail as the daemon would where it is invalid."""
     print_resolved(resolve(arguments), as_json=arguments.json)
     return ExitCode.DRAINED
 

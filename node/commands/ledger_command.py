@@ -1,4 +1,4 @@
-"""``heterorl-node ledger backup|verify|restore``: the coordinator's ledger in an operator's hands."""
+"""``heterorl-node ledger backup|verify|restore``: back up, verify and restore the coordinator's ledger."""
 
 import argparse
 import dataclasses
@@ -11,21 +11,22 @@ from typing import Final
 from node.coordinator.ledger.ledger_check import Findings, examine
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.run import Role
 
 EXAMPLE: Final = """\
-  while the run goes on, from cron or a timer; the copy is whole, or the old one stays:
+  while the run goes on, from cron or a timer; either the copy is complete, or the old one stays:
     heterorl-node ledger backup --state-dir DIR --to /backup/ledger.sqlite
-  is it whole, and how far does it go:
+  to see whether a ledger is complete, and up to which step:
     heterorl-node ledger verify /backup/ledger.sqlite
   after a loss, with the coordinator stopped:
     heterorl-node ledger restore /backup/ledger.sqlite --state-dir DIR --accept-loss
 
-A ledger without every step of the learner is refused by it, and the run waits: the learner for the "newest
-ledger", the samplers for the "ledger". Put the newest one back if there is one. If it is gone, restore with
---accept-loss: open work is given up, and slots are numbered from a new beginning, so that no group id ever
-comes twice; the learner goes on from its own version and says which steps were lost.
+A learner refuses a ledger that lacks some of its steps, and the run waits: the learner for the "newest
+ledger", the samplers for the "ledger". Restore the newest copy if there is one. If it is gone, restore with
+--accept-loss: open work is abandoned, and slots are numbered anew, so that no group id is used twice. The
+learner goes on from its own version and logs which steps were lost.
 """
 
 
@@ -34,20 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="backup|verify|restore")
     backup = verbs.add_parser("backup", help="copy the ledger while the run goes on; verified, then renamed")
     backup.add_argument(
-        "--to", type=Path, required=True, metavar="FILE", help="replaced once the copy is whole"
+        "--to", type=Path, required=True, metavar="FILE", help="replaced once the copy is complete"
     )
-    verify = verbs.add_parser(
-        "verify", help="read a ledger from end to end; exit code 1 where it is not whole"
-    )
-    verify.add_argument("file", type=Path, metavar="FILE", help="a copy, or the ledger of a run that goes on")
-    put_back = verbs.add_parser(
-        "restore", help="put a copy in the ledger's place; the coordinator is stopped"
-    )
+    verify = verbs.add_parser("verify", help="read a ledger from end to end; exit code 1 if it is damaged")
+    verify.add_argument("file", type=Path, metavar="FILE", help="a copy, or a running coordinator's ledger")
+    put_back = verbs.add_parser("restore", help="replace the ledger by a copy; stop the coordinator first")
     put_back.add_argument("file", type=Path, metavar="FILE", help="a copy, or the ledger itself")
     put_back.add_argument(
         "--accept-loss",
         action="store_true",
-        help="go on without the steps that the copy lacks; slots are numbered from a new beginning",
+        help="go on without the steps that the copy lacks; slots are numbered anew",
     )
     for one in (backup, put_back):
         one.add_argument(
@@ -96,7 +93,7 @@ def _ledger(state_dir: Path, *, may_be_missing: bool = False) -> Path:
     path = state_dir / Role.COORDINATOR / FILE_NAME
     if not (path.parent if may_be_missing else path).exists():
         raise StartupError(
-            f"there is no ledger at {path}", fix="Give the coordinator's node.state_dir as --state-dir."
+            f"there is no ledger at {path}", fix="Set --state-dir to the coordinator's node.state_dir."
         )
     return path
 

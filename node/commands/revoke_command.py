@@ -1,7 +1,7 @@
-"""``heterorl-node revoke NODE``: shut a node out of the run, let it in again, list who is out.
+"""``heterorl-node revoke NODE``: shut a node out of the run, let it in again, list the nodes shut out.
 
-Edits ``DIR/coordinator/revoked``, which a running coordinator reads again by itself: nothing is restarted,
-and nobody needs to be reached. Lines and remarks that people wrote into the file stay as they are.
+It edits ``DIR/coordinator/revoked``, which a running coordinator reads again by itself: no restart and no
+connection is needed. Lines and remarks that people wrote into the file stay as they are.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from typing import Final
 
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import ConfigError, ExitCode, StartupError
-from node.identity.access import cannot_make, cannot_read
+from node.errors import ConfigError, StartupError
+from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
-from node.identity.files import write_public
+from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.peer import is_name
 from node.identity.revocation import FILE_NAME, entries, with_revoked, without_revoked
 from node.run import Role
@@ -48,26 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Change or show the list; a running coordinator takes a change in by itself."""
+    """Change or print the list; a running coordinator reads a change by itself."""
     state_dir = arguments.state_dir / Role.COORDINATOR
     path = state_dir / FILE_NAME
     if not state_dir.is_dir():
         raise StartupError(
             f"There is no coordinator's state in {arguments.state_dir}",
-            fix="Run this where the coordinator runs, and give its node.state_dir as --state-dir.",
+            fix="Run this where the coordinator runs, with its node.state_dir as --state-dir.",
         )
     text = _read(path)
     if arguments.is_list:
         _show(text)
         return ExitCode.DRAINED
     if not arguments.nodes:
-        raise ConfigError(
-            key="NODE",
-            value=None,
-            source="the command line",
-            rule="no node is named",
-            fix="Name one or more, or give --list.",
-        )
+        fix = "Name one or more, or use --list."
+        raise ConfigError(key="NODE", value=None, source="the command line", rule="no node is named", fix=fix)
     if arguments.undo:
         _undo(path, text, arguments.nodes)
         return ExitCode.DRAINED

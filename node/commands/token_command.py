@@ -1,4 +1,4 @@
-"""``heterorl-node token DIR``: print a token that lets one peer in."""
+"""``heterorl-node token DIR``: make a token that lets one peer enrol."""
 
 import argparse
 import re
@@ -11,7 +11,8 @@ from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.token_file import write_token_file
 from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
-from node.errors import ConfigError, ExitCode
+from node.errors import ConfigError
+from node.exit_code import ExitCode
 from node.identity.peer import is_name
 from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the token on standard output and, on standard error, what to do with it."""
+    """Print or write the token; print what to do with it on standard error."""
     authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
     if arguments.node_id is not None and not is_name(arguments.node_id):
         raise _bad("--node-id", arguments.node_id, "a node id is 1-63 of a-z, 0-9 and -")
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_operator = arguments.role == Role.OPERATOR
     use = "name it with `status --token-file`" if is_operator else "set node.token_file to it"
     print(
-        f"Good for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret. "
+        f"Valid for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret. "
         f"{kept}; move it to the peer's machine and {use}.",
         file=sys.stderr,
     )
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parse_duration(text: str) -> float | None:
-    """Give the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; None for anything else."""
+    """Return the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; None for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     return None if match is None else float(match[1]) * _UNIT_S[match[2]]
 

@@ -1,1 +1,1 @@
-"""Configuration: its keys, where their values come from, and what is said of a wrong one."""
+"""Configuration: its keys, the sources of their values, and the messages for wrong ones."""

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words that say what to write instead."""
+"""Messages for wrong settings: the rule that is broken and what to write instead."""
 
 import difflib
 import re
@@ -12,15 +12,8 @@ from node.config.setting_sources import Setting, environment_name
 from node.errors import ConfigError
 
 _SECONDS: Final = {
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
+    "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+}  # fmt: skip
 _BYTES: Final = {
     "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30,
 }  # fmt: skip
@@ -31,7 +24,7 @@ _UNITS: Final = {
     "versions": ("versions", {"versions": 1.0}),
     "groups": ("groups", {"groups": 1.0}),
 }
-"""Suffix of a key -> what it counts in, and other ways to write an amount of it."""
+"""Suffix of a key -> its unit, and the factors of other ways to write an amount."""
 
 _NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", "int_type", "int_from_float"})
 
@@ -39,9 +32,9 @@ _NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", 
 def faults_of(
     error: ValidationError, *, section: str, model: type[BaseModel], settings: Mapping[str, Setting]
 ) -> Iterator[ConfigError]:
-    """Say every violation pydantic found in one section; ``settings`` are those that were given."""
+    """Yield a fault for every violation in one section; ``settings`` are those that were given."""
     for details in error.errors(include_url=False):
-        # A default that is made of another key's value: that other key has a fault of its own.
+        # A default made from another key's value: that other key has a fault of its own.
         if details["type"] != "default_factory_not_called":
             yield _fault_of(details, section=section, model=model, settings=settings)
 
@@ -52,20 +45,14 @@ def _fault_of(
     if not details["loc"]:  # a rule about several keys
         source = ", ".join(dict.fromkeys(setting.source for setting in settings.values())) or "defaults"
         given = {key: setting.value for key, setting in settings.items()}
-        return ConfigError(
-            key=section, value=given, source=source, rule=_rule(details), fix="Change one of these keys."
-        )
+        fix = "Change one of these keys."
+        return ConfigError(key=section, value=given, source=source, rule=_rule(details), fix=fix)
     key = str(details["loc"][0])
     name = ".".join((section, *map(str, details["loc"])))
     if details["type"] == "missing" and key not in settings:
         how = f"--set {section}.{key}=... or {environment_name(section, key)}"
-        return ConfigError(
-            key=name,
-            value=None,
-            source="nowhere",
-            rule="is required",
-            fix=f"Write it under [{section}] in a configuration file, or use {how}.",
-        )
+        fix = f"Write it under [{section}] in a configuration file, or use {how}."
+        return ConfigError(key=name, value=None, source="nowhere", rule="is required", fix=fix)
     setting = settings[key]
     if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
         rule = f"[{section}] has no such key"
@@ -76,7 +63,7 @@ def _fault_of(
 
 
 def unknown_section(setting: Setting, *, known: tuple[str, ...]) -> ConfigError:
-    """Say that a setting stands in a section that does not exist."""
+    """Return the fault of a setting whose section does not exist."""
     close = difflib.get_close_matches(setting.section, known, n=1)
     meant = f"Did you mean [{close[0]}]? " if close else ""
     return ConfigError(
@@ -126,7 +113,7 @@ def _unit_of(key: str) -> str | None:
 
 
 def _in_unit_of(key: str, value: object) -> float | None:
-    """Give ``5s``, ``500 ms`` or ``4MiB`` as a number in the key's unit; None where it makes no sense."""
+    """Return ``5s``, ``500 ms`` or ``4MiB`` as a number in the key's unit; None for anything else."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", str(value))
     _, factors = _UNITS[key.rpartition("_")[2]]
     if match is None or match[2].lower() not in factors:

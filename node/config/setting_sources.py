@@ -1,6 +1,6 @@
-"""Where settings come from: files, the environment, flags; nothing is known of their meaning here.
+"""The sources of settings: files, the environment, flags. What the settings mean is decided elsewhere.
 
-Every reader gives settings in the order in which later ones win, and the faults it met on the way.
+Every reader returns its settings, later ones winning, and the faults it met.
 """
 
 import json
@@ -17,14 +17,14 @@ ENVIRONMENT_PREFIX: Final = "HETERORL_"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that somebody gave, and where."""
+    """A value and the source that set it."""
 
     section: str
     key: str
     value: object
     source: str
     is_text: bool
-    """Whether ``value`` is text still to be read as what its key holds (environment, flags)."""
+    """Whether ``value`` is text that has yet to be parsed (environment, flags)."""
 
     @property
     def name(self) -> str:
@@ -33,14 +33,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one kind of source said."""
+    """The settings and faults of one kind of source."""
 
     settings: tuple[Setting, ...]
     faults: tuple[ConfigError, ...]
 
 
 class InvalidConfigError(HeteroRLError):
-    """The configuration breaks one rule or more; ``faults`` has them all."""
+    """The configuration breaks at least one rule; ``faults`` has every violation."""
 
     def __init__(self, faults: tuple[ConfigError, ...]) -> None:
         super().__init__("\n".join(map(str, faults)))
@@ -62,7 +62,7 @@ def read_files(paths: Sequence[Path]) -> Reading:
             continue
         for section, table in content.items():
             if not isinstance(table, dict):
-                rule = "every key stands in a section"
+                rule = "every key belongs in a section"
                 fix = f"Put it under one, such as [node], or write [{section}] for a section."
                 faults.append(ConfigError(key=section, value=table, source=str(path), rule=rule, fix=fix))
                 continue
@@ -74,8 +74,8 @@ def read_files(paths: Sequence[Path]) -> Reading:
 def read_environment(environ: Mapping[str, str]) -> Reading:
     """Read ``HETERORL_SECTION__KEY``.
 
-    Names without the double underscore are not ours: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
-    out of the name of a service.
+    Names without the double underscore are ignored: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
+    from the name of a service.
     """
     settings = []
     for name in sorted(environ):
@@ -87,7 +87,7 @@ def read_environment(environ: Mapping[str, str]) -> Reading:
 
 
 def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[str]) -> Reading:
-    """Read flags of their own (flag -> (section.key, value)), then each ``--set section.key=value``."""
+    """Read flags for single keys (flag -> (section.key, value)), then each ``--set section.key=value``."""
     settings = []
     faults = []
     for flag, (name, value) in shorthands.items():
@@ -105,15 +105,15 @@ def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[
 
 
 def environment_name(section: str, key: str) -> str:
-    """Give the variable that sets a key."""
+    """Return the name of the environment variable that sets a key."""
     return f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
 
 
 def value_of_text(text: str, *, is_optional: bool) -> object:
-    """Give what text stands for, as far as that shows without knowing the key's type.
+    """Parse text as far as possible without the key's type.
 
-    A list or table may be written as in JSON or as in TOML; nothing at all unsets an optional
-    key. Anything else stays text, from which numbers, truth values and paths are read later.
+    A list or table may be written in JSON or in TOML; empty text unsets an optional key. Anything else
+    stays text: pydantic reads numbers, booleans and paths from it.
     """
     if not text and is_optional:
         return None

@@ -4,12 +4,11 @@
     [telemetry]     logs and metrics                                 TelemetrySection
     [coordinator]   [relay]   [learner]   [sampler]                  beside each role
 
-The models of the roles live beside the roles and are imported by name when their section is
-there or their role is started; none of them imports torch or grpc, so a wrong value is
-answered before anything heavy is loaded.
+The model of a role lives beside the role and is imported by name when its section is given or its role is
+started. None of them imports torch or grpc, so a wrong value is reported before anything heavy is loaded.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,28 +66,28 @@ class NodeSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state_dir: Path
-    """What must survive a restart; each role has its own folder in it. A peer that loses it is a new peer."""
+    """Everything that must survive a restart, in one folder per role. A peer that loses it is a new peer."""
 
     run_file: Path = Field(default_factory=_beside_state)
-    """The run's public description, made by ``heterorl-node init``: whom to believe.
+    """The run's public description, made by ``heterorl-node init``: the keys to trust.
     Default: in ``state_dir``."""
 
     node_id: str | None = Field(default=None, pattern=NAME_PATTERN)
-    """This peer's name in the run. Unset: what its certificate or token says, else a random one, kept.
-    The coordinator has its name from ``init``."""
+    """This peer's name in the run. Unset: the name in its certificate or token, else a random one.
+    The coordinator's name comes from ``init``."""
 
     coordinator: Target | None = None
-    """Where everyone else reaches the coordinator's members port, ``host:port``."""
+    """The coordinator's members port as this peer reaches it, ``host:port``."""
 
     token_file: Path | None = None
     """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""
 
     tls: bool = True
-    """Off is for one machine: peers are then believed whatever they say they are."""
+    """False is for tests on one machine: peers are then trusted without proof of who they are."""
 
     drain_timeout_s: float = Field(default=30.0, gt=0, le=3600)
-    """How long a stopping daemon finishes its work. Shorter gives up groups under way, which are
-    sampled again; a supervisor must wait longer than this before it kills."""
+    """How long a stopping daemon may finish its work. A shorter time abandons groups in progress, which are
+    sampled again. A supervisor must wait longer than this before it kills."""
 
 
 class TelemetrySection(BaseModel):
@@ -98,29 +97,29 @@ class TelemetrySection(BaseModel):
 
     http_listen: Address | None = "127.0.0.1:0"
     """Where /metrics, /healthz and /readyz are served; port 0 takes a free one and logs it. Unset: nowhere.
-    Anyone who reaches it can read it. A peer's metrics ride its heartbeats either way."""
+    Anyone who reaches it can read it. Heartbeats carry a peer's metrics either way."""
 
     log_format: Literal["auto", "json", "human"] = "auto"
-    """``auto``: for people on a terminal, one JSON object a line elsewhere."""
+    """``auto``: readable text on a terminal, one JSON object a line elsewhere."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """``info`` tells the story of a run; ``debug`` adds every group, every rpc that fails and every retry."""
 
 
 _SECTIONS: Final = {
-    "node": ("node.config.settings", "NodeSection"),
-    "telemetry": ("node.config.settings", "TelemetrySection"),
-    "coordinator": ("node.coordinator.config", "CoordinatorConfig"),
-    "relay": ("node.relay.config", "RelayConfig"),
-    "learner": ("learner.config", "LearnerConfig"),
-    "sampler": ("sampler.config", "SamplerConfig"),
+    "node": "node.config.settings:NodeSection",
+    "telemetry": "node.config.settings:TelemetrySection",
+    "coordinator": "node.coordinator.config:CoordinatorConfig",
+    "relay": "node.relay.config:RelayConfig",
+    "learner": "learner.config:LearnerConfig",
+    "sampler": "sampler.config:SamplerConfig",
 }
 _ALWAYS: Final = ("node", "telemetry")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Every section that was given or is needed; the models of the roles are not known here."""
+    """Every section that was given or is needed."""
 
     node: NodeSection
     telemetry: TelemetrySection
@@ -130,7 +129,7 @@ class NodeConfig:
     sampler: BaseModel | None = None
 
     def section(self, model: type[Section]) -> Section:
-        """Give a role's section by its model; it is there in a process that runs the role."""
+        """Return a role's section by its model; a process that runs the role has it."""
         for section in (self.coordinator, self.relay, self.learner, self.sampler):
             if isinstance(section, model):
                 return section
@@ -139,7 +138,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedValue:
-    """One key with its value and who set it."""
+    """A key with its value and source."""
 
     name: str
     value: object
@@ -148,7 +147,7 @@ class ResolvedValue:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A valid configuration, and every value of it with its source."""
+    """A valid configuration, and the source of each of its values."""
 
     config: NodeConfig
     values: tuple[ResolvedValue, ...]
@@ -160,7 +159,7 @@ def load(
     """Resolve the configuration of a process that will run ``roles``.
 
     Raises:
-        InvalidConfigError: with every fault there is, of every source and section.
+        InvalidConfigError: with every fault of every source and section.
     """
     readings = (read_files(files), read_environment(environ), flags)
     faults = [fault for reading in readings for fault in reading.faults]
@@ -173,7 +172,7 @@ def load(
     sections: dict[str, BaseModel] = {}
     wanted = {*_ALWAYS, *given, *roles}
     for section in (name for name in _SECTIONS if name in wanted):
-        model = _model_of(section)
+        model: type[BaseModel] = pkgutil.resolve_name(_SECTIONS[section])
         settings = given.get(section, {})
         faults += _misspelt(environ, section=section, model=model)
         try:
@@ -198,12 +197,6 @@ def _source(given: Mapping[str, Mapping[str, Setting]], section: str, key: str) 
     return settings[key].source if key in settings else "default"
 
 
-def _model_of(section: str) -> type[BaseModel]:
-    module, name = _SECTIONS[section]
-    model: type[BaseModel] = getattr(importlib.import_module(module), name)
-    return model
-
-
 def _input_of(settings: Mapping[str, Setting], *, model: type[BaseModel]) -> dict[str, object]:
     values = {}
     for key, setting in settings.items():
@@ -215,14 +208,14 @@ def _input_of(settings: Mapping[str, Setting], *, model: type[BaseModel]) -> dic
 
 
 def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel]) -> list[ConfigError]:
-    """Find variables that would set a key if they had one underscore more."""
+    """Return faults for variables that would set a key with one more underscore."""
     names = {f"{ENVIRONMENT_PREFIX}{section}_{key}".upper(): key for key in model.model_fields}
     return [
         ConfigError(
             key=f"{section}.{names[name]}",
             value=environ[name],
             source=f"environment {name}",
-            rule="two underscores part section and key",
+            rule="two underscores separate section and key",
             fix=f"Write {environment_name(section, names[name])}.",
         )
         for name in sorted(names.keys() & environ.keys())
@@ -241,7 +234,7 @@ def _faults_of_roles(
                 value=None,
                 source=settings["coordinator"].source if "coordinator" in settings else "nowhere",
                 rule=f"is required for the role {' and '.join(joining)}",
-                fix="Give the coordinator's address: --coordinator HOST:PORT.",
+                fix="Add the coordinator's address: --coordinator HOST:PORT.",
             )
         )
     if len(joining) > 1 and node.node_id is not None:
@@ -251,7 +244,7 @@ def _faults_of_roles(
                 value=node.node_id,
                 source=settings["node_id"].source,
                 rule=f"names one peer, and this process is {len(joining)}: {' and '.join(joining)}",
-                fix="Leave it out: each role then has a name of its own; or start a process for each.",
+                fix="Leave it out, and each role gets a name of its own, or start one process for each role.",
             )
         )
     return faults

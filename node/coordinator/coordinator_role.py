@@ -16,9 +16,9 @@ from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.group_check import Work
 from node.enrolment.authority import Authority
-from node.enrolment.enrolment import EnrolmentServicer
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.errors import StartupError
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
@@ -29,7 +29,7 @@ from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer, damage_first
-from node.telemetry.fleet import FleetCollector
+from node.telemetry.fleet_collector import FleetCollector
 
 
 async def build(context: RoleContext) -> list[Service]:

@@ -27,7 +27,7 @@ from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
 from node.run import PeerStatus, Role, StepReport
-from node.telemetry.fleet import FleetCollector
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT

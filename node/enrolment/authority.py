@@ -10,22 +10,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
+import jwt
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem, new_key, read_certificate, read_private_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
-from node.identity.pem import (
-    key_to_pem,
-    new_key,
-    read_certificate,
-    read_private_key,
-    read_signing_request_der,
-)
 from node.limits import SIGNING_REQUEST_BYTES
 
 KEY_FILE: Final = "ca.key"
@@ -34,6 +29,9 @@ CERTIFICATE_FILE: Final = "ca.pem"
 AUTHORITY_LIFETIME_S: Final = 10 * 365 * 86400.0
 LEAF_LIFETIME_S: Final = 365 * 86400.0
 """Longer than a run: an expired peer enrols again with a new token, a stolen key is revoked by name."""
+
+TOKEN_ALGORITHM: Final = "ES256"
+"""Of JSON Web Signatures: ECDSA on P-256 with SHA-256, like the certificates."""
 
 CLOCK_SKEW_S: Final = 86400.0
 """Certificates are valid from this long before they are made. Clocks are off by minutes, or by a time zone
@@ -101,7 +99,7 @@ class Authority:
         lifetime_s: float = LEAF_LIFETIME_S,
         hosts: Iterable[str] = (),
     ) -> bytes:
-        """Give the PEM certificate that says ``public_key`` is ``peer``.
+        """Return the PEM certificate that says ``public_key`` is ``peer``.
 
         Args:
             peer: of this authority's run.
@@ -129,31 +127,19 @@ class Authority:
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def sign(self, message: bytes) -> bytes:
-        """Sign a message that is not a certificate; DER, ECDSA with SHA-256. See ``is_signed_by``."""
-        return self._key.sign(message, ec.ECDSA(hashes.SHA256()))
-
-
-def is_signed_by(certificate_pem: bytes, message: bytes, signature: bytes) -> bool:
-    """Say whether the authority with this certificate made ``signature`` over ``message``."""
-    key = read_certificate(certificate_pem).public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True
+    def sign_token(self, payload: bytes, *, typ: str) -> str:
+        """Return ``payload`` as a compact JSON Web Signature with header ``typ``; ``tokens`` reads it."""
+        return jwt.PyJWS().encode(payload, self._key, TOKEN_ALGORITHM, headers={"typ": typ})
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Give the PKCS#10 request (DER) that proves possession of ``key``; it names nobody."""
+    """Return the PKCS#10 request (DER) that proves possession of ``key``; it names nobody."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.DER)
 
 
 def read_signing_request(der: bytes) -> ec.EllipticCurvePublicKey:
-    """Give the key of a signing request whose self-signature is right.
+    """Return the key of a signing request whose self-signature is right.
 
     Raises:
         RefusedError: OVER_LIMIT or MALFORMED.
@@ -164,11 +150,11 @@ def read_signing_request(der: bytes) -> ec.EllipticCurvePublicKey:
             f"signing request of {len(der)} bytes, at most {SIGNING_REQUEST_BYTES} are read",
         )
     try:
-        request = read_signing_request_der(der)
+        request = x509.load_der_x509_csr(der)
         key = request.public_key()
         # Whole octets: with a last bit of 0 said to be unused it would be the same request written otherwise.
         is_valid = request.is_signature_valid and der.endswith(b"\0" + request.signature)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise RefusedError(Reason.MALFORMED, "the signing request does not parse") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RefusedError(Reason.MALFORMED, "the key of the signing request is not on P-256")

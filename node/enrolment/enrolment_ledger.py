@@ -1,7 +1,7 @@
 """What the coordinator remembers of enrolments: tokens spent, and node ids given out.
 
-SQLite, synchronous=FULL: an answer is given only after the token is spent on disk, so that no
-crash makes a token good for two peers.
+SQLite, synchronous=FULL: a token is spent on disk before the coordinator answers, so that no crash makes it
+good for two peers.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from node.errors import Reason, RefusedError
 FILE_NAME: Final = "enrolments.sqlite"
 
 REMEMBERED_TOKENS: Final = 65_536
-"""Spent tokens kept beyond their expiry, 10 MB: a clock that is ahead for a minute must not make tokens that
-seemed to have expired good again when it comes back."""
+"""Spent tokens kept beyond their expiry, 10 MB. A token that expired only because a clock was ahead for a
+minute must not be good again once it is set back."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spent (
@@ -28,14 +28,14 @@ CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL
 
 
 def known_members(path: Path) -> frozenset[str] | None:
-    """Return every node id ever given out, beside a running coordinator; None where that cannot be known."""
+    """Return every node id ever given out; None where that cannot be known. The coordinator may run."""
     if not path.exists():
         return None
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             return frozenset(name for (name,) in database.execute("SELECT node_id FROM members"))
     except sqlite3.Error:
-        return None  # busy or damaged: no reason to let somebody stay in
+        return None  # Busy or damaged: no reason to refuse a revocation.
 
 
 class EnrolmentLedger:
@@ -53,9 +53,9 @@ class EnrolmentLedger:
         self._database.close()
 
     def spend(self, token: Token, *, node_id: str, key_digest: bytes, now: float) -> None:
-        """Spend a token for one peer, durably, or find that this very peer has spent it.
+        """Spend a token for one peer, durably; accept it again from the same peer.
 
-        The second is a retry after a lost answer: same token, same node id, same key.
+        Same token, same node id and same key mean a retry after a lost answer.
 
         Raises:
             RefusedError: TOKEN_REFUSED; spent by another, or the node id is somebody's.

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node.enrolment.tokens import Token, is_same_certificate
+from node.enrolment.tokens import Token
 from node.errors import RefusedError, StartupError
-from node.identity.access import cannot_make, obstacle
-from node.identity.files import write_secret
+from node.identity.certificates import is_same_certificate
+from node.identity.files import cannot_make, obstacle, write_secret
 from node.identity.run_description import RunDescription
 from node.limits import TOKEN_BYTES
 from node.rpc.address import split_target

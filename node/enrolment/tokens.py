@@ -1,25 +1,31 @@
 """Single-use tokens: how an operator lets one new peer in.
 
-    hrl1.<payload, base64url JSON>.<signature of the run's authority, base64url>
-
-A token carries the authority's certificate, so its holder knows the hub before it knows anything
-else; it is a secret until it is spent or has expired. Whether it was spent before is not decided
-here: ``enrolment_ledger`` remembers.
+A token is a JSON Web Token (ES256) signed by the run's authority. It carries the authority's certificate, so
+that its holder can tell the coordinator from a stranger; it is a secret until it is spent or has expired.
+Whether it was spent before is not decided here: ``enrolment_ledger`` remembers.
 """
 
-import base64
 import secrets
 from typing import Final, Self
 
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.enrolment.authority import Authority, is_signed_by
+from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError
-from node.identity.pem import read_certificate
+from node.identity.certificates import is_same_certificate, read_certificate
 from node.limits import NAME_PATTERN, TOKEN_BYTES
 from node.run import Role
 
-PREFIX: Final = "hrl1"
+TYPE: Final = "heterorl-token+jwt"
+"""Header ``typ``: nothing else that the authority might sign passes for a token (RFC 8725, 3.11)."""
+
+_JWS: Final = jwt.PyJWS(algorithms=[TOKEN_ALGORITHM])
+
+_OLD_PREFIX: Final = "hrl1."
+"""Of tokens made before they were JSON Web Tokens."""
+
 DEFAULT_LIFETIME_S: Final = 3600.0
 MAX_LIFETIME_S: Final = 7 * 86400.0
 """A token is for a machine about to be set up, not a standing invitation."""
@@ -27,17 +33,25 @@ MAX_LIFETIME_S: Final = 7 * 86400.0
 ENROLLING_ROLES: Final = (Role.SAMPLER, Role.LEARNER, Role.RELAY, Role.OPERATOR)
 """A coordinator has its certificate from ``init``: it is the authority."""
 
-_DOMAIN: Final = b"heterorl-token-v1\0"
+
+_CLAIMS: Final = {"run_id": "iss", "node_id": "sub", "expires_at_s": "exp", "nonce": "jti"}
+"""Fields with a registered claim name (RFC 7519, 4.1)."""
 
 
 class Token(BaseModel):
     """What a token says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda field: _CLAIMS.get(field, field),
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
 
     run_id: str = Field(pattern=NAME_PATTERN)
     role: Role
-    node_id: str | None = Field(pattern=NAME_PATTERN)
+    node_id: str | None = Field(default=None, pattern=NAME_PATTERN)
     """The only node id it admits; None admits any that is not taken."""
     expires_at_s: float = Field(allow_inf_nan=False)
     """Unix seconds on the coordinator's clock."""
@@ -53,21 +67,28 @@ class Token(BaseModel):
         Raises:
             RefusedError: TOKEN_REFUSED; it is no token, or was changed.
         """
+        if text.startswith(_OLD_PREFIX):
+            raise RefusedError(
+                Reason.TOKEN_REFUSED,
+                "the token is in the format of an older version",
+                fix="make a new one with `heterorl-node token`",
+            )
         not_a_token = RefusedError(
             Reason.TOKEN_REFUSED, "not a token of this kind, or damaged", fix="copy the whole line"
         )
         if len(text) > TOKEN_BYTES:
             raise not_a_token
-        parts = text.strip().split(".")
-        if len(parts) != 3 or parts[0] != PREFIX:
-            raise not_a_token
+        signed = text.strip()
         try:
-            payload, signature = map(_decode, parts[1:])
-            token = cls.model_validate_json(payload)
-            is_genuine = is_signed_by(token.ca_certificate_pem.encode(), _DOMAIN + payload, signature)
-        except ValueError as error:
+            payload = _JWS.decode(signed, options={"verify_signature": False})
+            token = cls.model_validate_json(payload, by_name=False)
+            key = read_certificate(token.ca_certificate_pem.encode()).public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise not_a_token
+            header = _JWS.decode_complete(signed, key, algorithms=[TOKEN_ALGORITHM])["header"]
+        except (jwt.PyJWTError, ValueError) as error:
             raise not_a_token from error
-        if not is_genuine:
+        if header.get("typ") != TYPE:
             raise not_a_token
         return token
 
@@ -90,24 +111,20 @@ def issue_token(
         raise ValueError(f"a {role} does not enrol")
     if not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise ValueError(f"a token lives for at most {MAX_LIFETIME_S:.0f} s, not {lifetime_s:g}")
-    payload = (
-        Token(
-            run_id=authority.run_id,
-            role=role,
-            node_id=node_id,
-            expires_at_s=now + lifetime_s,
-            nonce=secrets.token_hex(16),
-            address=address,
-            ca_certificate_pem=authority.certificate_pem.decode(),
-        )
-        .model_dump_json()
-        .encode()
+    token = Token(
+        run_id=authority.run_id,
+        role=role,
+        node_id=node_id,
+        expires_at_s=now + lifetime_s,
+        nonce=secrets.token_hex(16),
+        address=address,
+        ca_certificate_pem=authority.certificate_pem.decode(),
     )
-    return ".".join((PREFIX, _encode(payload), _encode(authority.sign(_DOMAIN + payload))))
+    return authority.sign_token(token.model_dump_json(exclude_none=True).encode(), typ=TYPE)
 
 
 def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Token:
-    """Give what a token admits, if it is this authority's, not expired, and fits the peer.
+    """Return what a token admits, if it is this authority's, not expired, and fits the peer.
 
     Raises:
         RefusedError: TOKEN_REFUSED, with the reason in words.
@@ -127,20 +144,3 @@ def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Toke
             fix=f"set node.node_id to {token.node_id}, or {ask}",
         )
     return token
-
-
-def is_same_certificate(first_pem: bytes, second_pem: bytes) -> bool:
-    """Say whether two PEM texts hold one certificate."""
-    first, second = map(read_certificate, (first_pem, second_pem))
-    return first == second
-
-
-def _encode(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
-
-
-def _decode(text: str) -> bytes:
-    content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    if _encode(content) != text:
-        raise ValueError("one content has one text")
-    return content

@@ -1,11 +1,11 @@
-"""Whose clock is wrong, when a certificate that is valid here is refused there. Pure.
+"""Whose clock is wrong when a certificate that is valid here is refused there; pure.
 
     hub refuses \\ this clock says    not yet valid     valid               expired
     as expired, with its own time     own clock         hub's clock         final: both agree
     at the handshake, without a word  own clock         hub's clock         final
     we refuse the hub's certificate   own clock         own clock           own clock
 
-What is a matter of clocks is waited out: clocks are put right without anyone touching this peer.
+What is a matter of clocks is waited out: a clock can be set without anyone touching this peer.
 """
 
 import datetime
@@ -30,7 +30,7 @@ class Wait(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a certificate is valid, Unix seconds: from the first on, until just before the second."""
+    """When a certificate is valid, Unix seconds: the start belongs to it, the end does not."""
 
     not_before_s: float
     not_after_s: float
@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a refusal tells of the clocks."""
+    """What a refusal says about the clocks."""
 
     waits_for: Wait | None
     """None: nothing to wait for; clocks agree, and the certificate has expired."""
@@ -53,7 +53,7 @@ class Finding:
 
 
 def refused_as_expired(own: Window, *, node_id: str, role: str, now: float, hub_now: float | None) -> Finding:
-    """Judge a hub's word that this peer's certificate has expired.
+    """Judge a hub's refusal of this peer's certificate as expired.
 
     Args:
         own: of this peer's certificate.
@@ -77,9 +77,9 @@ def refused_as_expired(own: Window, *, node_id: str, role: str, now: float, hub_
 
 
 def refused_at_handshake(own: Window, *, node_id: str, role: str, now: float) -> Finding:
-    """Judge a hub that proves itself of this run and then closes the connection on this peer's certificate.
+    """Judge a hub that proves itself and then closes the connection when it has seen this peer's certificate.
 
-    The run's authority has issued the certificate (``check_own``), so that only its dates are left.
+    The run's authority issued the certificate (``check_own``), so that only its dates can be the reason.
     """
     here = f"this machine's clock says {moment(now)}, and the certificate of {node_id} is valid {own}"
     if now >= own.not_after_s:
@@ -97,7 +97,7 @@ def refused_at_handshake(own: Window, *, node_id: str, role: str, now: float) ->
 
 
 def hub_not_valid(hub: Window, *, now: float) -> Finding | None:
-    """Judge a hub whose certificate is not valid now by this machine's clock; None where it is."""
+    """Return what is wrong if a hub's certificate is not valid by this machine's clock; None where it is."""
     here = f"this machine's clock says {moment(now)}, and the coordinator's certificate is valid {hub}"
     if now < hub.not_before_s:
         return Finding(Wait.OWN_CLOCK, here, "Set this machine's clock, if it is behind.")
@@ -111,7 +111,7 @@ def hub_not_valid(hub: Window, *, now: float) -> Finding | None:
 
 
 def moment(unix_s: float) -> str:
-    """Return Unix seconds as people write them, UTC."""
+    """Return Unix seconds as a date and time, UTC."""
     try:
         return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.errors import RefusedError, StartupError
-from node.identity.access import cannot_read
-from node.identity.clock_skew import ENROL_AGAIN, moment
-from node.identity.files import make_private_directory, read_secret, write_public, write_secret
+from node.identity.certificates import key_to_pem, new_key, peer_in, read_certificate, read_private_key
+from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
-from node.identity.pem import key_to_pem, new_key, read_certificate, read_private_key
-from node.identity.run_description import RunDescription
 from node.run import Role
 
 KEY_FILE: Final = "key.pem"
@@ -70,20 +65,6 @@ def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Iden
     )
 
 
-def peer_in(certificate: x509.Certificate) -> Peer:
-    """Give the peer a certificate names; who signed it is not looked at.
-
-    Raises:
-        RefusedError: UNAUTHENTICATED; it does not name exactly one.
-    """
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
-        uris = []
-    return Peer.from_spiffe_id(uris[0] if len(uris) == 1 else "")
-
-
 def load_identity(directory: Path) -> Identity | None:
     """Read the identity in ``directory``; None where the peer has not enrolled yet.
 
@@ -115,7 +96,7 @@ def save_identity(identity: Identity, directory: Path) -> None:
 
 
 def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
-    """Give the key of an identity to be; kept from the first call on, so that enrolling can be repeated.
+    """Return the key of an identity to be; kept from the first call on, so that enrolling can be repeated.
 
     Raises:
         StartupError: a key is there and is damaged, or others may read it.
@@ -135,56 +116,6 @@ def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
     return loaded
 
 
-def check_own(identity: Identity, run: RunDescription, role: Role, now: float) -> None:
-    """Check that an identity will be let in, before the hub is asked.
-
-    A refused certificate looks like a dead hub from the client's side (UNAVAILABLE, "Socket
-    closed") and would be retried for ever; hence this check, here and before every dial.
-
-    Raises:
-        StartupError: it is of another run or role, expired, or not yet valid.
-    """
-    enrol_again = ENROL_AGAIN.format(role=role)
-    if identity.run_id != run.run_id:
-        raise StartupError(
-            f"This node's certificate is for run {identity.run_id}, the run file is of {run.run_id}",
-            fix="Point node.state_dir and node.run_file at the same run.",
-        )
-    if not _is_issued_by(identity.certificate_pem, run.ca_certificate_pem):
-        raise StartupError(
-            f"This node's certificate was issued by another authority than that of run {run.run_id}: "
-            "a run of the same name was made anew",
-            fix=enrol_again,
-        )
-    if identity.role != role:
-        raise StartupError(
-            f"This node's certificate is for role {identity.role}, but it is started as {role}",
-            fix=f"Start it with --role {identity.role}, or enrol it anew. {enrol_again}",
-        )
-    check_dates(identity, now)
-
-
-def check_dates(identity: Identity, now: float) -> None:
-    """Check that an identity's certificate is valid at ``now``, Unix seconds.
-
-    Raises:
-        StartupError: it is not valid any more, or not yet.
-    """
-    if now >= identity.not_after_s:
-        raise StartupError(
-            f"The certificate of {identity.node_id} expired at {moment(identity.not_after_s)}, "
-            f"and this machine's clock says {moment(now)}",
-            fix=f"If the clock is wrong, set it. If not: {ENROL_AGAIN.format(role=identity.role)}",
-        )
-    if now < identity.not_before_s:
-        raise StartupError(
-            f"The certificate of {identity.node_id} is valid from {moment(identity.not_before_s)}, "
-            f"and this machine's clock says {moment(now)}",
-            fix="Set the clock. If it is right, the coordinator's was ahead when it made the certificate: "
-            "set that, and enrol again with a new token.",
-        )
-
-
 def expiries(identity: Identity) -> tuple[tuple[str, float], ...]:
     """Return when the certificates expire that an identity stands on: name and Unix seconds."""
     authority = read_certificate(identity.ca_pem)
@@ -192,12 +123,3 @@ def expiries(identity: Identity) -> tuple[tuple[str, float], ...]:
         (identity.role.value, identity.not_after_s),
         ("authority", authority.not_valid_after_utc.timestamp()),
     )
-
-
-def _is_issued_by(certificate_pem: bytes, ca_pem: bytes) -> bool:
-    certificate, ca = map(read_certificate, (certificate_pem, ca_pem))
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True

@@ -25,7 +25,7 @@ class Peer:
 
     @property
     def spiffe_id(self) -> str:
-        """Give ``spiffe://<run>/<role>/<node>``: the URI name in the peer's certificate."""
+        """The URI name in the peer's certificate: ``spiffe://<run>/<role>/<node>``."""
         return f"{_SCHEME}{self.run_id}/{self.role}/{self.node_id}"
 
     @classmethod
@@ -33,7 +33,7 @@ class Peer:
         """Read such a name.
 
         Raises:
-            RefusedError: UNAUTHENTICATED; it is no name of a peer of any run.
+            RefusedError: UNAUTHENTICATED; it is not the name of a peer.
         """
         parts = text.removeprefix(_SCHEME).split("/")
         if text.startswith(_SCHEME) and len(parts) == 3:
@@ -44,15 +44,14 @@ class Peer:
 
 
 def is_name(text: str) -> bool:
-    """Say whether a run or a node may be called this."""
+    """Return whether a run or a node may have this name."""
     # fullmatch: in a pattern "$" also matches before a final newline.
     return _NAME.fullmatch(text) is not None
 
 
 def hub_name(run_id: str) -> str:
-    """Give the DNS name every hub of the run has in its certificate, whatever host it is reached at.
+    """Return the DNS name in the certificate of every hub of the run, whatever host it is reached at.
 
-    Clients verify this name and no other, so that addresses may change, and so that no other
-    member of the run can pose as a hub.
+    Clients verify this name and no other. So addresses may change, and no other member can pose as a hub.
     """
     return f"hub.{run_id}.heterorl"

@@ -31,11 +31,11 @@ class Entry:
 
     node_id: str
     remark: str
-    """What stands behind ``#``."""
+    """The text after ``#``."""
 
 
 def entries(text: str) -> tuple[Entry, ...]:
-    """Return the nodes a file shuts out, each once, with what it says of them."""
+    """Return the nodes that a file's text shuts out, each once, with their remarks."""
     found: dict[str, Entry] = {}
     for line in text.splitlines():
         word, _, remark = line.partition("#")
@@ -68,7 +68,7 @@ class Revocations:
 
     @cached_property
     def digest(self) -> bytes:
-        """Tells two lists apart; as in membership.proto."""
+        """BLAKE3 of the list, by which two are compared; as in membership.proto."""
         text = "".join(f"{node_id}\n" for node_id in self.node_ids)
         return blake3.blake3(text.encode()).digest(length=_DIGEST_BYTES)
 
@@ -88,11 +88,11 @@ class RevocationList:
         self._files = [_File(path) for path in paths]
 
     def is_revoked(self, node_id: str) -> bool:
-        """Say whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
+        """Return whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
         return any(node_id in file.node_ids() for file in self._files)
 
     def current(self) -> Revocations:
-        """Give everyone who is shut out now; beyond the limit, those that come first in order."""
+        """Return everyone who is shut out now; beyond the limit, the first of them in order."""
         node_ids = sorted(frozenset().union(*(file.node_ids() for file in self._files)))
         if len(node_ids) > limits.REVOCATIONS:
             logger.error("too many revocations for relays", extra={"revoked": len(node_ids)})

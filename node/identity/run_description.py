@@ -7,9 +7,8 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.errors import StartupError
-from node.identity.access import cannot_read
-from node.identity.files import write_public
-from node.identity.pem import read_certificate
+from node.identity.certificates import read_certificate
+from node.identity.files import cannot_read, write_public
 from node.limits import NAME_PATTERN
 
 FILE_NAME: Final = "run.json"

@@ -1,19 +1,18 @@
-"""The learner's signature: what makes a policy version this run's, whoever carries it.
+"""The learner's signature, by which a policy version is known to be this run's, whoever carries it.
 
-What is signed is the domain followed by the message. A domain ends with its only NUL, so no domain
-is a prefix of another and a signature made for one purpose is worthless for every other.
+What is signed is the domain followed by the message. A domain ends with its only NUL: none is a prefix of
+another, and a signature made for one purpose is worthless for every other.
 """
 
 from pathlib import Path
 from typing import Self
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem, read_private_key
 from node.identity.files import read_secret, write_secret
-from node.identity.pem import read_private_key
 
 
 class SigningKey:
@@ -34,7 +33,7 @@ class SigningKey:
         """Read a key.
 
         Raises:
-            StartupError: it is missing, damaged, or others may read it.
+            StartupError: it is missing or damaged, or others may read it.
         """
         content = read_secret(path)
         try:
@@ -47,13 +46,10 @@ class SigningKey:
 
     def save(self, path: Path) -> None:
         """Write the key, readable by its owner only."""
-        content = self._key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        write_secret(path, content)
+        write_secret(path, key_to_pem(self._key))
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """Give the 64 bytes that ``verify`` accepts for this domain and message only."""
+        """Return the 64 bytes that ``verify`` accepts for this domain and message only."""
         _check_domain(domain)
         return self._key.sign(domain + message)
 

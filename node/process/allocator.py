@@ -1,4 +1,4 @@
-"""How this process asks the system for memory."""
+"""Settings of the C library's allocator."""
 
 import ctypes
 import sys
@@ -8,17 +8,16 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 REUSED_BYTES: Final = 32 << 20
-"""Blocks up to this come from the heap. Every message is smaller; the words of a model are larger."""
+"""Blocks up to this size come from the heap. Every message is smaller; the words of a model are larger."""
 
 KEPT_BYTES: Final = 256 << 20
-"""Free memory at the heap's end that is kept for the next message."""
+"""Free memory kept at the end of the heap for the next message."""
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library use freed blocks again; False where it is not glibc, or will not.
+    """Make the C library reuse freed blocks; return False where it is not glibc or refuses.
 
-    By default each message of 1 MiB is mapped, faulted in page by page, and unmapped: 1.3-3.6 ms
-    instead of 0.08.
+    By default it maps, faults in and unmaps the pages of each message of 1 MiB: 1.3-3.6 ms instead of 0.08.
     """
     if not sys.platform.startswith("linux"):
         return False

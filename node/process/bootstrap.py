@@ -1,4 +1,4 @@
-"""From a valid configuration to a running daemon: registry, telemetry, identities, roles."""
+"""Start a daemon from a valid configuration: registry, telemetry, identities, roles."""
 
 import asyncio
 import logging
@@ -11,23 +11,23 @@ from prometheus_client import CollectorRegistry
 
 from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
-from node.enrolment.first_start import enrol_with_token, kept_name
+from node.enrolment.enrolment_client import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.enrolment.token_file import how_to_get_a_token
-from node.errors import ExitCode, StartupError
-from node.identity.files import make_private_directory
+from node.exit_code import ExitCode
+from node.identity.files import cannot_make, make_private_directory
+from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries
-from node.identity.on_disk import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.process.allocator import keep_freed_memory
-from node.process.daemon import Phase, Stage, run_daemon
+from node.process.daemon import Phase, StartStage, run_daemon
+from node.process.preflight import no_certificate
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
 from node.process.state_lock import StateLock
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
-from node.telemetry.disk import DiskWatch
+from node.telemetry.disk_watch import DiskWatch
 from node.telemetry.logging import bind_peer
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
-    """Run a process with ``roles`` until it is stopped; logging is configured."""
+    """Run a process with ``roles`` until it is stopped; logging is configured already."""
     config = resolved.config
     names = [role for role in ROLE_MODULES if role in set(roles)]
     logger.info(
@@ -71,8 +71,8 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
         for observer in observers:
             observer.announce(phase)
 
-    # The lock comes first: a second process in a directory is told of that, not of a port that is taken.
-    stages = [Stage("state directory", hold_state), Stage("telemetry", build_telemetry)]
+    # The lock comes first: a second process in a directory should hear of that, not of a port that is taken.
+    stages = [StartStage("state directory", hold_state), StartStage("telemetry", build_telemetry)]
     stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
@@ -84,7 +84,7 @@ def _role_stage(
     node_metrics: NodeMetrics,
     transfer_metrics: TransferMetrics,
     clock: Clock,
-) -> Stage:
+) -> StartStage:
     async def build() -> Sequence[Service]:
         run_description = RunDescription.load(config.node.run_file)
         state_dir = config.node.state_dir / role
@@ -107,11 +107,11 @@ def _role_stage(
             identity=identity,
             run=run_description,
         )
-        # torch takes seconds; the watchdog does not wait
+        # In a thread: importing torch takes seconds, and the watchdog does not wait.
         build_role = await asyncio.to_thread(load_build, role)
         return await build_role(context)
 
-    return Stage(role, build)
+    return StartStage(role, build)
 
 
 def _hold_state(state_dir: Path) -> None:
@@ -119,17 +119,15 @@ def _hold_state(state_dir: Path) -> None:
     try:
         make_private_directory(state_dir)
     except OSError as error:
-        raise StartupError(
-            f"{state_dir} cannot be made: {error.strerror}", fix="Set node.state_dir to where it can."
-        ) from error
+        raise cannot_make(state_dir, error, fix="Set node.state_dir to another directory.") from error
     StateLock.take(state_dir)
 
 
 async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:
-    """Return this peer's identity: the one on disk, else a new one for the token.
+    """Return this peer's identity: the one on disk, else a new one enrolled with the token.
 
     Raises:
-        StartupError: there is neither, or what there is will not be let in; says how to get a token.
+        StartupError: there is neither, or the run would not accept what there is; says how to get a token.
         ConfigError: ``node.node_id`` is not the name in the identity on disk.
     """
     directory = node.state_dir / role / IDENTITY_DIRECTORY
@@ -137,10 +135,7 @@ async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription,
     if identity is not None:
         return identity
     if node.token_file is None:
-        raise StartupError(
-            f"This {role} has no certificate in {directory} and no token to get one",
-            fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
-        )
+        raise no_certificate(role, directory)
     return await enrol_with_token(
         node.token_file,
         run=run,

@@ -2,12 +2,12 @@
 
     STARTING --every service ready--> SERVING --stop--> DRAINING --all returned--> exit
 
-A stage is one role (or the telemetry): its services start one after the other, each ready before the
-next. A stage is built only when the one before it is ready, so that a learner may enrol with the
-coordinator of its own process. What stops the daemon: SIGTERM or SIGINT; SIGHUP, unless it was ignored at
-the start (nohup); a service that returns by itself, a service that fails. Draining goes from the last stage
-to the first, so that nobody loses what he depends on; the services of a stage stop all at once. Who is
-still at work after ``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled.
+A stage is one role (or the telemetry). Its services start one after the other, each ready before the next.
+A stage is built only when the one before it is ready, so that a learner may enrol with the coordinator of
+its own process. The daemon stops on SIGTERM or SIGINT, on SIGHUP unless that was ignored at the start
+(nohup), and when a service returns or fails. It drains from the last stage to the first, so that no service
+loses one it depends on; the services of a stage stop together. A service still running after
+``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled.
 """
 
 import asyncio
@@ -20,17 +20,18 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.errors import ConfigError, ExitCode, RefusedError, StartupError
+from node.errors import ConfigError, RefusedError, StartupError
+from node.exit_code import ExitCode, exit_code_of_failure
 from node.process.service import Service
 
 logger = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A terminal that closes sends SIGHUP: it drains, since nothing of the configuration is read again."""
+"""SIGHUP comes from a terminal that closes and drains; the configuration is never read again."""
 
 
 class Phase(enum.StrEnum):
-    """Where in its life the daemon is."""
+    """Phases of a daemon's life."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -38,25 +39,25 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Services that belong together, and how to get them once the stages before are ready."""
+class StartStage:
+    """Services that start and stop together, built once the stages before are ready."""
 
     name: str
     build: Callable[[], Awaitable[Sequence[Service]]]
-    """Runs in the stage's own context: what it binds to log records holds for the services as well."""
+    """Runs in the stage's own context: what it binds to log records also applies to the services."""
 
 
 async def run_daemon(
-    stages: Sequence[Stage], *, drain_timeout_s: float, announce: Callable[[Phase], None]
+    stages: Sequence[StartStage], *, drain_timeout_s: float, announce: Callable[[Phase], None]
 ) -> ExitCode:
-    """Run stages until something stops them, and say how it ended.
+    """Run stages until something stops them; return the exit code.
 
     Args:
         stages: in the order in which they start.
         drain_timeout_s: for all stages together, from the first request to stop.
         announce: called at every change of phase; must not raise.
     Returns:
-        DRAINED: every service returned in time, whatever asked for the stop.
+        DRAINED: every service returned in time, whatever the cause of the stop.
         COULD_NOT_START (or CONFIGURATION, for a ConfigError): a service failed before all were ready.
         FAILED: a service failed later, or was late to drain.
     """
@@ -100,17 +101,17 @@ class _Daemon:
         logger.info("signal received", extra={"signal": number.name})
         self._stop.set()
         if number == signal.SIGHUP:
-            return  # comes twice when a terminal closes, from the kernel and from the shell: no impatience
+            return  # a closing terminal sends it twice, by the kernel and by the shell: no sign of impatience
         if self._has_signal and self.draining is not None:
             self.draining.cancel()
         self._has_signal = True
 
-    async def start(self, stages: Sequence[Stage], tasks: asyncio.TaskGroup) -> None:
+    async def start(self, stages: Sequence[StartStage], tasks: asyncio.TaskGroup) -> None:
         for stage in stages:
             context = contextvars.copy_context()
             try:
                 services = await asyncio.create_task(_build(stage), context=context)
-            except Exception as error:  # whatever it is, what has started is drained
+            except Exception as error:  # of any kind: what has started is drained
                 self._fail(stage.name, error)
                 return
             running = _RunningStage()
@@ -119,7 +120,7 @@ class _Daemon:
                 is_ready = asyncio.Event()
                 supervised = self._supervise(service, is_ready, running.stopping)
                 running.services.append(tasks.create_task(supervised, name=service.name, context=context))
-                await is_ready.wait()  # ends by cancellation where the service never gets there
+                await is_ready.wait()  # cancelled where the service never becomes ready
                 logger.debug("service ready", extra={"service": service.name})
         self._is_serving = True
         self._announce(Phase.SERVING)
@@ -137,16 +138,15 @@ class _Daemon:
 
     def _fail(self, name: str, error: Exception) -> None:
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]  # of a service that is a task group inside
+            error = error.exceptions[0]  # from the service's own task group
         if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
-            self.exit_code = _exit_code_of(error, was_serving=self._is_serving)
-        is_told = isinstance(
-            error, ConfigError | StartupError | RefusedError
-        )  # say what to do; no trace helps
+            self.exit_code = exit_code_of_failure(error, was_serving=self._is_serving)
+        # These say what to do; a trace would not help.
+        explains_itself = isinstance(error, ConfigError | StartupError | RefusedError)
         logger.error(
             "service failed",
             extra={"service": name, "error": str(error)},
-            exc_info=None if is_told else error,
+            exc_info=None if explains_itself else error,
         )
         self._stop.set()
 
@@ -167,20 +167,14 @@ class _Daemon:
             task.cancel()
 
 
-async def _build(stage: Stage) -> Sequence[Service]:
+async def _build(stage: StartStage) -> Sequence[Service]:
     return await stage.build()
-
-
-def _exit_code_of(error: Exception, *, was_serving: bool) -> ExitCode:
-    if was_serving:
-        return ExitCode.FAILED
-    return ExitCode.CONFIGURATION if isinstance(error, ConfigError) else ExitCode.COULD_NOT_START
 
 
 @contextlib.contextmanager
 def _signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    # nohup: whoever started this wants it to outlive the terminal.
+    # SIGHUP is ignored under nohup: the process is to outlive the terminal.
     heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     for number in heard:
         loop.add_signal_handler(number, handle, number)

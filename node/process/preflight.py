@@ -1,12 +1,12 @@
-"""What can be found wrong with the world before anything is started: files, rights, certificates, tokens.
+"""Checks before a start: files, permissions, certificates, tokens, models. Every fault is reported at once.
 
-    configuration is right (``node.config``) -> everything here, all faults at once -> the roles are built
+    configuration is valid (``node.config``) -> these checks -> the roles are built
 
-``--dry-run`` makes every check. A real start makes only those that would otherwise come after torch has been
-loaded, or after a token has been spent; the others are made again, one by one, where they matter.
+``--dry-run`` makes every check. A real start makes only those that would otherwise come after torch is loaded
+or a token is spent; the others are made again, one by one, where they matter.
 
-What is not checked: whether a port is free (a running daemon would have its own), whether anyone can be
-reached, whether the device exists, and what only loading the weights can show.
+Not checked: whether a port is free (a running daemon has its own ports), whether anyone can be reached,
+whether the device exists, and what only loading the weights can show.
 """
 
 import json
@@ -21,9 +21,9 @@ from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
 from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
 from node.errors import ConfigError, HeteroRLError, StartupError
-from node.identity.access import cannot_make, cannot_read
 from node.identity.clock_skew import moment
-from node.identity.on_disk import identity_on_disk
+from node.identity.files import cannot_make, cannot_read
+from node.identity.identity_checks import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.process.role_context import ROLE_MODULES
@@ -37,7 +37,7 @@ Check = Callable[[], object]
 
 
 class NotReadyError(HeteroRLError):
-    """The daemon would not start; ``faults`` has everything that was found."""
+    """The daemon could not start; ``faults`` has every fault that was found."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("\n".join(map(str, faults)))
@@ -51,16 +51,16 @@ class _LoadsModel(Protocol):
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
-    """Return roles by their names, each once, in the order in which they start."""
+    """Return each role once, in the order in which they start."""
     wanted = set(names)
     return tuple(Role(name) for name in ROLE_MODULES if name in wanted)
 
 
 def check_models(config: NodeConfig, roles: Iterable[Role]) -> None:
-    """Check the model directories of roles, as far as that goes without torch.
+    """Check the model directories of roles as far as possible without torch.
 
     Raises:
-        NotReadyError: with all that is wrong.
+        NotReadyError: with every fault.
     """
     _raise_all(_model_checks(config, roles))
 
@@ -68,15 +68,15 @@ def check_models(config: NodeConfig, roles: Iterable[Role]) -> None:
 def check_everything(
     config: NodeConfig, roles: Iterable[Role], *, now: float, warn: Callable[[str], None]
 ) -> None:
-    """Check all that a start of ``roles`` needs and that can be looked at; change nothing.
+    """Check everything that a start of ``roles`` needs; change nothing.
 
     Args:
         config: which is valid.
         roles: what would be started.
         now: Unix seconds.
-        warn: told, in a sentence, what would work and should not stay so.
+        warn: called with a sentence about anything that works and should be changed all the same.
     Raises:
-        NotReadyError: with all that is wrong.
+        NotReadyError: with every fault.
     """
     roles = tuple(roles)
     node = config.node
@@ -95,6 +95,14 @@ def check_everything(
         if not node.tls:
             checks.append(partial(_check_loopback, config, role))
     _raise_all([*checks, *_model_checks(config, roles)], faults)
+
+
+def no_certificate(role: Role, directory: Path) -> StartupError:
+    """Return the error of a peer that has neither certificate nor token."""
+    return StartupError(
+        f"This {role} has no certificate in {directory} and no token to get one",
+        fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
+    )
 
 
 def _raise_all(checks: Iterable[Check], faults: Iterable[Fault] = ()) -> None:
@@ -144,7 +152,7 @@ def _check_model(model_dir: Path, *, key: str) -> None:
 
 
 def _check_state_dir(directory: Path) -> None:
-    fix = "Set node.state_dir to where it can be made."
+    fix = "Set node.state_dir to another directory."
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -169,12 +177,9 @@ def _check_identity(
     directory = node.state_dir / role / IDENTITY_DIRECTORY
     if identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now) is not None:
         return
-    fix = f"{how_to_get_a_token(role)}"
     if node.token_file is None:
-        raise StartupError(
-            f"This {role} has no certificate in {directory} and no token to get one",
-            fix=f"{fix}, and set node.token_file to a file that holds it.",
-        )
+        raise no_certificate(role, directory)
+    fix = how_to_get_a_token(role)
     found = read_token_file(node.token_file, how_to_get_one=f"{fix}.")
     check_fits(found.token, run=run, role=role)
     if now >= found.token.expires_at_s:

@@ -1,11 +1,11 @@
-"""What a role is given to build its services from, and where each role is found.
+"""The context a role builds its services from, and the module of each role.
 
-A role is a module with ``async build(context: RoleContext) -> list[Service]``, loaded by name once
-the configuration is known to be right: whoever asks for help or has a bad value never
-pays for torch or grpc. This module therefore imports neither, nor anything that does.
+A role is a module with ``async build(context: RoleContext) -> list[Service]``, imported by name once the
+configuration is known to be right: --help and a wrong value never pay for torch or grpc. This module
+therefore imports neither, nor anything that does.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,12 @@ ROLE_MODULES: Final = {
     "learner": "learner.learner_role",
     "sampler": "sampler.sampler_role",
 }
-"""Name -> module, in the order in which roles of one process start: hubs before who dials them."""
+"""Role -> module, in the order in which roles of one process start: hubs before the peers that dial them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """Everything a role takes from the process it runs in."""
+    """Everything a role takes from its process."""
 
     role: "Role"
     config: "NodeConfig"
@@ -43,17 +43,17 @@ class RoleContext:
     transfer_metrics: "TransferMetrics"
     clock: "Clock"
     node_id: str
-    """This peer's name in the run; what its certificate says where there is one."""
+    """This peer's name in the run; the name in its certificate where there is one."""
     state_dir: Path
-    """``node.state_dir/<role>``, which exists; the role's alone."""
+    """``node.state_dir/<role>``, which exists and belongs to the role alone."""
     identity: "Identity | None"
     """None exactly when ``node.tls`` is off."""
     run: "RunDescription"
 
 
 def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":
-    """Import a role and give its ``build``. Takes seconds where the role needs torch."""
-    build: Callable[[RoleContext], Awaitable[list[Service]]] = importlib.import_module(
-        ROLE_MODULES[role]
-    ).build
+    """Import a role and return its ``build``. Takes seconds where the role needs torch."""
+    build: Callable[[RoleContext], Awaitable[list[Service]]] = pkgutil.resolve_name(
+        f"{ROLE_MODULES[role]}:build"
+    )
     return build

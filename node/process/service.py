@@ -1,4 +1,4 @@
-"""What a role is made of: services that start in order, say when they are ready, and drain."""
+"""The protocol of a service: it starts, says when it is ready, and drains."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,17 +6,16 @@ from typing import Protocol
 
 
 class Service(Protocol):
-    """Something that runs for as long as the daemon does.
-
-    ``run`` calls ``ready()`` once it can be relied upon, returns when ``stopping`` is set
-    and its work is finished, and raises if it cannot go on.
-    """
+    """A part of a role that runs for as long as the daemon does."""
 
     @property
     def name(self) -> str:
-        """Name for logs and for the report of what is late to drain."""
+        """Name for logs."""
         ...
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``."""
+        """Call ``ready`` once it can be relied upon; return when ``stopping`` is set and its work is done.
+
+        Raises if it cannot go on.
+        """
         ...

@@ -1,4 +1,4 @@
-"""One process per state directory: the first one holds its lock until it is gone."""
+"""The lock of a state directory: one process may use it at a time."""
 
 from pathlib import Path
 from typing import Final
@@ -14,10 +14,7 @@ _FIX: Final = (
 
 
 class StateLock:
-    """The lock of one directory, held by this process until it ends.
-
-    A process takes a lock once; roles that share process and directory share it too.
-    """
+    """The lock of one directory, held until this process ends; roles of one process share it."""
 
     _held: Final[dict[Path, "StateLock"]] = {}
     """By directory, links resolved."""
@@ -29,7 +26,7 @@ class StateLock:
 
     @classmethod
     def take(cls, directory: Path) -> "StateLock":
-        """Take the lock of a directory that exists, without waiting, for as long as this process lives.
+        """Take the lock of an existing directory, without waiting, until this process ends.
 
         Raises:
             StartupError: another process has it, or nothing can be locked there.

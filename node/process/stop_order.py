@@ -1,4 +1,4 @@
-"""Services that stop one after the other, although the daemon asks all of a role at once."""
+"""An order of stopping within a role, whose services the daemon asks to stop all at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from node.process.service import Service
 
 
 class StopsAfter:
-    """A service that is asked to stop only when another one, if it ever started, has returned."""
+    """A service that is asked to stop only after another one has returned, if that ever started."""
 
     def __init__(self, service: Service, *, other: "StopsAfter | None" = None) -> None:
         self.service = service

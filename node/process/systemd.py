@@ -1,6 +1,6 @@
-"""What systemd is told: ready, stopping, still alive. Silent where no systemd listens.
+"""Notifications to systemd: ready, stopping, alive. None are sent where NOTIFY_SOCKET is not set.
 
-The protocol is one datagram per message to the socket named in NOTIFY_SOCKET; see sd_notify(3).
+Each is one datagram to the socket named in NOTIFY_SOCKET; see sd_notify(3).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from node.process.daemon import Phase
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ _MESSAGES: Final = {Phase.SERVING: "READY=1", Phase.DRAINING: "STOPPING=1"}
 
 
 class Systemd:
-    """The line to systemd, and the service that keeps its watchdog quiet."""
+    """Notifies systemd of the daemon's phase and, as a service, feeds its watchdog."""
 
     name = "systemd watchdog"
 
@@ -36,28 +37,26 @@ class Systemd:
         return cls(address=address, watchdog_s=watchdog_s or None)
 
     def announce(self, phase: Phase) -> None:
-        """Tell the daemon's phase."""
+        """Send the daemon's phase."""
         if phase in _MESSAGES:
             self._send(_MESSAGES[phase])
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Say "alive" twice per watchdog period, from the event loop: a stalled loop is a dead daemon."""
+        """Send WATCHDOG=1 twice per watchdog period, from the event loop: a stalled loop is a dead daemon."""
         ready()
         while not stopping.is_set():
-            try:
-                async with asyncio.timeout(self._watchdog_s and self._watchdog_s / 2):
-                    await stopping.wait()
-            except TimeoutError:
+            await wait_at_most(stopping, self._watchdog_s and self._watchdog_s / 2)
+            if not stopping.is_set():
                 self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
         if self._address is None:
             return
-        # A leading @ stands for the zero byte of an abstract socket.
+        # A leading @ is the zero byte of an abstract socket.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
-                line.setblocking(False)  # a systemd that does not read must not stall the loop
-                line.sendto(message.encode(), address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+                connection.setblocking(False)  # a systemd that does not read must not stall the loop
+                connection.sendto(message.encode(), address)
         except OSError as error:
-            logger.warning("systemd cannot be told", extra={"told": message, "error": str(error)})
+            logger.warning("systemd cannot be notified", extra={"notification": message, "error": str(error)})

@@ -1,10 +1,10 @@
-"""What a supervisor and Prometheus ask a process over HTTP.
+"""The HTTP endpoints of a process, for Prometheus and for a supervisor.
 
     /metrics   the registry, in the Prometheus text format
     /healthz   200 while the event loop turns; 503 once it has not for LOOP_STALL_S
     /readyz    200 while the daemon serves; 503 before, and while it drains
 
-Answers come from threads, so that a stalled event loop can be told from a dead process.
+Threads answer, so that a stalled event loop looks different from a dead process.
 """
 
 import asyncio
@@ -24,21 +24,22 @@ from node.errors import StartupError
 from node.process.daemon import Phase
 from node.rpc.address import split_address
 from node.telemetry.metrics import exposition
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
 LOOP_STALL_S: Final = 15.0
-"""No honest work holds the event loop this long: tensors and compression have threads of their own."""
+"""No work of ours blocks the event loop this long: tensors and compression have threads of their own."""
 
 REQUESTS_AT_ONCE: Final = 8
-"""One more is closed as it comes: this serves a scraper and a supervisor, not the public."""
+"""Any more are closed at once: the endpoints serve a scraper and a supervisor, not the public."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class TelemetryServer:
-    """A service; started first and stopped last, so that start and drain can be watched."""
+    """A service, started first and stopped last, so that start and drain can be watched."""
 
     name = "telemetry"
 
@@ -52,15 +53,15 @@ class TelemetryServer:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port it is bound to; None until it is."""
+        """Host and port; None until it is bound."""
         return self._address
 
     def announce(self, phase: Phase) -> None:
-        """Take note of the daemon's phase, which /readyz tells."""
+        """Set the daemon's phase, for /readyz."""
         self._phase = phase
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        """Give status, content type and body for a path. Any thread."""
+        """Return status, content type and body for a path. Any thread."""
         match path.partition("?")[0]:
             case "/metrics":
                 return HTTPStatus.OK, CONTENT_TYPE_LATEST, exposition(self._registry)
@@ -90,7 +91,7 @@ class TelemetryServer:
             ready()
             while not stopping.is_set():
                 self._heartbeat_at = self._clock.monotonic()
-                await _wait(stopping, timeout_s=HEARTBEAT_S)
+                await wait_at_most(stopping, HEARTBEAT_S)
         finally:
             server.shutdown()
             thread.join()
@@ -107,16 +108,8 @@ class TelemetryServer:
             ) from error
 
 
-async def _wait(event: asyncio.Event, *, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return
-
-
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a client that never reads its answer must not hold up the end of the process
+    daemon_threads = True  # a client that never reads must not keep the process from ending
 
     def __init__(self, address: tuple[str, int], telemetry: TelemetryServer) -> None:
         self.telemetry = telemetry
@@ -125,7 +118,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's looks its own name up, which can take seconds without DNS
+        TCPServer.server_bind(self)  # HTTPServer's looks up its own name, which can take seconds without DNS
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -157,4 +150,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is no event."""
+        """Log nothing: a scrape every few seconds is no event."""

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from node.clients.rollout_client import RelayRolloutClient
-from node.errors import UNSENDABLE, RefusedError
+from node.errors import Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Forwarder:
             try:
                 verdict, detail = await self._client.submit(group.data, sampler_id=group.sampler_id)
             except RefusedError as refused:
-                if refused.reason not in UNSENDABLE:
+                if refused.reason.recovery is not Recovery.DROP_REQUEST:
                     raise
                 logger.error("group refused by the coordinator", extra={**told, "detail": str(refused)})
                 self._metrics.dropped_groups.inc()

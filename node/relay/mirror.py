@@ -1,27 +1,29 @@
 """Keeps a relay's store like that of its upstream: newest first, one artifact at a time.
 
-    announced upstream -> plan_upload(upstream, own, head) -> manifest -> offer -> missing frames -> store
-             ^                                                                                         |
-             `------- announced again, line cut, damaged or removed here: what is missing is planned anew
+    announced upstream -> next_artifact() -> manifest -> offer -> missing frames -> store
+             ^                                                                        |
+             `---- announced again, link cut, damaged or removed here: plan again ----'
 
-The plan is the one a learner uploads by: first what moves this relay to the head, then the newest
-keyframe for late joiners, then the rest. What is under way stays on disk when something more
-urgent is announced, and is gone on with later.
+The plan (``mirror_state``) is the one a learner uploads by: first what moves this relay to the head, then the
+newest keyframe for late joiners, then the rest. What is under way stays on disk when something more urgent is
+announced, and is continued later. A fetch on the way to the head is dropped only as ``HeadPursuit`` decides:
+a relay behind a long link keeps following.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
-from node.errors import Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
+from node.relay.mirror_state import MirrorState
 from node.rpc.channel import Backoff, ConnectionLost
-from node.rpc.interceptor import CountRefusal
-from node.until import run_until
+from node.waits import run_until
 from node.weights.assembly.apply import DamagedFrameError
-from node.weights.planning.chain import PUBLIC_VERSION, plan_upload
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.head_pursuit import HeadPursuit
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +40,18 @@ class Mirror:
         *,
         watch: Callable[[], AsyncIterator[Announcement]],
         count_refusal: CountRefusal,
+        monotonic: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
-        """Mirror into ``store``; ``watch`` gives announcements for as long as anyone listens."""
+        """Mirror into ``store``; ``watch`` yields announcements for as long as anyone listens."""
         self._store = store
         self._fetcher = fetcher
+        self._pursuit = HeadPursuit(fetcher, monotonic=monotonic)
         self._watch = watch
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
-        self._upstream: Announcement | None = None
-        self._unwanted: set[ArtifactKey] = set()
-        """What this store will not have, until something else is announced."""
+        self._state = MirrorState()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Mirror until ``stopping``.
@@ -67,42 +69,35 @@ class Mirror:
             tasks.create_task(self._listen())
             while True:
                 self._changed.clear()
-                wanted = await self._wanted()
-                if wanted is None:
-                    head = PUBLIC_VERSION if self._upstream is None else self._upstream.head.number
-                    self._fetcher.expect(head, tasks)
+                artifact = await self._pursuit.next_artifact(self._look, tasks)
+                if artifact is None:
+                    self._fetcher.prefetch(self._state.head_version, tasks)
                     await self._changed.wait()
                 else:
-                    await self._copy_unless_late(wanted)
+                    await self._copy_unless_dropped(artifact)
 
     async def _listen(self) -> None:
         async for announcement in self._watch():
-            self._upstream = announcement
-            self._unwanted.clear()
+            self._state = self._state.announced(announcement)
+            self._pursuit.announced(announcement)
             self._changed.set()
 
-    async def _wanted(self) -> Artifact | None:
-        if self._upstream is None:
-            return None
+    async def _look(self) -> MirrorState:
         own = await asyncio.to_thread(self._store.whole)
-        offered = [artifact for artifact in self._upstream.artifacts if artifact.key not in self._unwanted]
-        return next(iter(plan_upload(offered, remote=own, head=self._upstream.head.number)), None)
+        self._state = replace(self._state, own=own)
+        return self._state
 
-    async def _copy_unless_late(self, wanted: Artifact) -> None:
+    async def _copy_unless_dropped(self, artifact: Artifact) -> None:
         """Copy an artifact, or as much of it as arrives before another one is more urgent."""
-        copying = asyncio.create_task(self._copy(wanted.key))
-        try:
-            while not copying.done():
-                changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait({copying, changed}, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-                self._changed.clear()
-                if not copying.done() and await self._wanted() != wanted:
-                    return
-        finally:
-            copying.cancel()
-            await asyncio.gather(copying, return_exceptions=True)
-        copying.result()
+        is_urgent = artifact.key.version > self._state.held_version or artifact in self._state.path()
+        await self._pursuit.fetch(
+            artifact,
+            self._copy(artifact.key),
+            look=self._look,
+            changed=self._changed,
+            # What does not move the head makes way for what does.
+            is_interrupted=lambda state: not is_urgent and bool(state.path()),
+        )
 
     async def _copy(self, key: ArtifactKey) -> None:
         try:
@@ -122,9 +117,10 @@ class Mirror:
             if refused.reason is Reason.DISK:
                 await self._backoff.wait()
             else:
-                self._unwanted.add(key)
+                self._state = self._state.refused(key)
         else:
             self._backoff.reset()
+            self._pursuit.took()
             logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})
 
     def _put(self, key: ArtifactKey, frame: int, payload: bytes) -> None:

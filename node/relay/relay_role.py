@@ -37,7 +37,7 @@ from node.run import Role
 from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         watch=sources.announcements,
         count_refusal=context.node_metrics.count_refusal,
+        monotonic=clock.monotonic,
         random=random.random,
     )
     metrics = RelayMetrics(context.registry)

@@ -1,1 +1,1 @@
-"""Channels and servers: deadlines, limits, identity, refusals."""
+"""gRPC channels and servers: addresses, deadlines, limits, caller identity, refusals."""

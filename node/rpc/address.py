@@ -1,6 +1,6 @@
 """Addresses as flags, configuration and tokens write them: ``host:port``, ``[v6]:port``.
 
-One parser for all of them. A port is never guessed: a hub listens on two, and gRPC would dial 443.
+The port is never guessed: a coordinator listens on two, and gRPC would dial 443.
 """
 
 import ipaddress
@@ -21,14 +21,14 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host (without brackets) and port.
 
     Raises:
-        ValueError: it is not of this form; says what is wrong with it.
+        ValueError: it has another form; the message says what is wrong.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         is_host = _is_v6(host[1:-1])
         host = host[1:-1]
     elif _is_v6(address) or _is_v6(host):
-        raise ValueError(f"{address!r} is not host:port: an IPv6 address stands in brackets, [::1]:7700")
+        raise ValueError(f"{address!r} is not host:port: write an IPv6 address in brackets, [::1]:7700")
     else:
         is_host = _HOST.fullmatch(host) is not None
     if not colon or not port:
@@ -44,7 +44,7 @@ def split_target(address: str) -> tuple[str, int]:
     """Return host and port of an address to dial.
 
     Raises:
-        ValueError: it is no address, or its port is 0, at which nobody can be reached.
+        ValueError: it is not an address, or its port is 0.
     """
     host, port = split_address(address)
     if port == 0:
@@ -53,14 +53,14 @@ def split_target(address: str) -> tuple[str, int]:
 
 
 def check_target(address: str, *, flag: str, example_port: int) -> str:
-    """Return an address that was given to be dialled as it is.
+    """Return an address given on the command line, if it can be dialled.
 
     Args:
-        address: what was given.
-        flag: by which flag; for the message.
-        example_port: the port that whoever is dialled has by default; for the message.
+        address: the value.
+        flag: the flag, for the message.
+        example_port: the default port of that service, for the message.
     Raises:
-        ConfigError: it is none; shows what to write.
+        ConfigError: it cannot be dialled; shows what to write.
     """
     try:
         split_target(address)
@@ -78,7 +78,7 @@ def check_target(address: str, *, flag: str, example_port: int) -> str:
 
 
 def check_host(host: str, *, flag: str) -> str:
-    """Return a name or an IP address, without a port, as it is.
+    """Return a host given on the command line: a name or an IP address without a port.
 
     Raises:
         ConfigError: it is neither; shows what to write.
@@ -89,7 +89,7 @@ def check_host(host: str, *, flag: str) -> str:
     if _PORT.fullmatch(port) is not None and _HOST.fullmatch(name) is not None:
         rule, fix = "a host has no port", f"Write {flag} {name}. The port belongs to coordinator.listen."
     elif host.startswith("[") and _is_v6(host.strip("[]")):
-        rule, fix = "an IPv6 address stands without brackets here", f"Write {flag} {host.strip('[]')}."
+        rule, fix = "an IPv6 address has no brackets here", f"Write {flag} {host.strip('[]')}."
     else:
         rule, fix = "a host is a name or an IP address", f"For example: {flag} hub.example.org"
     raise ConfigError(key="host", value=host, source=flag, rule=rule, fix=fix)
@@ -101,7 +101,7 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can be at ``host``."""
+    """Return whether ``host`` is this machine and nothing else."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""Who may call what, and who is calling.
+"""Authorization: which roles may call which rpc, and who is calling.
 
-The name comes from the caller's certificate. With TLS off, which only loopback allows, the caller
-says its name in the user agent: the one header a channel gives to all its calls by itself.
+The caller's name comes from its certificate. With TLS off, which is allowed on loopback only, it comes from
+the user agent: the one header that a channel adds to all its calls.
 """
 
 import re
@@ -24,12 +24,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an rpc asks of its caller."""
+    """The rule of an rpc."""
 
     roles: frozenset[Role] | None
-    """Who may call; None: anyone, certificate or not."""
+    """Roles that may call; None: anyone, certificate or not."""
     is_endless: bool = False
-    """A stream that ends only with the caller or the hub: it is not waited for when draining."""
+    """A stream that ends only with the caller or the hub: a drain does not wait for it."""
 
 
 _MEMBERS: Final = frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY})
@@ -52,10 +52,10 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.RolloutService/SubmitRollouts": Rule(frozenset({Role.SAMPLER, Role.RELAY})),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
 }
-"""Every rpc there is; one that is missing here cannot be called."""
+"""Every rpc; one that is missing here cannot be called."""
 
 ENROLMENT_MESSAGE_BYTES: Final = limits.TOKEN_BYTES + limits.SIGNING_REQUEST_BYTES + 1024
-"""Largest message of EnrolmentService, the only one that strangers may send."""
+"""Largest message of EnrolmentService, the only service that strangers may call."""
 
 MESSAGE_BYTES: Final[dict[str, int]] = {
     "EnrolmentService": ENROLMENT_MESSAGE_BYTES,
@@ -63,16 +63,16 @@ MESSAGE_BYTES: Final[dict[str, int]] = {
     "PolicyService": limits.BULK_MESSAGE_BYTES,
     "RolloutService": limits.ROLLOUT_MESSAGE_BYTES,
 }
-"""Largest request of each service. gRPC knows one limit per server, so this one is ours."""
+"""Largest request of each service. gRPC has one limit per server only."""
 
 
 def service_of(method: str) -> str:
-    """Give ``PolicyService`` of ``/heterorl.v1.PolicyService/FetchFrames``."""
+    """Return ``PolicyService`` for ``/heterorl.v1.PolicyService/FetchFrames``."""
     return method.split("/")[1].rsplit(".", 1)[-1]
 
 
 def peer_of(context: Context) -> Peer:
-    """Give the caller of an rpc.
+    """Return the caller of an rpc.
 
     Raises:
         RefusedError: UNAUTHENTICATED; it has no name.
@@ -92,7 +92,7 @@ def peer_of(context: Context) -> Peer:
 
 
 def not_after_of(context: Context) -> float:
-    """Give when the caller's certificate expires, Unix seconds; infinite where it needs none."""
+    """Return when the caller's certificate expires, Unix seconds; infinite where it has none."""
     pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
     if not pem:
         return float("inf")

@@ -1,8 +1,8 @@
-"""The client's side of every call: channels, and what their failures mean.
+"""The client side of every call: channels, backoff, and the meaning of gRPC's errors.
 
-A call ends in one of three ways: an answer; RefusedError, the hub's decision, with its reason;
+A call ends in one of three ways: a response; RefusedError, the hub's decision with its reason;
 ConnectionLost, nobody's decision, to be retried with backoff. A node dials three channels to its
-hub, one per purpose, each a TCP connection of its own: a heartbeat never waits behind weights.
+hub, one per purpose, each a TCP connection of its own, so that a heartbeat never waits behind weights.
 """
 
 import asyncio
@@ -17,20 +17,24 @@ import grpc.aio
 
 from node import limits
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
-from node.identity.identity_store import Identity, check_dates
+from node.identity.identity_checks import check_dates
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer, hub_name
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.waits import wait_at_most
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 REASON_KEY: Final = "heterorl-reason"
-"""Trailing metadata that tells our refusals from gRPC's own."""
+"""Trailing metadata with the reason of a refusal; gRPC's own errors have none."""
+
+_REASONS: Final = {str(reason): reason for reason in Reason}
 
 HUB_CLOCK_KEY: Final = "heterorl-now"
-"""Trailing metadata beside it: Unix seconds on the hub's clock."""
+"""Trailing metadata of a refusal: Unix seconds on the hub's clock."""
 
 FIRST_BACKOFF_S: Final = 0.2
 BACKOFF_CAP_S: Final = 30.0
@@ -38,15 +42,15 @@ BACKOFF_CAP_S: Final = 30.0
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_BACKOFF_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(BACKOFF_CAP_S * 1000)),
-    # Without it, channels to one address share one connection.
+    # Otherwise channels to one address share a connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # Calls are repeated by who knows whether that is safe.
+    # Callers retry where they know that it is safe.
     ("grpc.enable_retries", 0),
 )
 
 
 class Purpose(enum.StrEnum):
-    """What a channel is for."""
+    """The purpose of a channel."""
 
     CONTROL = "control"
     ROLLOUTS = "rollouts"
@@ -61,33 +65,33 @@ _MESSAGE_BYTES: Final = {
 
 
 _BULK_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
-    # What a sender may have under way unread, per stream. By default it begins at 64 KiB and is guessed
-    # anew from the line's speed, which costs a small delta several round trips.
+    # Bytes a sender may have in flight per stream. The default begins at 64 KiB and grows with the measured
+    # speed of the link, which costs a small delta several round trips.
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.bdp_probe", 0),
 )
 
 
 class ConnectionLost(HeteroRLError):  # noqa: N818 - an event of every long run, not a fault
-    """A call ended without the hub's answer: it may have happened or not. Retry with backoff."""
+    """A call ended without a response from the hub: it may have taken effect. Retry with backoff."""
 
 
 class Backoff:
-    """Delays that double up to a cap, each drawn between nothing and its ceiling (full jitter)."""
+    """Delays that double up to a cap, each drawn between 0 and its ceiling (full jitter)."""
 
     def __init__(
         self, random: Callable[[], float], *, first_s: float = FIRST_BACKOFF_S, cap_s: float = BACKOFF_CAP_S
     ) -> None:
-        """Start afresh; ``random`` gives numbers in [0, 1)."""
+        """Begin with a ceiling of ``first_s``; ``random`` returns numbers in [0, 1)."""
         self._random = random
         self._first_s = first_s
         self._cap_s = cap_s
         self._ceiling_s = first_s
         self.retries = 0
-        """How often a delay was drawn."""
+        """Number of delays drawn."""
 
     def another(self) -> "Backoff":
-        """Return a fresh one of the same kind."""
+        """Return a new one with the same parameters."""
         return Backoff(self._random, first_s=self._first_s, cap_s=self._cap_s)
 
     def next_s(self) -> float:
@@ -98,30 +102,27 @@ class Backoff:
         return delay_s
 
     async def wait(self, until: asyncio.Event | None = None) -> None:
-        """Wait for the next delay, or until an event, whichever is sooner."""
-        event = until or asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.next_s()):
-                await event.wait()
+        """Wait for the next delay, or until an event if that comes sooner."""
+        await wait_at_most(until or asyncio.Event(), self.next_s())
 
     def reset(self) -> None:
-        """Say that something worked: the next delay is a short one."""
+        """Go back to the first ceiling, after a success."""
         self._ceiling_s = self._first_s
 
 
 def dial(
     target: str, caller: Identity | Peer, *, purpose: Purpose, now: float, keepalive: Keepalive = KEEPALIVE
 ) -> grpc.aio.Channel:
-    """Return a channel to the hub at ``target``; it connects at its first call and for ever after.
+    """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
     The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is.
 
     Args:
         target: host:port.
-        caller: an identity speaks mutual TLS; a mere name means TLS is off, on loopback only.
-        purpose: bounds the messages.
+        caller: an identity for mutual TLS; a peer without one if TLS is off, on loopback only.
+        purpose: determines the largest message.
         now: Unix seconds.
-        keepalive: must be the server's.
+        keepalive: the same as the server's.
     Raises:
         StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
@@ -139,7 +140,7 @@ def dial(
 
 
 def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
-    """Give a channel to a run's enrolment port: the hub is verified, the caller has no name yet."""
+    """Return a channel to a run's enrolment port: it verifies the hub; the caller has no name yet."""
     options = _options(ENROLMENT_MESSAGE_BYTES, KEEPALIVE)
     options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
@@ -163,7 +164,7 @@ async def call(
 
 @contextlib.contextmanager
 def classified() -> Iterator[None]:
-    """Translate what gRPC raises in the body, be it a call or the reading and writing of a stream."""
+    """Translate what gRPC raises in the body, which makes a call or reads and writes a stream."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -177,18 +178,18 @@ def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
     """Tell a refusal from a lost connection.
 
     A refusal is what carries our reason, and the two limits gRPC enforces by itself.
-    A CANCELLED that this side did not ask for is gRPC shedding load: retried like a lost line.
+    A CANCELLED that this side did not cause is gRPC shedding load: it is retried like a lost connection.
     """
     code, details = error.code(), error.details() or ""
     trailing = dict(error.trailing_metadata() or ())
-    reason = str(trailing.get(REASON_KEY, ""))
-    if reason in set(Reason):
-        return RefusedError(Reason(reason), details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
+    reason = _REASONS.get(str(trailing.get(REASON_KEY, "")))
+    if reason is not None:
+        return RefusedError(reason, details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(
             Reason.INTERNAL,
-            "whoever answers at this address does not know this rpc",
-            fix="check host and port, and run one version everywhere",
+            "the server at this address does not know this rpc",
+            fix="check host and port, and run the same version everywhere",
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return RefusedError(Reason.OVER_LIMIT, details)
@@ -207,7 +208,7 @@ def _hint(details: str) -> str:
     if "certificate has expired" in details or "certificate is not yet valid" in details:
         return " (the hub's certificate is not valid by this machine's clock: one of the two is wrong)"
     if "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
-        return " (whoever answers at this address is not a hub of this run)"
+        return " (the server at this address is not a hub of this run)"
     if "Socket closed" in details:
         return (
             " (if this stays so, the hub may not accept this node's certificate: expired or not yet valid by "

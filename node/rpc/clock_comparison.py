@@ -1,4 +1,4 @@
-"""Asks what a failed call says about two clocks: the refusal itself, else a handshake made for it."""
+"""Finds out whether a call failed because two clocks differ: from the refusal, or by a TLS handshake."""
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError
@@ -15,18 +15,18 @@ def comparison_with(target: str, identity: Identity | None, *, clock: Clock) -> 
 
 
 class ClockComparison:
-    """Compares this machine's clock with that of the hub at one address."""
+    """Compares this machine's clock with the clock of the hub at one address."""
 
     def __init__(self, target: str, identity: Identity, *, clock: Clock) -> None:
-        """Compare for ``identity``, which the authority of its run has issued."""
+        """Compare for ``identity``, which the run's authority has issued."""
         self._target = target
         self._identity = identity
         self._clock = clock
 
     async def after(self, error: RefusedError | ConnectionLost) -> Finding | None:
-        """Return what a failed call tells of the clocks; None: it was about something else.
+        """Return what a failed call shows about the clocks; None if it failed for another reason.
 
-        Takes at most ``handshake.TIMEOUT_S``, after a lost connection; nothing after a refusal.
+        Takes up to ``handshake.TIMEOUT_S`` after a lost connection, and no time after a refusal.
         """
         identity, now = self._identity, self._clock.now()
         own = Window(identity.not_before_s, identity.not_after_s)

@@ -1,7 +1,7 @@
-"""A TLS handshake made to learn what gRPC does not tell: who of the two refused the other, and the dates.
+"""A TLS handshake that shows what gRPC hides: which side refused the other, and for which dates.
 
-gRPC's server closes a connection whose certificate it will not have without an alert, and its client calls
-that "Socket closed", as it calls everything else. Here the hub proves itself first; a hub that then closes
+A gRPC server that rejects a certificate closes the connection without an alert, and the client reports
+"Socket closed", as for everything else. In this handshake the hub proves itself first; a hub that then closes
 without its HTTP/2 preface has refused this peer's certificate.
 """
 
@@ -14,36 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from node.identity.certificates import read_certificate
 from node.identity.clock_skew import Window
 from node.identity.identity_store import Identity
 from node.identity.peer import hub_name
-from node.identity.pem import read_certificate
 from node.rpc.address import split_target
 
 TIMEOUT_S: Final = 5.0
-"""For connection, handshake and the hub's first bytes together: three round trips of the worst link."""
+"""For connection, handshake and the hub's first bytes together: three round trips of the slowest link."""
 
 
 class Outcome(enum.Enum):
     """How a handshake ended."""
 
     ACCEPTED = enum.auto()
-    """Both have what they want; what failed was something else."""
+    """Both sides accept each other; the call failed for another reason."""
     REFUSED = enum.auto()
-    """The hub is one of this run, and closed the connection on this peer's certificate."""
+    """The hub belongs to this run and closed the connection because of this peer's certificate."""
     HUB_NOT_VALID = enum.auto()
-    """The hub's certificate is of this run and not valid now, by this machine's clock."""
+    """The hub's certificate belongs to this run and is not valid now, by this machine's clock."""
     UNKNOWN = enum.auto()
-    """Nobody there, nobody of this run, or no answer in time."""
+    """No server, a server of another run, or no answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What a handshake showed."""
+    """The result of a handshake."""
 
     outcome: Outcome
     hub: Window | None = None
-    """Of the hub's certificate, where that was not valid."""
+    """When the hub's certificate is valid, if it was not."""
 
 
 _DATES: Final = frozenset({9, 10})
@@ -51,7 +51,7 @@ _DATES: Final = frozenset({9, 10})
 
 
 async def shake_hands(target: str, identity: Identity) -> Handshake:
-    """Connect to the hub at ``target`` once, ask for nothing, and return what happened."""
+    """Connect to the hub at ``target`` once, send no request, and return what happened."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await _shake_hands(target, identity)
@@ -70,7 +70,7 @@ async def _shake_hands(target: str, identity: Identity) -> Handshake:
 
 
 async def _connect(target: str, identity: Identity, context: ssl.SSLContext) -> bytes:
-    """Return the first bytes the hub says by itself; none where it closes instead."""
+    """Return the first byte the hub sends; empty where it closes instead."""
     host, port = split_target(target)
     reader, writer = await asyncio.open_connection(
         host, port, ssl=context, server_hostname=hub_name(identity.run_id)
@@ -78,13 +78,13 @@ async def _connect(target: str, identity: Identity, context: ssl.SSLContext) -> 
     try:
         return await reader.read(1)
     except (ssl.SSLError, ConnectionError):
-        return b""  # an alert, from a hub that sends one
+        return b""  # a hub that does send an alert
     finally:
         writer.transport.abort()
 
 
 async def _dates_of_hub(target: str, identity: Identity) -> Window:
-    """Return when the hub's certificate is valid; that the authority signed it is known by then."""
+    """Return when the hub's certificate is valid; its signature has been checked already."""
     context = _context(identity)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -103,7 +103,7 @@ def _context(identity: Identity) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=identity.ca_pem.decode())
     context.set_alpn_protocols(["h2"])
-    # The ssl module reads keys from files only; this one is ours alone, and gone in the next line but one.
+    # The ssl module reads keys from files only; this file is private and removed at once.
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "identity.pem"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

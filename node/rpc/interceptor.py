@@ -1,34 +1,34 @@
-"""The one way into a servicer: every rpc of every service passes here.
+"""The server interceptor: every rpc of every service passes here before its servicer.
 
     request bytes -> size -> parse -> who -> may they -> servicer -> answer
                        \\________\\______\\______\\____________\\__-> refusal: status, text, reason, counter
 
-A servicer raises RefusedError to refuse; anything else it raises is our fault, is logged with an
-id, and the caller is told that id only. TLS looks at a certificate once per connection, so the
-gate looks at expiry and revocation once per rpc and, for streams, whenever ``recheck`` is called.
+A servicer raises RefusedError to refuse. Anything else it raises is our fault: it is logged with an id, and
+the caller is sent that id only. TLS checks a certificate once per connection; the interceptor checks expiry
+and revocation once per rpc and, for streams, whenever ``recheck`` is called.
 """
 
 import asyncio
-import collections
 import contextlib
 import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
+from node.rpc.live_rpcs import LiveRpc, LiveRpcs
 from node.rpc.messages import bounded_parser, parsed, requests, within
 
 # Quoted: generic in the type stubs only.
@@ -53,45 +53,22 @@ _WHERE: Final = {
 """Service -> the port that serves it."""
 
 
-class CountRefusal(Protocol):
-    """Counts a refusal under its reason."""
-
-    def __call__(self, *, service: str, reason: Reason) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """Bounds on what one caller may hold open."""
+    """Bounds on the rpcs of one caller."""
 
     streams_per_peer: int = 64
-    """A sampler that fetches over eight connections, twice over."""
+    """Twice what a sampler needs that fetches over eight connections."""
     unary_s: float = 120.0
-    """Longest a unary rpc may take, whatever deadline its caller set."""
+    """Longest a unary rpc may take, whatever its caller's deadline."""
     stall_s: float = 60.0
-    """Longest a finite stream may go without a message in the direction that is waited for."""
-    farewell_s: float = 2.0
-    """Longest a refusal may take to leave: behind a reader that has stopped it never does."""
+    """Longest a finite stream may wait for its next message, in either direction."""
+    refusal_s: float = 2.0
+    """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
 
 
-@dataclass(slots=True, eq=False)
-class _LiveRpc:
-    method: str
-    rule: Rule
-    is_stream: bool
-    peer: Peer | None
-    not_after_s: float
-    task: asyncio.Task[Any]
-    cut: RefusedError | None = field(default=None)
-
-    def end(self, refusal: RefusedError) -> None:
-        """Stop the servicer; the caller is told ``refusal``."""
-        if self.cut is None:
-            self.cut = refusal
-            self.task.cancel()
-
-
-class Gate(grpc.aio.ServerInterceptor):
-    """Admits, counts, bounds and, when told to, ends rpcs."""
+class RpcInterceptor(grpc.aio.ServerInterceptor):
+    """Admits rpcs, bounds them, refuses them, and ends them when the server drains."""
 
     def __init__(
         self,
@@ -109,44 +86,33 @@ class Gate(grpc.aio.ServerInterceptor):
         self._clock = clock
         self._count_refusal = count_refusal
         self._limits = limits
-        self._live: set[_LiveRpc] = set()
-        self._streams: collections.Counter[str] = collections.Counter()
         self._is_draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def live_rpcs(self) -> int:
+        self.live = LiveRpcs()
         """Rpcs being served now."""
-        return len(self._live)
 
     def recheck(self) -> None:
         """End the streams of callers whose certificate has expired or was revoked since they began."""
-        for rpc in tuple(self._live):
-            try:
-                self._check_standing(rpc.peer, rpc.not_after_s)
-            except RefusedError as refusal:
-                rpc.end(refusal)
+        self.live.end_each(
+            lambda rpc: None if rpc.peer is None else self._standing_refusal(rpc.peer, rpc.not_after_s)
+        )
 
     async def drain(self, grace_s: float) -> None:
-        """Let no rpc in, end the endless ones, and give the others ``grace_s`` to finish."""
+        """Admit no more rpcs, end the endless ones, and end the others after ``grace_s``."""
         self._is_draining = True
-        self._end_all(is_endless=True)
+        self.live.end_each(lambda rpc: _draining() if rpc.rule.is_endless else None)
         try:
             async with asyncio.timeout(grace_s):
-                await self._idle.wait()
+                await self.live.wait_until_none()
         except TimeoutError:
-            logger.warning(
-                "rpcs late to drain", extra={"methods": sorted({rpc.method for rpc in self._live})}
-            )
-            self._end_all(is_endless=False)
+            logger.warning("rpcs late to drain", extra={"methods": self.live.methods})
+            self.live.end_each(lambda _: _draining())
 
     async def intercept_service(
         self,
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        """Put the gate before a servicer's method."""
+        """Return the handler of a servicer's method with all checks before it; None for an unknown method."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         rule = RULES.get(method)
@@ -157,7 +123,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return self._guarded(handler, method, rule)
 
     def _misdirected(self, method: str) -> Handler:
-        """Return a handler that says at which port an rpc is served that is not served at this one."""
+        """Return a handler that refuses an rpc of another port, and says which port serves it."""
         service = service_of(method)
         refusal = RefusedError(
             Reason.WRONG_PORT,
@@ -168,7 +134,7 @@ class Gate(grpc.aio.ServerInterceptor):
         async def refuse(_: AsyncIterator[Any], context: Context) -> None:
             await self._refuse(context, method, refusal)
 
-        # To the line, a unary call is a stream of one message: this kind answers them all.
+        # On the wire a unary call is a stream of one message: this kind of handler answers both.
         handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
         return handler
 
@@ -180,10 +146,10 @@ class Gate(grpc.aio.ServerInterceptor):
             return requests(request, stall_s) if handler.request_streaming else parsed(request)
 
         async def respond(request: Any, context: Context) -> Any:
-            # A stream of requests may last; each of its messages has the stall limit instead.
+            # A stream of requests has no limit as a whole; each of its messages has the stall limit.
             limit_s = None if is_stream else self._limits.unary_s
             async with self._served(method, rule, context, is_stream=is_stream), within(limit_s, method):
-                # Serialised here: what a serialiser raises would be shown to the caller by gRPC.
+                # Serialised here: gRPC would show the caller what a serialiser raises.
                 return serialize(await behaviour(taken(request), context))
 
         async def respond_many(request: Any, context: Context) -> None:
@@ -210,16 +176,16 @@ class Gate(grpc.aio.ServerInterceptor):
         return guarded
 
     async def _write(self, context: Context, response: Any) -> None:
-        """Write one message; when cancelled, wait for it to leave, so that a refusal can follow it.
+        """Write one message; when cancelled, wait until it is sent, so that a refusal can follow it.
 
-        gRPC takes no status while a message is on its way: it would fail, and leave the caller to wait
-        for its own deadline.
+        gRPC fails to send a status while a message is being sent, and the caller would wait for its own
+        deadline.
         """
         writing = asyncio.ensure_future(context.write(response))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing], timeout=self._limits.farewell_s)
+            await asyncio.wait([writing], timeout=self._limits.refusal_s)
             writing.cancel()
             raise
 
@@ -227,19 +193,19 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _served(
         self, method: str, rule: Rule, context: Context, *, is_stream: bool
     ) -> AsyncIterator[None]:
-        """Admit an rpc for the time of the body; say goodbye to its caller if the body fails."""
-        rpc: _LiveRpc | None = None
+        """Admit an rpc for the time of the body; send its caller a refusal if the body fails."""
+        rpc: LiveRpc | None = None
         with contextlib.ExitStack() as at_the_end:
             try:
                 rpc = self._admit(method, rule, context, is_stream=is_stream)
-                at_the_end.callback(self._forget, rpc)
+                at_the_end.callback(self.live.remove, rpc)
                 yield
                 return
             except asyncio.CancelledError:
-                if rpc is None or rpc.cut is None:
+                if rpc is None or rpc.ended_by is None:
                     raise
                 rpc.task.uncancel()
-                refusal = rpc.cut
+                refusal = rpc.ended_by
             except RefusedError as error:
                 refusal = error
             except grpc.aio.BaseError:
@@ -248,7 +214,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 refusal = _only_refusal(error) or _internal_error(error, method)
             await self._refuse(context, method, refusal)
 
-    def _admit(self, method: str, rule: Rule, context: Context, *, is_stream: bool) -> _LiveRpc:
+    def _admit(self, method: str, rule: Rule, context: Context, *, is_stream: bool) -> LiveRpc:
         peer, not_after_s = None, float("inf")
         if rule.roles is not None:
             peer, not_after_s = peer_of(context), not_after_of(context)
@@ -258,52 +224,37 @@ class Gate(grpc.aio.ServerInterceptor):
                     f"this is run {self._run_id}, not {peer.run_id}",
                     fix="check the address",
                 )
-            self._check_standing(peer, not_after_s)
+            refusal = self._standing_refusal(peer, not_after_s)
+            if refusal is not None:
+                raise refusal
             check_role(peer, rule, method)
-            if is_stream and self._streams[peer.node_id] >= self._limits.streams_per_peer:
+            if is_stream and self.live.streams_of(peer) >= self._limits.streams_per_peer:
                 raise RefusedError(
                     Reason.BUSY, f"{peer.node_id} has {self._limits.streams_per_peer} streams open already"
                 )
         if self._is_draining:
-            raise RefusedError(Reason.DRAINING, "the hub is stopping", fix="connect again later")
+            raise _draining()
         task = asyncio.current_task()
         assert task is not None
-        rpc = _LiveRpc(method, rule, is_stream, peer, not_after_s, task)
-        self._live.add(rpc)
-        self._idle.clear()
-        if is_stream and peer is not None:
-            self._streams[peer.node_id] += 1
+        rpc = LiveRpc(method, rule, is_stream, peer, not_after_s, task)
+        self.live.add(rpc)
         return rpc
 
-    def _forget(self, rpc: _LiveRpc) -> None:
-        self._live.remove(rpc)
-        if not self._live:
-            self._idle.set()
-        if rpc.is_stream and rpc.peer is not None:
-            self._streams[rpc.peer.node_id] -= 1
-            if not self._streams[rpc.peer.node_id]:
-                del self._streams[rpc.peer.node_id]
-
-    def _check_standing(self, peer: Peer | None, not_after_s: float) -> None:
-        if peer is None:
-            return
+    def _standing_refusal(self, peer: Peer, not_after_s: float) -> RefusedError | None:
+        """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""
         now = self._clock.now()
         if now >= not_after_s:
-            raise RefusedError(
+            return RefusedError(
                 Reason.EXPIRED,
                 f"the certificate of {peer.node_id} expired at {moment(not_after_s)}, "
                 f"and this hub's clock says {moment(now)}",
                 fix="set the clock that is wrong, or enrol again",
             )
         if self._revocations.is_revoked(peer.node_id):
-            raise RefusedError(
+            return RefusedError(
                 Reason.UNAUTHENTICATED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )
-
-    def _end_all(self, *, is_endless: bool) -> None:
-        for rpc in tuple(self._live):
-            if rpc.rule.is_endless == is_endless:
-                rpc.end(RefusedError(Reason.DRAINING, "the hub is stopping", fix="connect again later"))
+        return None
 
     async def _refuse(self, context: Context, method: str, refusal: RefusedError) -> None:
         self._count_refusal(service=service_of(method), reason=refusal.reason)
@@ -316,21 +267,25 @@ class Gate(grpc.aio.ServerInterceptor):
                 "peer": context.peer(),
             },
         )
-        status = grpc.StatusCode[STATUS_OF_REASON[refusal.reason]]
+        status = grpc.StatusCode[refusal.reason.status]
         try:
-            async with asyncio.timeout(self._limits.farewell_s):
+            async with asyncio.timeout(self._limits.refusal_s):
                 await context.abort(
                     status,
                     str(refusal)[:_DETAILS_CHARACTERS],
                     ((REASON_KEY, refusal.reason.value), (HUB_CLOCK_KEY, f"{self._clock.now():.3f}")),
                 )
         except TimeoutError:
-            # Nobody reads: end as cancelled, which drops the call without a word.
+            # Nobody reads: end as cancelled, which drops the call without an answer.
             raise asyncio.CancelledError from None
 
 
+def _draining() -> RefusedError:
+    return RefusedError(Reason.DRAINING, "the hub is stopping", fix="connect again later")
+
+
 def _only_refusal(error: Exception) -> RefusedError | None:
-    """Give the refusal in the group that a TaskGroup makes of it, if there is nothing worse beside it."""
+    """Return the refusal that a TaskGroup has wrapped in a group; None if the group holds anything else."""
     while isinstance(error, ExceptionGroup):
         refused, other = error.split(RefusedError)
         if refused is None or other is not None:

@@ -1,9 +1,9 @@
-"""When an idle connection is pinged: one value for both ends, because a server cuts who pings too often.
+"""Keepalive pings: one value for both ends, because a server disconnects clients that ping too often.
 
     last byte --ping_after_s--> ping --give_up_after_s without an answer--> the connection is dead
 
-A server takes pings that come sooner than it allows for an attack: the third one ends the connection
-with GOAWAY, too_many_pings. gRPC allows one in 5 minutes by default.
+A server treats pings that come too soon as an attack: the third ends the connection with GOAWAY,
+too_many_pings. By default gRPC allows one in 5 minutes.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """How both ends of a connection find out that the other is gone."""
+    """When each end of a connection finds out that the other is gone."""
 
     ping_after_s: float = 20.0
     """At least 1: gRPC pings no more often."""
     give_up_after_s: float = 10.0
     allowed_every_s: float = 10.0
-    """Pings a server takes without complaint. Half of the interval: a ping may overtake the one before."""
+    """Shortest interval a server accepts. Half of ``ping_after_s``, since delays vary."""
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
@@ -31,7 +31,7 @@ class Keepalive:
 
     @property
     def client_options(self) -> tuple[tuple[str, Any], ...]:
-        """Return the channel arguments of a client: it pings for as long as nothing else is sent."""
+        """Return the channel arguments of a client, which pings for as long as it sends nothing else."""
         return (*self.options, ("grpc.http2.max_pings_without_data", 0))
 
     @property
@@ -42,4 +42,4 @@ class Keepalive:
 
 
 KEEPALIVE: Final = Keepalive()
-"""Of every connection of a run: a dead link is found 30 s after its last byte."""
+"""For every connection of a run: a dead link is found 30 s after its last byte."""

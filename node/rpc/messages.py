@@ -1,4 +1,4 @@
-"""Requests on their way to a servicer: their size, their parsing, the wait for them."""
+"""Bounds on the requests of an rpc: size, parsing, and the wait for the next one."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ from node.rpc.auth import MESSAGE_BYTES, service_of
 
 
 def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Give a deserializer that never raises: what it raised would be shown to the caller by gRPC.
+    """Return a deserializer that never raises: gRPC would show the caller what it raised.
 
-    A message it cannot make becomes the RefusedError that ``parsed`` raises.
+    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises.
     """
     limit = MESSAGE_BYTES[service_of(method)]
 
@@ -30,10 +30,10 @@ def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callabl
 
 
 def parsed(request: Any) -> Any:
-    """Give a request as it was parsed.
+    """Return a parsed request.
 
     Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; it could not be.
+        RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed.
     """
     if isinstance(request, RefusedError):
         raise request
@@ -41,11 +41,11 @@ def parsed(request: Any) -> Any:
 
 
 async def requests(messages: AsyncIterator[Any], stall_s: float | None) -> AsyncIterator[Any]:
-    """Give a stream's requests.
+    """Yield a stream's requests.
 
     Args:
         messages: as parsed by ``bounded_parser``.
-        stall_s: longest wait for one; None waits for ever.
+        stall_s: longest wait for one; None: no limit.
     Raises:
         RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
     """

@@ -1,7 +1,7 @@
-"""A gRPC server as a service: it binds, serves behind the gate, and drains.
+"""A gRPC server as a service: it binds, serves behind the interceptor, and drains.
 
 bound -> ready -> serving, rechecking live streams every few seconds
-      -> draining: nothing new, endless streams cut, the others have a grace period -> stopped
+      -> draining: no new rpcs, endless streams end, the others have a grace period -> stopped
 """
 
 import asyncio
@@ -15,23 +15,24 @@ import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import StartupError
+from node.errors import CountRefusal, StartupError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
-from node.rpc.interceptor import CountRefusal, Gate, RpcLimits
+from node.rpc.interceptor import RpcInterceptor, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
 _CLOSING_S: Final = 1.0
-"""How long connections have to take their last bytes once every rpc is over."""
+"""How long connections may take their last bytes after every rpc has ended."""
 
 
 class Audience(enum.Enum):
-    """Whom a port is for."""
+    """The callers a port is for."""
 
     MEMBERS = enum.auto()
     """Callers show a certificate of the run, or the handshake fails."""
@@ -43,14 +44,14 @@ class Audience(enum.Enum):
 class ServerLimits:
     """Bounds of a port. The defaults serve 10 000 peers; tests and strangers' ports take less."""
 
-    gate: RpcLimits = field(default_factory=RpcLimits)
+    rpc: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0
-    """Between two looks at the expiry and revocation of callers with live streams."""
+    """Between two checks of expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
     keepalive: Keepalive = KEEPALIVE
-    """Must be the clients': a server cuts who pings more often than it expects."""
+    """Must be the same as the clients': a server disconnects clients that ping too often."""
 
 
 class RpcServer:
@@ -71,19 +72,19 @@ class RpcServer:
         audience: Audience = Audience.MEMBERS,
         limits: ServerLimits | None = None,
     ) -> None:
-        """Take everything it needs; nothing is bound before ``run``.
+        """Keep everything ``run`` needs; nothing is bound before.
 
         Args:
-            name: for logs and for who is late to drain.
+            name: for logs.
             listen: host:port; port 0 takes a free one.
             servicers: each adds one servicer to the server.
             run_id: callers of other runs are refused.
             identity: with role coordinator or relay; None serves without TLS, on loopback only.
-            revocations: who is shut out.
+            revocations: the peers that are shut out.
             clock: for expiry.
             count_refusal: called for every refusal.
             drain_grace_s: for rpcs in flight when stopping.
-            audience: with or without client certificates.
+            audience: whether callers have certificates.
             limits: of this port.
         """
         self._name = name
@@ -93,13 +94,13 @@ class RpcServer:
         self._audience = audience
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
-        self._gate = Gate(
+        self._interceptor = RpcInterceptor(
             name=name,
             run_id=run_id,
             revocations=revocations,
             clock=clock,
             count_refusal=count_refusal,
-            limits=self._limits.gate,
+            limits=self._limits.rpc,
         )
         self.address = listen
         """host:port, the real port once ready."""
@@ -111,7 +112,7 @@ class RpcServer:
     @property
     def live_rpcs(self) -> int:
         """Rpcs being served now."""
-        return self._gate.live_rpcs
+        return len(self._interceptor.live)
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain.
@@ -120,7 +121,7 @@ class RpcServer:
             StartupError: the address cannot be bound, or TLS is off and it is not loopback.
         """
         server = grpc.aio.server(
-            interceptors=(self._gate,),
+            interceptors=(self._interceptor,),
             options=self._options(),
             maximum_concurrent_rpcs=self._limits.concurrent_rpcs,
         )
@@ -135,17 +136,14 @@ class RpcServer:
             )
             ready()
             await self._recheck_until(stopping)
-            await self._gate.drain(self._drain_grace_s)
+            await self._interceptor.drain(self._drain_grace_s)
         finally:
             await server.stop(_CLOSING_S)
 
     async def _recheck_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            try:
-                async with asyncio.timeout(self._limits.recheck_s):
-                    await stopping.wait()
-            except TimeoutError:
-                self._gate.recheck()
+            await wait_at_most(stopping, self._limits.recheck_s)
+            self._interceptor.recheck()
 
     def _bind(self, server: grpc.aio.Server) -> str:
         try:
@@ -161,7 +159,7 @@ class RpcServer:
         except RuntimeError as error:
             raise StartupError(
                 f"{self._name} cannot listen on {self._listen}",
-                fix="Something else listens there, or the address is not this machine's: choose another.",
+                fix="Another process listens there, or the address is not this machine's: choose another.",
             ) from error
         return join_address(host, port)
 
@@ -182,14 +180,14 @@ class RpcServer:
     def _options(self) -> list[tuple[str, Any]]:
         is_for_members = self._audience is Audience.MEMBERS
         return [
-            # On by default: a second daemon would silently take half of the connections.
+            # On by default: a second daemon would silently get half of the connections.
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
-            # Without both, a burst of calls on one connection is shed as CANCELLED.
+            # Without both, gRPC sheds a burst of calls on one connection as CANCELLED.
             ("grpc.server.max_pending_requests", 10_000),
             ("grpc.server.max_pending_requests_hard_limit", 20_000),
             *self._limits.keepalive.server_options,
-            # The largest of any service; the gate knows the limit of each.
+            # The largest of any service; the interceptor applies the limit of each.
             (
                 "grpc.max_receive_message_length",
                 ROLLOUT_MESSAGE_BYTES if is_for_members else ENROLMENT_MESSAGE_BYTES,

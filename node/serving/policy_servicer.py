@@ -33,8 +33,7 @@ After that its reader had better plan again: the relay may have left the artifac
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """Translates between the wire and an ArtifactStore; the interceptor turns what it raises into
-    refusals."""
+    """Translates between the wire and an ArtifactStore. The interceptor sends refusals to the caller."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
         Args:
             batch_bytes: Small payloads are joined up to this much.
-            damage: Fault injection: changes every piece of a frame before it is sent.
+            damage: Fault injection: changes every chunk of a frame before it is sent.
         """
         self._store = store
         self._metrics = metrics
@@ -88,9 +87,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             manifest, _ = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
-            async for piece in self._pieces(manifest, request.frames, start_bytes=start, end_bytes=end):
+            async for chunk in self._chunks(manifest, request.frames, start_bytes=start, end_bytes=end):
                 yield policy_pb2.FetchFramesResponse(
-                    frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                    frame=chunk.frame, offset_bytes=chunk.offset_bytes, data=chunk.data
                 )
 
     async def AwaitArtifact(  # noqa: N802
@@ -106,9 +105,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
             pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
             with self._store.lease(key, lingers=pushed_bytes < manifest.size_bytes):
-                async for piece in self._pieces(manifest, frames):
+                async for chunk in self._chunks(manifest, frames):
                     yield policy_pb2.AwaitArtifactResponse(
-                        frame=piece.frame, offset_bytes=piece.offset_bytes, data=piece.data
+                        frame=chunk.frame, offset_bytes=chunk.offset_bytes, data=chunk.data
                     )
 
     async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
@@ -130,9 +129,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                         return path[0].key
                 await changed.wait()
 
-    async def _pieces(
+    async def _chunks(
         self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
-    ) -> AsyncIterator["_Piece"]:
+    ) -> AsyncIterator["_Chunk"]:
         """Yield payloads: the first one from ``start_bytes`` on, an only one up to ``end_bytes``."""
         key = manifest.key
         sent = 0
@@ -147,9 +146,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             sent += len(batch)
             data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
             for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
-                piece = data[offset : offset + limits.CHUNK_BYTES]
-                yield _Piece(batch[0], offset, piece if self._damage is None else self._damage(piece))
-                self._metrics.count_sent(key, len(piece))
+                chunk = data[offset : offset + limits.CHUNK_BYTES]
+                # Before it is sent: a reader that has all it wants cancels, and nothing runs after the last.
+                self._metrics.count_sent(key, len(chunk))
+                yield _Chunk(batch[0], offset, chunk if self._damage is None else self._damage(chunk))
             start_bytes = 0
 
     def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
@@ -163,7 +163,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             return
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
-        with self._store.hearing_frames(lambda: loop.call_soon_threadsafe(arrived.set)):
+        with self._store.listening_to_frames(lambda: loop.call_soon_threadsafe(arrived.set)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESUME_TIMEOUT_S):
                     while not (self._store.has(key, frame) or self._store.is_awaited(key, frame)):
@@ -200,7 +200,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 def damage_first(count: int) -> Callable[[bytes], bytes]:
-    """Return a fault that flips one bit in each of the first ``count`` pieces."""
+    """Return a fault that flips one bit in each of the first ``count`` chunks."""
     left = count
 
     def damage(data: bytes) -> bytes:
@@ -215,7 +215,7 @@ def damage_first(count: int) -> Callable[[bytes], bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Chunk:
     frame: int
     offset_bytes: int
     data: bytes
@@ -223,17 +223,17 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Upload:
-    """Joins the pieces of one stream, one frame at a time."""
+    """Joins the chunks of one stream, one frame at a time."""
 
     manifest: Manifest
     frame: int = -1
     partial: bytearray = field(default_factory=bytearray)
 
     def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
-        """Return the payload that this piece completes; None: it is not complete yet.
+        """Return the payload that this chunk completes; None: it is not complete yet.
 
         Raises:
-            RefusedError: MALFORMED; it is not the next piece.
+            RefusedError: MALFORMED; it is not the next chunk.
         """
         if key != self.manifest.key or frame >= len(self.manifest.frames):
             raise RefusedError(

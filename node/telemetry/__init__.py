@@ -1,1 +1,1 @@
-"""What a peer tells of itself: lag, metrics, events, health."""
+"""Logs, metrics and lag of a process, and the metrics of the whole fleet."""

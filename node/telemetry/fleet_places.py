@@ -4,9 +4,9 @@
               |  '--a peer of a better rank asks, and all is full--^
               '--give_up--> forgotten; the first that waits is placed
 
-The learner comes before relays, relays before samplers. Among samplers those have the places that
-have been heard of for the longest without a break: a series that stays is worth more than series
-that take turns. Every call is O(1), however many peers there are.
+The learner comes before relays, relays before samplers. Among samplers, those that have been live the longest
+without a break have the places: one continuous series is worth more than several that take turns. Every
+call is O(1), however many peers there are.
 """
 
 from collections import OrderedDict
@@ -17,28 +17,28 @@ from node.identity.peer import Peer
 from node.run import Role
 
 _RANKS: Final = {Role.LEARNER: 0, Role.COORDINATOR: 0, Role.OPERATOR: 0, Role.RELAY: 1, Role.SAMPLER: 2}
-"""Whose place others do not take: 0 before 1 before 2."""
+"""A role of a lower rank takes the place of one of a higher rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request for a place."""
+    """The answer to a request for a place."""
 
     has_place: bool
     displaced: Peer | None = None
-    """Who made room, and has no place any more."""
+    """The peer that lost its place to this one."""
 
 
 @dataclass(slots=True)
 class _Rank:
     placed: OrderedDict[Peer, None] = field(default_factory=OrderedDict)
-    """In the order in which they got their places."""
+    """In the order they got their places."""
     waiting: OrderedDict[Peer, None] = field(default_factory=OrderedDict)
-    """In the order in which they will."""
+    """In the order they will get places."""
 
 
 class FleetPlaces:
-    """At most ``capacity`` peers with a place, and those that wait for one."""
+    """At most ``capacity`` peers with a place, and the peers that wait for one."""
 
     def __init__(self, *, capacity: int) -> None:
         self._capacity = capacity
@@ -53,7 +53,7 @@ class FleetPlaces:
         return len(self._ranks[_RANKS[role]].waiting)
 
     def ask(self, peer: Peer) -> Answer:
-        """Place a peer if there is room or a peer of a worse rank can make some; else let it wait."""
+        """Place a peer if there is room or a peer of a worse rank to displace; else put it in the queue."""
         rank = self._rank_of(peer)
         if peer in rank.placed:
             return Answer(has_place=True)
@@ -72,11 +72,11 @@ class FleetPlaces:
         return Answer(has_place=False)
 
     def give_up(self, peer: Peer) -> None:
-        """Forget a peer; its place goes to the first that waits."""
+        """Forget a peer; its place goes to the first in the queue."""
         rank = self._rank_of(peer)
         rank.waiting.pop(peer, None)
         rank.placed.pop(peer, None)
-        # While anybody waits all is full, so there is room for one at most.
+        # While anyone waits every other place is taken: there is room for one at most.
         heirs = (rank for rank in self._ranks if rank.waiting)
         if self._has_room and (heir := next(heirs, None)) is not None:
             first, _ = heir.waiting.popitem(last=False)

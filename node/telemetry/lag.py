@@ -1,4 +1,4 @@
-"""Lag: seconds between two named stages, and the clock offsets that make them comparable; pure.
+"""Lag: seconds between two stages of a group, and the clock offsets that make them comparable; pure.
 
 sampled    sampling started -> finished         on the sampler
 graded     finished -> graded                   on the sampler
@@ -15,12 +15,12 @@ from node.rollout import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One exchange's estimate of another peer's clock."""
+    """An estimate of another peer's clock from one exchange."""
 
     offset_s: float
     """Their clock minus ours."""
     round_trip_s: float
-    """Time on the wire, both ways; the offset is wrong by at most half of it."""
+    """Time on the wire, both ways; the error of the offset is at most half of it."""
 
 
 def clock_sample(
@@ -39,18 +39,18 @@ def clock_sample(
 
 
 def best_sample(samples: Iterable[ClockSample]) -> ClockSample | None:
-    """Give the sample with the least room for error; None where there is none.
+    """Return the sample with the smallest possible error; None where there is none.
 
-    Samples with a negative round trip (a clock was set meanwhile) are passed over.
+    Samples with a negative round trip (a clock was set meanwhile) are ignored.
     """
     plausible = (sample for sample in samples if sample.round_trip_s >= 0)
     return min(plausible, key=lambda sample: sample.round_trip_s, default=None)
 
 
 def submission_lags(group: RolloutGroup, *, spooled_at_s: float) -> dict[str, float]:
-    """Give the seconds of the stages up to the spool, by name.
+    """Return the seconds of the stages up to the spool, by name.
 
-    Stamps are on the hub's clock as the sampler estimates it; what that makes negative is 0.
+    Timestamps are on the hub's clock as the sampler estimates it; a stage that comes out negative is 0.
     """
     stages = {
         "sampled": group.sampling_finished_at_s - group.sampling_started_at_s,

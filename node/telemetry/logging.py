@@ -5,9 +5,9 @@
     10:15:02.120 INFO    step finished  version=12 step_s=0.8  (learner/learner training_loop)
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
-Every record says which peer of the process it is about: what ``bind_peer`` said in the context it
-was made in, else all roles of the process. A message that repeats is logged some times a minute and then
-counted; what ends a process, in Python or in native code, is an event too.
+Every record names a peer of the process: the one ``bind_peer`` set in the record's context, else all roles of
+the process. A message that repeats is logged a few times a minute and then counted. Whatever ends a process,
+in Python or in native code, is an event too.
 """
 
 import contextvars
@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
-from node.telemetry.foreign_output import capture_standard_error
-from node.telemetry.repeats import RepeatLimit
+from node.telemetry.repeat_limit import RepeatLimit
+from node.telemetry.stderr_capture import capture_standard_error
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OUR_PACKAGES: Final = ("node", "learner", "sampler", "deploy", "bench")
-"""Logged at the configured level. Everybody else has to have a warning to be heard."""
+"""Logged at the configured level. Other packages are logged from WARNING on."""
 
 _RESERVED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 REPEATS_S: Final = 60.0
 WARNINGS_PER_INTERVAL: Final = 20
-"""Of one message. Who is refused 1 400 times a second fills no disk, and 20 lines show what it does."""
+"""Of one message. A peer refused 1 400 times a second fills no disk, and 20 lines show what it does."""
 STORY_PER_INTERVAL: Final = 3000
-"""Of one message at INFO: a bound, far above the steps and batches of the fastest run."""
+"""Of one message at INFO: far above the steps and batches of the fastest run."""
 
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
 
 def bind_peer(*, role: str, node_id: str) -> None:
-    """Name the peer in every record made from here on in this context: this task and those it starts."""
+    """Name the peer in every later record of this context: of this task and the tasks it starts."""
     _peer.set((role, node_id))
 
 
 def configure_process_logging(
     *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
 ) -> None:
-    """Make everything this process writes its log: records, what native code says, and how it ends.
+    """Log everything this process writes: records, the output of native code, and how the process ends.
 
-    Off a terminal, standard output and error are taken over; see ``foreign_output``. To be called
-    before threads are started and before anything heavy is imported.
+    Off a terminal, standard output and error are captured; see ``stderr_capture``. Call it before threads are
+    started and before anything heavy is imported.
     """
     roles = tuple(roles)
     stream = sys.stderr
@@ -76,7 +76,7 @@ def configure_logging(
     roles: Iterable[str],
     stream: TextIO | None = None,
 ) -> None:
-    """Send all records of the process to ``stream``, standard error if None; replaces what was there."""
+    """Send all records of the process to ``stream`` alone, standard error if None."""
     stream = stream or sys.stderr
     process_role = "+".join(roles)
     handler = BoundedHandler(stream)
@@ -99,19 +99,19 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None:
-        told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
         name = None if failed.thread is None else failed.thread.name
-        logger.critical("uncaught exception in a thread", exc_info=told, extra={"thread_name": name})
+        logger.critical("uncaught exception in a thread", exc_info=exc_info, extra={"thread_name": name})
 
 
 def _log_unraisable(failed: "UnraisableHookArgs") -> None:
     if failed.exc_value is not None:
-        told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        logger.error("exception nobody could catch", exc_info=told, extra={"object": repr(failed.object)})
+        exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        logger.error("exception nobody could catch", exc_info=exc_info, extra={"object": repr(failed.object)})
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
-    """Writes records; of a message that repeats, the first of each interval and then how many there were."""
+    """Writes records; of a message that repeats, the first few of each interval and then a count."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -119,28 +119,28 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         self._story = RepeatLimit[tuple[str, int, str]](passed=STORY_PER_INTERVAL, interval_s=REPEATS_S)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, after what was kept back before it. Called with the handler's lock held."""
+        """Write a record, after the counts that are due. Called with the handler's lock held."""
         if record.levelno < logging.INFO:
             super().emit(record)
             return
         limit = self._story if record.levelno < logging.WARNING else self._warnings
         decision = limit.decide((record.name, record.levelno, str(record.msg)), now=record.created)
-        for told in decision.suppressed:
-            self._tell(*told.key, told.count)
+        for suppressed in decision.suppressed:
+            self._write_count(*suppressed.key, suppressed.count)
         if decision.passes:
             super().emit(record)
 
     def close(self) -> None:
-        """Tell the rest; ``logging.shutdown`` calls this at the end of the process."""
+        """Write the counts that are left; ``logging.shutdown`` calls this at the end of the process."""
         self.acquire()
         try:
-            for told in (*self._warnings.rest(), *self._story.rest()):
-                self._tell(*told.key, told.count)
+            for suppressed in (*self._warnings.flush(), *self._story.flush()):
+                self._write_count(*suppressed.key, suppressed.count)
         finally:
             self.release()
         super().close()
 
-    def _tell(self, name: str, level: int, message: str, count: int) -> None:
+    def _write_count(self, name: str, level: int, message: str, count: int) -> None:
         record = logging.LogRecord(name, level, "", 0, "repeated, not logged", None, None)
         vars(record).update(repeated=message, times=count, within_s=REPEATS_S)
         super().emit(record)
@@ -156,7 +156,7 @@ class _PeerFormatter(logging.Formatter):
 
 
 class JsonFormatter(_PeerFormatter):
-    """One JSON object a line. A field whose name is taken gets an underscore."""
+    """Formats a record as one JSON object. A field whose name is taken gets an underscore."""
 
     def format(self, record: logging.LogRecord) -> str:
         role, node_id = self._peer_of()
@@ -176,7 +176,7 @@ class JsonFormatter(_PeerFormatter):
 
 
 class HumanFormatter(_PeerFormatter):
-    """A line for people: local time, level, event, fields, who."""
+    """Formats a record as text: local time, level, event, fields, peer."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = _instant(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
@@ -188,7 +188,7 @@ class HumanFormatter(_PeerFormatter):
 
 
 def to_json(value: object) -> str:
-    """Write a value as strict JSON on one line: infinities and NaN as text, bytes as hexadecimal."""
+    """Return a value as strict JSON on one line: infinities and NaN as text, bytes as hexadecimal."""
     return json.dumps(_plain(value), allow_nan=False)
 
 
@@ -217,7 +217,7 @@ def _plain(value: object) -> object:
 
 
 def _word(value: object) -> str:
-    """Write a field so that it is one line and has an end, whatever a peer put into it."""
+    """Return a field as one line with a clear end, whatever a peer put into it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, str):

@@ -1,8 +1,7 @@
-"""The registry of a process, the instruments every peer has, and the snapshot that rides heartbeats.
+"""The registry of a process, the instruments every peer has, and the snapshot that heartbeats carry.
 
 Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_total]``. The label
-``node`` is reserved: the coordinator puts it on what other peers sent it, so a sample that
-carries it is somebody else's and is never sent on.
+``node`` is reserved: the coordinator adds it to other peers' samples, and a sample with it is not sent on.
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -49,8 +49,8 @@ class MetricFamily:
 
 
 def create_registry() -> CollectorRegistry:
-    """Give the one registry of this process, with the process's own memory, CPU and descriptors."""
-    # A creation time per series would double every counter and is of no use off Prometheus.
+    """Return a registry with the process's own memory, CPU and file descriptors."""
+    # A creation time per series would double every counter and is of no use outside Prometheus.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -58,10 +58,10 @@ def create_registry() -> CollectorRegistry:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """Give the registry in the Prometheus text format, of the content type ``CONTENT_TYPE_LATEST``.
+    """Return the registry in the Prometheus text format, content type ``CONTENT_TYPE_LATEST``.
 
-    The coordinator has some metrics twice, its own and its peers'. The format wants each name
-    once, with all of its samples; a family of another type than the first is left out.
+    The coordinator has some metrics twice, its own and its peers'. The format allows each name once, with all
+    of its samples; a family of another type than the first is left out.
     """
     return generate_latest(_OneFamilyPerName(registry))
 
@@ -80,10 +80,10 @@ class _OneFamilyPerName(Collector):
 
 
 def snapshot(registry: CollectorRegistry) -> tuple[MetricFamily, ...]:
-    """Give this process's own heterorl metrics, as much of them as one heartbeat may carry.
+    """Return this process's own heterorl metrics, as many as one heartbeat may carry.
 
-    Whole families, in order of registration; those past ``limits.METRIC_FAMILIES_PER_HEARTBEAT``
-    or ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out, and how many is logged.
+    Whole families, in order of registration. Those past ``limits.METRIC_FAMILIES_PER_HEARTBEAT`` or
+    ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out, and their number is logged.
     """
     families: list[MetricFamily] = []
     samples = left_out = 0
@@ -111,57 +111,46 @@ def _own_family(metric: Metric) -> MetricFamily | None:
 
 
 class NodeMetrics:
-    """The instruments every peer has, whatever its roles."""
+    """The instruments of every peer, whatever its roles."""
 
     def __init__(self, registry: CollectorRegistry, *, roles: Iterable[str], clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._open_waits: dict[int, str] = {}
-        info = Gauge(
-            "heterorl_node_info",
-            "Always 1; the labels say what runs.",
-            ["version", "roles"],
-            registry=registry,
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        info = gauge("heterorl_node_info", "Always 1; the labels say what runs.", ["version", "roles"])
         info.labels(version("heterorl-node"), "+".join(roles)).set(1)
-        self._refusals = Counter(
+        self._refusals = counter(
             "heterorl_node_refusals",
             "Requests and payloads refused, by the service that refused and why.",
             ["service", "reason"],
-            registry=registry,
         )
-        self._waiting = Gauge(
-            "heterorl_node_waiting_tasks", "Tasks waiting right now, by what for.", ["for"], registry=registry
-        )
-        self._wait_seconds = Counter(
+        self._waiting = gauge("heterorl_node_waiting_tasks", "Tasks waiting now, by what for.", ["for"])
+        self._wait_seconds = counter(
             "heterorl_node_wait_seconds",
             "Time spent in waits that have ended, by what for.",
             ["for"],
-            registry=registry,
         )
-
-        self._certificates = Gauge(
+        self._certificates = gauge(
             "heterorl_node_certificate_expiry_seconds",
             "Until a certificate of this process expires, by its own clock; below 0 it has.",
             ["certificate"],
-            registry=registry,
         )
-        self._disk_free_bytes = Gauge(
+        self._disk_free_bytes = gauge(
             "heterorl_node_disk_free_bytes",
             "Free on the file system of the state directory, for a process without privileges.",
-            registry=registry,
         )
-        self._disk_free_ratio = Gauge(
-            "heterorl_node_disk_free_ratio", "The same as a share of the file system.", registry=registry
+        self._disk_free_ratio = gauge(
+            "heterorl_node_disk_free_ratio", "The same as a share of the file system."
         )
 
     def watch_certificate(self, name: str, *, not_after_s: float) -> None:
-        """Show from now on how long a certificate is valid; ``not_after_s`` is Unix seconds."""
+        """Export how long a certificate is still valid; ``not_after_s`` is Unix seconds."""
         self._certificates.labels(name).set_function(lambda: not_after_s - self._clock.now())
 
     def show_disk(self, *, free_bytes: int, size_bytes: int) -> None:
-        """Show what is left of the file system of the state directory."""
+        """Export the free space of the state directory's file system."""
         self._disk_free_bytes.set(free_bytes)
         self._disk_free_ratio.set(free_bytes / size_bytes if size_bytes else 0.0)
 
@@ -170,7 +159,7 @@ class NodeMetrics:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Count the body as a wait for ``what``: a fixed phrase such as ``prompt lease``. Any thread."""
+        """Count the body as a wait for ``what``, a fixed phrase such as ``prompt lease``. Any thread."""
         started = self._clock.monotonic()
         with self._lock:
             number = next(self._numbers)
@@ -186,6 +175,6 @@ class NodeMetrics:
 
     @property
     def waits_for(self) -> str:
-        """What the longest wait now open is for; empty when nothing waits. Rides heartbeats."""
+        """What the longest open wait is for, sent with heartbeats; empty when nothing waits."""
         with self._lock:
             return next(iter(self._open_waits.values()), "")

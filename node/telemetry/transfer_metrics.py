@@ -1,6 +1,7 @@
-"""What moving policy versions and rollouts costs, on every peer that sends or receives them."""
+"""Metrics of moving policy versions and rollouts, on every peer that sends or receives them."""
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -11,64 +12,53 @@ _APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 class TransferMetrics:
-    """Counts for any thread; one per process, shared by its roles."""
+    """Instruments for any thread; one set per process, shared by its roles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._bytes = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._bytes = counter(
             "heterorl_node_transfer_bytes",
             "Payload bytes received (in) and sent (out), repeats included; rollouts at hub and relays only.",
             ["kind", "direction"],
-            registry=registry,
         )
-        self._frames = Counter(
-            "heterorl_node_frames_applied",
-            "Frames decoded and verified, by codec.",
-            ["codec"],
-            registry=registry,
+        self._frames = counter(
+            "heterorl_node_frames_applied", "Frames decoded and verified, by codec.", ["codec"]
         )
-        self._damaged = Counter(
+        self._damaged = counter(
             "heterorl_node_frames_damaged",
-            "Frames that arrived with another digest than signed; each was asked for again alone.",
-            registry=registry,
+            "Frames that arrived with another digest than signed; each was fetched again alone.",
         )
-        self._mended = Counter(
+        self._repaired = counter(
             "heterorl_node_frames_mended",
-            "Frames whose words in memory were not what they should be, rebuilt from a keyframe.",
-            registry=registry,
+            "Frames whose words in memory had changed, rebuilt from a keyframe.",
         )
-        self._source_faults = Counter(
+        self._source_faults = counter(
             "heterorl_node_source_faults",
-            "Times a source of policy versions was set aside, by what it did.",
+            "Times a source of policy versions was avoided for a while, by what it did.",
             ["fault"],
-            registry=registry,
         )
-        self._unfinished = Gauge(
+        self._paused = gauge(
             "heterorl_node_unfinished_fetch_bytes",
-            "Bytes in memory of fetches that were broken off and may be gone on with.",
-            registry=registry,
+            "Bytes in memory of paused transfers, which may be resumed.",
         )
-        self._lingering = Gauge(
+        self._lingering = gauge(
             "heterorl_node_lingering_artifacts",
-            "Artifacts kept beyond retention because somebody still fetches from them.",
-            registry=registry,
+            "Artifacts kept beyond retention because a peer still fetches them.",
         )
         self._stores: list[Callable[[], int]] = []
-        self._fetch = Histogram(
+        self._fetch = histogram(
             "heterorl_node_fetch_seconds",
             "From the first byte asked for to the last frame verified, by artifact.",
             ["kind"],
             buckets=_FETCH_BUCKETS_S,
-            registry=registry,
         )
-        self._apply = Histogram(
-            "heterorl_node_frame_apply_seconds",
-            "Verifying and decoding one frame.",
-            buckets=_APPLY_BUCKETS_S,
-            registry=registry,
+        self._apply = histogram(
+            "heterorl_node_frame_apply_seconds", "Verifying and decoding one frame.", buckets=_APPLY_BUCKETS_S
         )
 
     def watch_lingering(self, lingering_artifacts: Callable[[], int]) -> None:
-        """Add a store whose lingering artifacts are read whenever the metrics are collected."""
+        """Add a store whose lingering artifacts are counted whenever metrics are collected."""
         self._stores.append(lingering_artifacts)
         self._lingering.set_function(lambda: sum(count() for count in self._stores))
 
@@ -85,14 +75,14 @@ class TransferMetrics:
     def count_damaged_frame(self) -> None:
         self._damaged.inc()
 
-    def count_mended_frames(self, frames: int) -> None:
-        self._mended.inc(frames)
+    def count_repaired_frames(self, frames: int) -> None:
+        self._repaired.inc(frames)
 
     def count_source_fault(self, fault: str) -> None:
         self._source_faults.labels(fault).inc()
 
-    def add_unfinished(self, size_bytes: int) -> None:
-        self._unfinished.inc(size_bytes)
+    def add_paused_bytes(self, size_bytes: int) -> None:
+        self._paused.inc(size_bytes)
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()

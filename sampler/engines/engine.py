@@ -1,11 +1,12 @@
-"""What the rollout loop asks of whatever generates: token ids in, sampled tokens with their logprobs out.
+"""What the sampler asks of an engine: token ids in, sampled tokens with their logprobs out.
 
-An engine is driven from one thread. Between two calls of ``step`` the live words may be changed and
-requests added or cancelled; nothing changes within a step, so every token has one version.
+An engine is driven by one thread (``engine_thread``). Between two calls of ``step`` the live words may change
+and requests may be added or cancelled. Nothing changes within a step, so every token has one policy version.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from node.rollout import SamplingParameters
 from node.weights.format.layout import Layout
-from sampler.engines.live_words import LiveWords
+from sampler.engines.model_words import LiveWords
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +47,25 @@ class FinishedRequest:
     completions: tuple[SampledCompletion, ...]
 
 
+class EngineSettings(Protocol):
+    """What an engine is loaded from: the fields of ``sampler.config.SamplerConfig`` that are its business."""
+
+    @property
+    def model_dir(self) -> Path: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def compute_dtype(self) -> str: ...
+    @property
+    def apply(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def seed(self) -> int | None: ...
+
+
 class Engine(Protocol):
-    """Generates in decode steps and takes new weights between them."""
+    """Generates in decode steps and accepts new weights between them."""
 
     @property
     def layout(self) -> Layout:
@@ -56,58 +74,57 @@ class Engine(Protocol):
 
     @property
     def weights(self) -> LiveWords:
-        """The words the model computes with: the base model, version 0, at first."""
+        """The words the model computes with; at first the base model, version 0."""
         ...
 
     @property
     def tokenizer_digest(self) -> bytes:
-        """As joined with; see ``node.tokenizer``."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Token ids are below it."""
+        """The digest to join with; see ``node.tokenizer``."""
         ...
 
     @property
     def running(self) -> int:
-        """Requests added and not yet finished or cancelled."""
+        """How many requests were added and are neither finished nor cancelled."""
         ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Tokenize a prompt."""
+        """Tokenize a prompt. Any thread."""
         ...
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of a completion without special tokens."""
+        """Return the text of a completion without special tokens. Any thread."""
         ...
 
     def add(self, request: GenerationRequest) -> None:
-        """Take a request in; it joins the running ones at the next step.
+        """Accept a request; it joins the running ones at the next step.
 
         Raises:
-            RefusedError: MALFORMED for sampling parameters out of range, OVER_LIMIT for a
-                prompt that leaves no room for its completions.
+            RefusedError: MALFORMED if a sampling parameter is out of range, OVER_LIMIT if the
+                prompt leaves no room for its completions.
         """
         ...
 
     def cancel(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; those not running are passed over."""
+        """Forget requests; ignore those not running."""
         ...
 
     def step(self) -> list[FinishedRequest]:
-        """Draw one token for every running completion; give the requests this finished.
+        """Draw one token for every running completion; return the requests this finished.
 
-        Each token's logprob is exactly that of the distribution it was drawn from: the
-        softmax after temperature, top-k and top-p renormalisation, in float32; with it, where
-        something was cut off, goes the mass kept.
+        A token's logprob is that of the distribution it was drawn from: the softmax after
+        temperature, top-k and top-p renormalisation, in float32. Where top-k or top-p cut
+        tokens off, the mass kept goes with it.
         """
         ...
 
     def serve(self, version: int) -> None:
-        """Note what the live words were changed to: they are sampled from now on, for running requests too.
+        """Sample from the live words, which were changed to ``version``, in running requests too.
 
         Raises:
             ValueError: ``version`` is older than the one being served.
         """
+        ...
+
+    def close(self) -> None:
+        """Release the engine's memory and processes, once, after the last step."""
         ...

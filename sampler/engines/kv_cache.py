@@ -1,8 +1,8 @@
-"""Keys and values of running rows of different length, as one left-padded batch.
+"""The key-value cache of running rows of different lengths, as one left-padded batch.
 
-Keys are stored with their rotary position applied, and a row's positions count from its own
-first token, so rows can be dropped, repeated and padded without touching what they hold.
-A cache is at least one column wide, so that rows that hold nothing yet need no case of their own.
+Keys are stored with their rotary position applied, and positions count from a row's own first token. So rows
+can be dropped, repeated and padded without changing their contents. A cache is at least one column wide, so
+that empty rows need no special case.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,11 +27,11 @@ class KeyValueCache:
         self.mask = mask
 
     def lengths(self) -> Tensor:
-        """Give [rows]: the tokens each row holds, which is also the position of its next token."""
+        """Return [rows]: how many tokens each row holds, which is also the position of its next token."""
         return self.mask.sum(dim=-1)
 
     def mask_with_next(self) -> Tensor:
-        """Give [rows, length + 1]: the mask once every row has one token more."""
+        """Return [rows, length + 1]: the mask once every row has one more token."""
         return pad(self.mask, (0, 1), value=True)
 
     def take_appended(self) -> None:
@@ -39,7 +39,7 @@ class KeyValueCache:
         self.mask = self.mask_with_next()
 
     def rows(self, numbers: Sequence[int]) -> "KeyValueCache":
-        """Give the rows ``numbers``, in that order, repeats allowed, without padding common to all."""
+        """Return the rows ``numbers``, in that order, repeats allowed, without padding common to all."""
         index = torch.tensor(numbers, dtype=torch.long, device=self.mask.device)
         mask = self.mask.index_select(0, index)
         start = mask.shape[1] - max(1, int(mask.sum(dim=-1).max()))
@@ -52,7 +52,7 @@ class KeyValueCache:
         )
 
     def joined(self, other: "KeyValueCache") -> "KeyValueCache":
-        """Give the rows of both, this one's first."""
+        """Return the rows of both, this one's first."""
         length = max(self.mask.shape[1], other.mask.shape[1])
         masks = [pad(cache.mask, (length - cache.mask.shape[1], 0)) for cache in (self, other)]
         return _cache(
@@ -68,7 +68,7 @@ class KeyValueCache:
     def _layers(self) -> Iterator[tuple[Tensor, Tensor]]:
         for layer in self.past.layers:
             if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-                raise TypeError(f"layers of keys and values are expected, not {type(layer).__name__}")
+                raise TypeError(f"expected layers of keys and values, not {type(layer).__name__}")
             yield layer.keys, layer.values
 
 

@@ -1,14 +1,14 @@
-"""Generation with a transformers causal language model, every running completion one row of a batch.
+"""The torch engine: a transformers causal language model, each running completion one row of a batch.
 
     add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
 
-A row is its tokens; the cache covers all but the last, which is the next step's input. So a swap
-in mid-generation is one more prefill: ``serve`` throws the cache away and computes it again from
-prompt and generated tokens under the new weights, and every later logprob is exactly theirs. The
-price is one forward pass over all running tokens per swap, as much as decoding them once in batch.
+A row is its tokens. The cache covers all but the last, which is the input of the next step. So new weights in
+mid-generation cost one more prefill: ``serve`` discards the cache and computes it again from prompt and
+generated tokens, and every later logprob is exactly that of the new weights. The price is one forward pass
+over all running tokens per version, as much as decoding them once as a batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from node.errors import Reason, RefusedError, StartupError
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
-from sampler.engines.distribution import sampling_distribution
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from node.weights.format.model_tensors import canonical_tensors, tensor_specs
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.sampling_distribution import sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
 
@@ -61,6 +62,17 @@ class _Row:
         )
 
 
+def load(settings: EngineSettings) -> "TorchEngine":
+    """Load the engine that ``sampler.engine = "torch"`` names; see ``TorchEngine``."""
+    return TorchEngine(
+        settings.model_dir,
+        device=settings.device,
+        compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
+        threads=settings.threads,
+        seed=settings.seed,
+    )
+
+
 class TorchEngine:
     """See ``sampler.engines.engine.Engine``."""
 
@@ -71,12 +83,12 @@ class TorchEngine:
 
         Args:
             model_dir: Holds safetensors weights and a fast tokenizer.
-            compute_dtype: What published floats are turned into; float32 does so exactly.
-            threads: Of torch, for the whole process; 0 leaves the choice to torch.
-            seed: Of the sampling; None takes one from the machine.
+            compute_dtype: bfloat16 or float32; float32 holds published floats exactly.
+            threads: For tensor work of the whole process; 0 leaves the choice to torch.
+            seed: Of the sampling; None: a random one.
 
         Raises:
-            StartupError: the directory holds no such model, or the device is not there.
+            StartupError: the directory holds no such model, or this machine lacks the device.
         """
         if threads:
             torch.set_num_threads(threads)
@@ -100,7 +112,7 @@ class TorchEngine:
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        self._layout = Layout.of(_specs(state, stored))
+        self._layout = Layout.of(tensor_specs(state, stored))
         del state
         self._weights = LiveTensors(
             tensors,
@@ -128,10 +140,6 @@ class TorchEngine:
         return self._digest
 
     @property
-    def vocabulary_size(self) -> int:
-        return int(self._model.config.get_text_config().vocab_size)
-
-    @property
     def running(self) -> int:
         return len(self._pending) + len({id(row.running) for row in self._rows})
 
@@ -147,8 +155,8 @@ class TorchEngine:
         if not len(request.prompt_token_ids) or (limit is not None and tokens > limit):
             raise RefusedError(
                 Reason.OVER_LIMIT,
-                f"a prompt of {len(request.prompt_token_ids)} and completions of "
-                f"{request.sampling.max_new_tokens} tokens, the model takes {limit} together",
+                f"a prompt of {len(request.prompt_token_ids)} tokens and completions of up to "
+                f"{request.sampling.max_new_tokens} do not fit the model, which takes {limit} together",
                 fix="lower coordinator.max_new_tokens or choose a task with shorter prompts",
             )
         self._pending.append(_Running(request))
@@ -193,6 +201,9 @@ class TorchEngine:
         if self._rows:
             self._cache = self._prefilled([row.tokens for row in self._rows])
 
+    def close(self) -> None:
+        self._pending, self._rows, self._cache = [], [], None
+
     def _take_pending(self) -> None:
         if not self._pending:
             return
@@ -208,7 +219,7 @@ class TorchEngine:
         self._cache = cache if self._cache is None else self._cache.joined(cache)
 
     def _prefilled(self, rows: Sequence[Sequence[int]]) -> KeyValueCache:
-        """Compute the cache of all but the last token of each row."""
+        """Return the cache of all but the last token of each row."""
         device = self._model.device
         width = max(1, max(len(tokens) for tokens in rows) - 1)
         ids = torch.zeros((len(rows), width), dtype=torch.long, device=device)
@@ -251,7 +262,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _keep(self, wanted: Sequence[bool]) -> None:
-        """Drop rows. Costs a copy of the cache, as every decode step does anyway."""
+        """Drop the rows that are not wanted. Costs a copy of the cache, as every decode step does."""
         if all(wanted):
             return
         kept = [number for number, is_wanted in enumerate(wanted) if is_wanted]
@@ -259,29 +270,8 @@ class TorchEngine:
         self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
 
 
-def canonical_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tensors sorted by name: each storage once, under its bytewise smallest name.
-
-    Tied weights are one tensor with several names; whoever writes it once has written them all.
-    """
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    for name in sorted(state, key=str.encode):
-        tensors.setdefault(state[name].data_ptr(), (name, state[name]))
-    return dict(tensors.values())
-
-
-def _specs(state: Mapping[str, Tensor], stored: StoredDtypes) -> Iterator[TensorSpec]:
-    """Describe the tensors as they are published, whatever they are computed with."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(tensor.data_ptr(), []).append(name)
-    for name, tensor in canonical_tensors(state).items():
-        held = str(tensor.dtype).removeprefix("torch.")
-        yield TensorSpec(name, tuple(tensor.shape), stored.published(names[tensor.data_ptr()], held=held))
-
-
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:
-    """Give the tensors that bfloat16 does not hold exactly; the model is read again if there are any."""
+    """Return the tensors that bfloat16 does not hold exactly; the model is read again if there are any."""
     names = {span.name for span in layout.tensors if span.dtype.is_floating and span.dtype is not BFLOAT16}
     if not names:
         return {}

@@ -1,13 +1,12 @@
-"""A model's tensors as views of one flat tensor, in the canonical order of its words.
+"""A torch model's tensors as views of one flat tensor, in the canonical order of its words.
 
     flat      a a a a b b b c c c c c c c        one per version in memory
     tensors   |--a--| |-b-| |-----c-----|        parameters and buffers: views, never copies
 
-So a version is put together in a second flat tensor while the model computes, and taking it is a
-change of pointers; or frames are written into the live one between two steps. bfloat16 words become
-values by a shift where the model computes in float32, and nothing at all in bfloat16. Tensors of
-other dtypes are kept beside them as they are published; where the model computes in another dtype
-it has copies, written anew with every version.
+A version is assembled in a second flat tensor while the model computes, and swapping it in is a change of
+pointers; or frames are written into the live one between two steps. Where the model computes in float32,
+bfloat16 words become values by a shift. Tensors of other dtypes are kept separately in the dtype they are
+published in; a model that computes them in another dtype has copies, rewritten with every version.
 """
 
 import itertools
@@ -22,22 +21,22 @@ from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16, Dtype
 from node.weights.format.layout import FrameSpan, Layout, TensorSpan
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ModelWords
 
 _SHIFT: Final = 16
-"""bfloat16 is the upper half of float32. Integers throughout: conversions of floats may flush denormals."""
+"""bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
 
 
 class TorchWords:
-    """A version as values on a device. See ``ModelWords``."""
+    """A version as values on a device; see ``ModelWords``."""
 
     def __init__(
         self, words: int, *, dtype: torch.dtype, device: torch.device, narrow: slice | None = None
     ) -> None:
-        """Make room for a version; what is in it is undefined.
+        """Allocate room for a version; its contents are undefined.
 
         Args:
-            words: of the version.
+            words: how many the version has.
             dtype: bfloat16 or float32.
             narrow: which words are bfloat16; None: all.
         """
@@ -48,12 +47,14 @@ class TorchWords:
         self._others = torch.zeros(words - self.flat.numel(), dtype=torch.int16, device=device)
 
     def new(self) -> "TorchWords":
-        """Make room for another version of the same."""
+        """Allocate room for another version of the same model."""
         words, narrow = self.flat.numel() + self._others.numel(), slice(self._start, self._end)
         return TorchWords(words, dtype=self.flat.dtype, device=self.flat.device, narrow=narrow)
 
     def values(self, span: TensorSpan) -> Tensor:
-        """View a tensor as what it is computed with, or else as what it is published in."""
+        """Return a view of a tensor, in the computing dtype if it is published in bfloat16, else as
+        published.
+        """
         part = self._part(span.start_word, span.words, span.dtype)
         if span.dtype is not BFLOAT16:
             part = part.view(getattr(torch, span.dtype.name))[: span.elements]
@@ -63,7 +64,7 @@ class TorchWords:
         part = self._part(frame.start_word, frame.words, frame.dtype)
         if part.dtype is torch.float32:
             bits = part.view(torch.int32)
-            # The lower half is zero: a bit that flips there makes another word, so that it is found.
+            # The lower half is zero. A bit that flips there changes the word, so the damage is found.
             halves = (bits >> _SHIFT ^ bits).to(torch.int16)
         else:
             halves = part.view(torch.int16)
@@ -71,7 +72,7 @@ class TorchWords:
         return words
 
     def write(self, frame: FrameSpan, words: Words) -> None:
-        # torch takes no view of what it could not write to.
+        # torch refuses views of read-only memory.
         halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
         part = self._part(frame.start_word, frame.words, frame.dtype)
         if part.dtype is torch.float32:
@@ -108,11 +109,11 @@ class LiveTensors:
         """Move ``tensors``, rounded to their words, into a flat tensor of ``dtype``.
 
         Args:
-            tensors: by name in the layout, everything that is this tensor; none may be named, where the
-                words are all that is wanted.
-            exact: by name, what the model could not hold exactly in what it computes with.
+            tensors: by name in the layout, every parameter and buffer that shares this storage; empty if only
+                the words are wanted.
+            exact: by name, values that the model's computing dtype cannot hold exactly.
         Raises:
-            StartupError: something is tied under two shapes.
+            StartupError: one weight is tied under two shapes.
         """
         self._layout = layout
         self._tensors = tensors
@@ -121,35 +122,35 @@ class LiveTensors:
             for tensor in tensors.get(span.name, ()):
                 if tuple(tensor.shape) != span.shape:
                     raise StartupError(
-                        f"tensor {span.name!r} of {span.shape} is also one of {tuple(tensor.shape)}",
+                        f"tensor {span.name!r} of shape {span.shape} is tied to one of {tuple(tensor.shape)}",
                         fix="use a model whose tied weights have one shape",
                     )
             for first in tensors.get(span.name, ())[:1]:
                 value = first if exact is None else exact.get(span.name, first)
-                # In two steps: a view that is wider than what is published would not be rounded.
+                # Convert first: copying into a view wider than the published dtype would not round.
                 self._live.values(span).copy_(value.to(getattr(torch, span.dtype.name)))
             # At once, so that the memory of one tensor is free before the next is copied.
             self._point(span)
 
     @property
     def live(self) -> TorchWords:
-        """What the model computes with. Write to it only between two steps, and ``settle`` then."""
+        """The version the model computes with. Write to it only between two steps, then call ``settle``."""
         return self._live
 
     def new_spare(self) -> TorchWords:
-        """Make room for another version, to ``swap`` with."""
+        """Allocate room for another version, to ``swap`` with."""
         return self._live.new()
 
     def swap(self, spare: ModelWords) -> TorchWords:
-        """Compute with ``spare`` from now on, between two steps; give what was computed with before."""
+        """Compute with ``spare`` from now on, between two steps; return what was computed with before."""
         if not isinstance(spare, TorchWords):
-            raise TypeError(f"{type(spare).__name__} is not of this model")
+            raise TypeError(f"a spare is TorchWords, not {type(spare).__name__}")
         before, self._live = self._live, spare
         self.settle()
         return before
 
     def settle(self) -> None:
-        """Let every tensor be what the live words say."""
+        """Point every tensor at the live words."""
         for span in self._layout.tensors:
             self._point(span)
 
@@ -159,18 +160,18 @@ class LiveTensors:
             if tensor.dtype is view.dtype:
                 tensor.data = view
             else:
-                # Some models keep a few tensors in float32, whatever the rest is.
+                # Some models keep a few tensors in float32, whatever dtype the others have.
                 tensor.data.copy_(view)
 
 
 def _narrow_words(layout: Layout) -> slice:
-    """Give where the bfloat16 words are: a layout has each dtype together."""
+    """Return where the bfloat16 words are; a layout keeps each dtype together."""
     frames = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
     return slice(frames[0].start_word, frames[-1].start_word + frames[-1].words) if frames else slice(0, 0)
 
 
 def aliases(model: nn.Module) -> dict[int, list[Tensor]]:
-    """Give every parameter and buffer by the address of its storage: tied ones share theirs."""
+    """Return every parameter and buffer by the address of its storage; tied ones share theirs."""
     found: dict[int, list[Tensor]] = {}
     for _, tensor in itertools.chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)

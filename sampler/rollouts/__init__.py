@@ -1,1 +1,1 @@
-"""Leases in, groups out."""
+"""Rollouts: leases in, graded groups of completions out."""

@@ -1,4 +1,4 @@
-"""What a sampler handed in since it last said so: one line of the story for many groups; pure."""
+"""Sums over the groups submitted lately: one log line for many groups; pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,26 +6,26 @@ from typing import Final
 
 from node.rollout import RolloutGroup, Verdict
 
-TELL_EVERY_S: Final = 30.0
-"""A sampler of a small model hands in tens of groups a second: each of them is an event at DEBUG."""
+LOG_EVERY_S: Final = 30.0
+"""A sampler of a small model submits tens of groups a second: each of them is an event at DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class SubmittedGroups:
     """The groups that the hub answered for within some time."""
 
     groups: int
     within_s: float
     verdicts: dict[str, int]
-    """What the hub said at once."""
+    """The hub's immediate answers."""
     tokens: int
     reward_mean: float
     oldest_version: int
     newest_version: int
     sampled_s: float
-    """Mean of a group, from the start of sampling to its last token."""
+    """Mean over groups, from the start of sampling to the last token."""
     graded_s: float
-    """Mean of a group, from its last token to its rewards."""
+    """Mean over groups, from the last token to the rewards."""
 
 
 @dataclass(slots=True)
@@ -40,35 +40,35 @@ class _Sums:
 
 
 class GroupTally:
-    """Adds groups up; every call takes ``now``, seconds that only grow."""
+    """Adds groups up. ``now`` is in seconds of a monotonic clock."""
 
     def __init__(self, *, now: float) -> None:
         self._since_s = now
         self._sums = _Sums()
 
-    def add(self, group: RolloutGroup, verdict: Verdict, *, reward_mean: float, now: float) -> Handed | None:
-        """Count a group; return what is to be told, about every ``TELL_EVERY_S``."""
+    def add(
+        self, group: RolloutGroup, verdict: Verdict, *, reward_mean: float, now: float
+    ) -> SubmittedGroups | None:
+        """Count a group; return the sums and begin again if ``LOG_EVERY_S`` have passed."""
         sums = self._sums
-        is_first = not sums.verdicts
-        sums.oldest_version = (
-            group.oldest_version if is_first else min(sums.oldest_version, group.oldest_version)
-        )
+        oldest = group.oldest_version
+        sums.oldest_version = min(sums.oldest_version, oldest) if sums.verdicts else oldest
         sums.newest_version = max(sums.newest_version, group.newest_version)
         sums.verdicts[verdict.value] += 1
         sums.tokens += group.tokens
         sums.reward += reward_mean
         sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
         sums.graded_s += group.graded_at_s - group.sampling_finished_at_s
-        return self.rest(now=now) if now - self._since_s >= TELL_EVERY_S else None
+        return self.rest(now=now) if now - self._since_s >= LOG_EVERY_S else None
 
-    def rest(self, *, now: float) -> Handed | None:
-        """Return what was added since it was last told, None where there was nothing; begin anew."""
+    def rest(self, *, now: float) -> SubmittedGroups | None:
+        """Return the sums so far, None if there are none, and begin again."""
         sums, since_s = self._sums, self._since_s
         self._sums, self._since_s = _Sums(), now
         groups = sums.verdicts.total()
         if not groups:
             return None
-        return Handed(
+        return SubmittedGroups(
             groups=groups,
             within_s=round(now - since_s, 1),
             verdicts=dict(sums.verdicts),

@@ -1,13 +1,14 @@
-"""Leases in, groups out: what a sampler is for.
+"""The sampler's work: leases in, graded groups of completions out.
 
-    lease --> prompt --> generate --> grade --> outbox --> hub
-      ^         '---- bad ----+---------'                  ^
-      |                       '--> given back, with why ---+
-      `---- room: nothing is taken that could not be kept -'
+    lease --> prompt --> generate --> grade --> submission queue --> hub
+      ^         '--failed--+-------------'                            ^
+      |                    '--> given back, with the reason ----------+
+      `---- a lease is taken only if there is room for its group -----'
 
-It never waits for weights: the engine samples from the newest version handed over. Nor for a task: prompts
-are made ahead, in other processes. While the hub is away it goes on with the leases it has and keeps what is
-finished. When stopping it takes no more leases, gives back what is not generated, hands in what is finished.
+The loop never waits for weights: the engine samples from the newest version handed over. It never waits for
+a task's code either: prompts are made ahead, in other processes. While the hub is away it works on the leases
+it has and keeps finished groups. To stop, it takes no more leases, gives back those whose groups are not
+generated, and submits the rest.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from node.errors import Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
 from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from node.until import run_until
+from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
-from sampler.engines.generation import Generation
+from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
-from sampler.rollouts.group_submission import Uploader
-from sampler.rollouts.group_tally import GroupTally
+from sampler.rollouts.group_submitter import GroupSubmitter
+from sampler.rollouts.group_tally import GroupTally, SubmittedGroups
 from sampler.rollouts.leasing import Leasing
-from sampler.rollouts.work_queue import UNFINISHED, Job, Prompt, Stage, Workload
+from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, Prompt, WorkQueue
 from sampler.tasks.grader import TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.task import import_path, unusable
@@ -37,8 +38,8 @@ from sampler.tasks.task import import_path, unusable
 logger = logging.getLogger(__name__)
 
 
-class Rollouts:
-    """A service; ready once it knows its task."""
+class RolloutLoop:
+    """A service, ready once it knows its task."""
 
     name = "rollouts"
 
@@ -48,30 +49,30 @@ class Rollouts:
         *,
         run_id: str,
         membership: MembershipClient,
-        generation: Generation,
+        engine_thread: EngineThread,
         leasing: Leasing,
-        uploader: Uploader,
-        workload: Workload,
+        submitter: GroupSubmitter,
+        work_queue: WorkQueue,
         custom_tasks: Mapping[str, str],
         make_graders: Callable[[str], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
         clock: Clock,
     ) -> None:
-        """Put the loop together.
+        """Connect the parts.
 
         Args:
-            custom_tasks: Task name -> import path, beside the built-in ones.
+            custom_tasks: Task name -> import path, in addition to the built-in ones.
             make_graders: Makes the graders of a task from its import path.
-            flush_timeout_s: How long a stopping sampler tries to hand in what is finished.
+            flush_timeout_s: How long a stopping sampler tries to submit finished groups.
         """
         self._engine = engine
         self._run_id = run_id
         self._membership = membership
-        self._generation = generation
+        self._engine_thread = engine_thread
         self._leasing = leasing
-        self._uploader = uploader
-        self._workload = workload
+        self._submitter = submitter
+        self._work_queue = work_queue
         self._custom_tasks = custom_tasks
         self._make_graders = make_graders
         self._flush_timeout_s = flush_timeout_s
@@ -80,17 +81,17 @@ class Rollouts:
         self._tally = GroupTally(now=clock.monotonic())
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
-        """Drop the work on leases the hub has given to others."""
-        self._drop(self._workload.drop(UNFINISHED, lease_ids), Dropped.LOST)
+        """Drop the unfinished work on leases that the hub has given to other samplers."""
+        self._drop(self._work_queue.drop(NOT_GENERATED, lease_ids), Dropped.LOST)
 
     def forget_doubtful(self) -> None:
-        """Drop everything generating: the policy it is drawn from may be no version at all."""
-        dropped = self._workload.drop({Stage.GENERATING})
+        """Drop the groups being generated: the policy they are drawn from may be no version at all."""
+        dropped = self._work_queue.drop({JobState.GENERATING})
         self._drop(dropped, Dropped.DOUBTFUL)
         self._leasing.give_back(dropped)
 
     def note_verdict(self, verdict: GroupVerdict) -> None:
-        """Count what the learner says of a group that was handed in."""
+        """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
         logger.debug(
             "verdict",
@@ -98,12 +99,12 @@ class Rollouts:
         )
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Sample until ``stopping``, then hand in what is finished.
+        """Sample until ``stopping``, then submit what is finished.
 
         Raises:
-            ConfigError: this sampler does not know the run's task, or it is none.
+            ConfigError: this sampler does not know the run's task, or cannot use its class.
             StartupError: the task does not start.
-            RefusedError: TASK_MISMATCH; the run's task has another number of prompts.
+            RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
         path = import_path(settings.task, self._custom_tasks)
@@ -128,29 +129,29 @@ class Rollouts:
         def take(lease: PromptLease) -> bool:
             if not self._takes(lease, work):
                 return False
-            self._workload.take(lease, now=self._clock.now())
+            self._work_queue.take(lease, now=self._clock.now())
             start(self._prepare(lease, work), preparing)
             return True
 
         def grade(finished: FinishedRequest) -> None:
-            job = self._workload.finish(finished.request_id, now=self._clock.now())
+            job = self._work_queue.finish(finished.request_id, now=self._clock.now())
             self._begin_ready()
             if job is not None:
                 start(self._grade(job, finished, work), grading)
 
         async with asyncio.TaskGroup() as tasks:
-            generating = tasks.create_task(self._generation.run(finished=grade, refused=self._refuse))
-            uploading = tasks.create_task(self._uploader.run(self._settle))
+            generating = tasks.create_task(self._engine_thread.run(finished=grade, refused=self._refuse))
+            submitting = tasks.create_task(self._submitter.run(self._settle))
             ready()
             await run_until(stopping, self._leasing.run(take))
             for task in preparing:
                 task.cancel()
             await self._finish(grading)
             generating.cancel()
-            uploading.cancel()
+            submitting.cancel()
 
     async def _finish(self, grading: set[asyncio.Task[None]]) -> None:
-        dropped = self._workload.drop(UNFINISHED)
+        dropped = self._work_queue.drop(NOT_GENERATED)
         self._drop(dropped, Dropped.STOPPING)
         self._leasing.give_back(dropped)
         try:
@@ -158,20 +159,24 @@ class Rollouts:
                 await self._give_back()
                 if grading:
                     await asyncio.wait(grading)
-                await self._uploader.flushed()
+                await self._submitter.flushed()
         except TimeoutError:
-            logger.warning("finished groups not handed in", extra={"groups": len(self._workload)})
-            self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._workload))
+            logger.warning("finished groups not submitted", extra={"groups": len(self._work_queue)})
+            self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._work_queue))
             for task in grading:
                 task.cancel()
-        if (rest := self._tally.rest(now=self._clock.monotonic())) is not None:
-            logger.info("groups handed in", extra=asdict(rest))
+        self._log_totals(self._tally.rest(now=self._clock.monotonic()))
+
+    @staticmethod
+    def _log_totals(totals: SubmittedGroups | None) -> None:
+        if totals is not None:
+            logger.info("groups submitted", extra=asdict(totals))
 
     async def _give_back(self) -> None:
         try:
             await self._leasing.give_back_now()
         except (ConnectionLost, RefusedError) as error:
-            logger.warning("leases not given back, they will expire", extra={"detail": str(error)})
+            logger.warning("leases not given back; they will expire", extra={"detail": str(error)})
 
     def _takes(self, lease: PromptLease, work: "_Work") -> bool:
         if lease.task == work.task_name and 0 <= lease.prompt_index < work.prompts:
@@ -185,7 +190,7 @@ class Rollouts:
         return False
 
     async def _prepare(self, lease: PromptLease, work: "_Work") -> None:
-        """Have the prompt made, once, and encoded: in a thread, because a long one takes a while."""
+        """Have the prompt made, once, and tokenize it in a thread: a long one takes a while."""
         try:
             with self._metrics.prompt_seconds.time():
                 made = await work.graders.prompt(lease.prompt_index)
@@ -196,15 +201,15 @@ class Rollouts:
         if not len(token_ids):
             self._fail(lease.lease_id, Failure.PROMPT_FAILED, "a prompt without tokens", Dropped.REFUSED)
             return
-        self._workload.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
+        self._work_queue.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
         self._begin_ready()
 
     def _begin_ready(self) -> None:
-        """Begin generating as far as there are prompts and places."""
-        while (job := self._workload.begin_next(now=self._clock.now())) is not None:
-            assert job.prompt is not None, "it is ready"
+        """Generate for ready prompts while the engine has room."""
+        while (job := self._work_queue.begin_next(now=self._clock.now())) is not None:
+            assert job.prompt is not None, "a ready job has a prompt"
             lease = job.lease
-            self._generation.add(
+            self._engine_thread.add(
                 GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
             )
         self._leasing.notice_change()
@@ -216,7 +221,7 @@ class Rollouts:
         self._begin_ready()
 
     async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
-        assert job.prompt is not None, "it was generated from"
+        assert job.prompt is not None, "a generated job has a prompt"
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
         texts = [self._engine.decode(completion.token_ids) for completion in finished.completions]
@@ -227,7 +232,7 @@ class Rollouts:
             self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
             return
         self._leasing.note_success()
-        # One offset for all three stamps: their differences are this clock's alone.
+        # One offset for all three times, so that their differences are measured by one clock.
         offset_s = self._membership.clock_offset_s
         group = RolloutGroup(
             run_id=self._run_id,
@@ -246,26 +251,26 @@ class Rollouts:
         )
         self._metrics.tokens.inc(group.tokens)
         self._metrics.reward_mean.set(_reward_mean(group))
-        self._workload.advance(group.group_id, Stage.OUTBOX)
-        await self._uploader.put(group)
+        self._work_queue.advance(group.group_id, JobState.SUBMITTING)
+        await self._submitter.put(group)
 
     def _settle(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self._workload.settle(group.group_id)
+        self._work_queue.settle(group.group_id)
         self._leasing.notice_change()
         if verdict is None:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
-        told = self._tally.add(group, verdict, reward_mean=_reward_mean(group), now=self._clock.monotonic())
-        if told is not None:
-            logger.info("groups handed in", extra=asdict(told))
+        reward_mean = _reward_mean(group)
+        totals = self._tally.add(group, verdict, reward_mean=reward_mean, now=self._clock.monotonic())
+        self._log_totals(totals)
         logger.debug(
             "group",
             extra={
                 "group_id": group.group_id,
                 "prompt_index": group.prompt_index,
                 "verdict": verdict,
-                "reward_mean": round(_reward_mean(group), 4),
+                "reward_mean": round(reward_mean, 4),
                 "oldest_version": group.oldest_version,
                 "newest_version": group.newest_version,
                 "tokens": group.tokens,
@@ -275,8 +280,8 @@ class Rollouts:
         )
 
     def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
-        """Give a lease back that cannot be answered; without a ``fault`` that is not the prompt's doing."""
-        job = self._workload.settle(lease_id)
+        """Give back a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
+        job = self._work_queue.settle(lease_id)
         if job is None:
             return
         self._metrics.dropped_groups.labels(reason).inc()
@@ -285,7 +290,7 @@ class Rollouts:
             extra={
                 "lease_id": lease_id,
                 "prompt_index": job.lease.prompt_index,
-                "fault": "none of the prompt's" if fault is None else fault,
+                "fault": "not the prompt" if fault is None else fault,
                 "detail": detail,
             },
         )
@@ -297,14 +302,14 @@ class Rollouts:
             self._leasing.give_up(FailedLease(lease_id, fault, detail))
 
     def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
-        self._generation.cancel(lease_ids)
+        self._engine_thread.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
         self._begin_ready()
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What every lease of a run is about."""
+    """The run's task and who serves it."""
 
     task_name: str
     prompts: int
@@ -319,7 +324,7 @@ async def _started(graders: GraderPool, path: str) -> TaskDescription:
     except TaskError as error:
         raise StartupError(
             f"the task {path} does not start: {error}",
-            fix="Raise sampler.grader_memory_limit_bytes, or see what the task does when it is imported.",
+            fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is imported.",
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""Tasks: prompts and graders."""
+"""Tasks: prompts and graders, in processes of their own."""

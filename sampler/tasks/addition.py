@@ -1,4 +1,4 @@
-"""Sums of two digits: the smallest task that can be got wrong."""
+"""A small task for tests and demos: sums of two digits."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ _DIGITS: Final = 10
 
 
 class AdditionTask:
-    """``a+b=`` for all pairs of digits; 1 for the exact sum, 0 for anything else."""
+    """Prompts ``a+b=`` for all pairs of digits; reward 1 for the exact sum, else 0."""
 
     prompts: int = _DIGITS * _DIGITS
 

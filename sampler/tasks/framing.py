@@ -11,16 +11,16 @@ from typing import Any, Final
 LENGTH: Final = struct.Struct("<I")
 
 REQUEST_BYTES: Final = 64 << 20
-"""A group of 4 Mi tokens as JSON text; larger is a fault of ours, not work."""
+"""Enough for a group of 4 Mi tokens as JSON text."""
 
 PROMPT_CHARACTERS: Final = 4 << 20
-"""A prompt of a million tokens, the most that a group may have, is about that long."""
+"""About the length of a prompt of a million tokens, the most that a group may have."""
 
 REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS
-"""A prompt with every character escaped. More is a grader that writes where it should not."""
+"""A prompt with every character escaped. More means that a grader writes where it should not."""
 
 
 def framed(message: dict[str, Any]) -> bytes:
-    """Return ``message`` as it goes down the pipe."""
+    """Return ``message`` with its length in front."""
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body

@@ -1,10 +1,10 @@
-"""A task's code in a process of its own, which is killed when it takes too long and started again.
+"""Runs a task's code in a process of its own, which is killed when it takes too long and then restarted.
 
-    (none) --prompt, grade--> started --ready--> idle <--request/answer--> busy
+    (none) --prompt, grade--> started --ready--> idle <--request/reply--> busy
        ^                                                                    | wall limit, died, nonsense
        +-------------------------------- killed ----------------------------+
 
-One request is one attempt: what was asked of a process that was killed has no answer, and the caller decides.
+A request to a process that is killed is not repeated: the caller decides.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REPLY_BYTES, framed
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 60.0
-"""Time for a task to import what it needs; not counted against any group."""
+"""Longest time for a task to import what it needs; not counted against any group."""
 
 
 class TaskError(Exception):
-    """A prompt or its rewards could not be had; ``str()`` says why.
+    """A task did not deliver a prompt or its rewards; ``str()`` says why.
 
     Attributes:
-        fault: What is wrong with the prompt; None where it is not the prompt's doing.
+        fault: What is wrong with the prompt; None if the prompt is not the cause.
     """
 
     def __init__(self, what: str, *, fault: Failure | None) -> None:
@@ -41,21 +41,21 @@ class TaskError(Exception):
 
 
 class TaskUnusableError(TaskError):
-    """The class that the task's path names cannot be imported, made or used; nor will it be."""
+    """The class that the task's path names cannot be imported, instantiated or used."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """What a task says of itself."""
+    """What a task declares."""
 
     prompts: int
     is_stateful: bool
-    """Whether the process that made a prompt has to grade it."""
+    """Whether the process that made a prompt also has to grade it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is asked of a task, and what it is when there is no answer."""
+    """A kind of request, and the faults to report if it fails."""
 
     who: str
     failed: Failure
@@ -77,7 +77,7 @@ class Grader:
         killed: Called each time the process was killed or died.
 
     Attributes:
-        incarnation: How often a process was started: names the one that runs.
+        incarnation: How many processes were started; identifies the current one.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Grader:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process; else the next request starts one."""
+        """Whether there is a process; if not, the next request starts one."""
         return self._process is not None
 
     async def describe(self) -> TaskDescription:
-        """Start the process where there is none, and return what the task says of itself.
+        """Start the process if there is none, and return what the task declares.
 
         Raises:
-            TaskUnusableError: it is no task.
+            TaskUnusableError: the path does not name a task.
             TaskError: the process did not start.
         """
         async with self._busy:
@@ -115,19 +115,19 @@ class Grader:
             return self._description
 
     async def prompt(self, index: int) -> str:
-        """Ask for a prompt: one call of the task's ``prompt``.
+        """Return a prompt, from one call of the task's ``prompt``.
 
         Raises:
-            TaskError: it raised, was killed at a limit, or gave no text.
+            TaskError: the call raised, was killed at a limit, or returned no text or too much.
         """
         reply = await self._ask({"index": index}, _PROMPT)
         if "too_long" in reply:
             raise TaskError(
-                f"a prompt of {reply['too_long']} characters, allowed are {PROMPT_CHARACTERS}",
+                f"the prompt has {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
                 fault=Failure.PROMPT_TOO_LONG,
             )
         if not isinstance(text := reply.get("text"), str):
-            raise TaskError(f"prompt() {reply.get('odd', 'gave no text')}", fault=Failure.PROMPT_FAILED)
+            raise TaskError(f"prompt() {reply.get('odd', 'returned no text')}", fault=Failure.PROMPT_FAILED)
         return text
 
     async def grade(self, index: int, texts: Sequence[str], *, incarnation: int | None = None) -> list[float]:
@@ -136,8 +136,8 @@ class Grader:
         Args:
             incarnation: The process that has to do it; None: any.
         Raises:
-            TaskError: the grader raised, was killed at a limit, or gave something else; or the process
-                that has to do it is gone.
+            TaskError: the grader raised, was killed at a limit, or returned something else; or the process
+                that has to do it has ended.
         """
         reply = await self._ask({"index": index, "texts": list(texts)}, _GRADE, incarnation=incarnation)
         return _rewards(reply, len(texts))
@@ -171,7 +171,7 @@ class Grader:
                     fault=kind.timed_out if is_cpu_limit else kind.failed,
                 ) from error
             except asyncio.CancelledError:
-                # Its answer would be taken for the next request's.
+                # Otherwise its reply would be taken for the next request's.
                 await self._kill()
                 raise
             if "error" in reply:
@@ -188,9 +188,9 @@ class Grader:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # What this process can import, the grader can: a task may live outside site-packages.
+            # The grader can import what this process can: a task may live outside site-packages.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # A group of its own, so that what a grader starts ends with it.
+            # A process group of its own, so that what a grader starts ends with it.
             start_new_session=True,
         )
         self.incarnation += 1
@@ -229,7 +229,7 @@ class Grader:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    # It may have died of a limit a moment ago.
+    # It may have died at a limit a moment ago.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()
@@ -246,10 +246,10 @@ async def _reply(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
     (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
     if length > REPLY_BYTES:
-        raise ValueError(f"a reply of {length} bytes")
+        raise ValueError(f"a reply of {length} bytes; at most {REPLY_BYTES} are allowed")
     reply = json.loads(await process.stdout.readexactly(length))
     if not isinstance(reply, dict):
-        raise ValueError("a reply that is not an object")
+        raise ValueError("a reply that is not a JSON object")
     return reply
 
 
@@ -257,10 +257,10 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
     rewards = reply.get("rewards")
     if not isinstance(rewards, list) or len(rewards) != texts:
         raise TaskError(
-            f"the grader gave {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
+            f"the grader returned {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
         )
     if not all(isinstance(r, float) and math.isfinite(r) for r in rewards):
         raise TaskError(
-            f"the grader gave a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
+            f"the grader returned a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
         )
     return rewards

@@ -1,10 +1,10 @@
-"""Several processes of one task, so that a request that hangs holds up no other.
+"""Runs several processes of one task, so that a request that hangs delays no other.
 
-    request --> one is idle: its --> else wait until one is
-    a request takes long --> fewer than two others are quick --> one more is started meanwhile, up to a bound
+    request --> an idle process, else wait for one
+    a request takes long --> fewer than two others are quick --> start one more meanwhile, up to a bound
 
-Grading goes before prompts: it finishes work that is held. A task that answers at once is served by one
-process for ever. What a task has to load at its start is loaded beside its work, not in the way of it.
+Grading goes before prompts, because it finishes work that is held. A task that answers at once is served by
+one process. New processes load what the task needs while the others work.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from sampler.tasks.grader import Grader, TaskDescription, TaskError
 
 SLOW_S: Final = 0.1
-"""A request that takes longer may hang: longer than a task that answers at once, short against any limit."""
+"""A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""
 
 QUICK: Final = 2
-"""Processes, besides those that may hang, that there are to be once one may: one works while one is spare."""
+"""Processes to have besides those that may hang, once one may: one works while the other is spare."""
 
 Answer = TypeVar("Answer")
 
@@ -56,16 +56,16 @@ class GraderPool:
 
     @property
     def processes(self) -> int:
-        """How many run."""
+        """How many processes run."""
         return sum(grader.is_running for grader in self._graders)
 
     @property
     def waiting(self) -> int:
-        """Requests that no process works on; bounded by the leases that are worked on."""
+        """Requests that wait for a process; bounded by the leases being worked on."""
         return len(self._gradings) + len(self._prompts)
 
     async def start(self) -> TaskDescription:
-        """Start the first process and return what the task says of itself.
+        """Start the first process and return what the task declares.
 
         Raises:
             TaskUnusableError, TaskError: see ``Grader.describe``.
@@ -75,7 +75,7 @@ class GraderPool:
         return description
 
     async def prompt(self, index: int) -> TaskPrompt:
-        """Ask for a prompt; see ``Grader.prompt``."""
+        """Return a prompt; see ``Grader.prompt``."""
 
         async def ask(number: int) -> TaskPrompt:
             grader = self._graders[number]
@@ -107,7 +107,7 @@ class GraderPool:
         number = prompt.grader
         was_idle = number in self._idle
         if was_idle:
-            self._idle.remove(number)  # no prompt should wait behind this
+            self._idle.remove(number)  # No prompt should wait behind this.
         notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
         try:
             return await self._graders[number].grade(index, texts, incarnation=prompt.incarnation)
@@ -131,7 +131,7 @@ class GraderPool:
 
     async def _take(self, queue: deque[asyncio.Future[int]]) -> int:
         if self._idle:
-            # Whoever was killed starts again only when nobody else is idle.
+            # A process that was killed is restarted only when no other is idle.
             number = next((n for n in reversed(self._idle) if self._graders[n].is_running), self._idle[-1])
             self._idle.remove(number)
             return number
@@ -171,7 +171,7 @@ class GraderPool:
         self._starting[stopped] = asyncio.create_task(self._start(stopped))
 
     async def _start(self, number: int) -> None:
-        # A process that does not start is tried again by the next request, which is told.
+        # If it does not start, the next request tries again and reports the error.
         with contextlib.suppress(TaskError):
             await self._graders[number].describe()
         del self._starting[number]

@@ -2,8 +2,8 @@
 
     python -m sampler.tasks.grader_worker package.module:Class CPU_SECONDS MEMORY_BYTES
 
-Limits are the kernel's: address space for the whole process, CPU seconds anew for each request.
-They stop a task that loops or hoards; they are no sandbox against one that means harm.
+The kernel enforces the limits: address space for the whole process, CPU seconds for each request. They stop a
+task that loops or hoards memory; they are no sandbox against a malicious one.
 """
 
 import json
@@ -42,7 +42,7 @@ def _read(requests: BinaryIO) -> dict[str, Any] | None:
         return None
     (length,) = LENGTH.unpack(header)
     if length > REQUEST_BYTES:
-        raise ValueError(f"a request of {length} bytes")
+        raise ValueError(f"a request of {length} bytes; at most {REQUEST_BYTES} are allowed")
     request: dict[str, Any] = json.loads(requests.read(length))
     return request
 
@@ -58,10 +58,10 @@ def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
         text = task.prompt(request["index"])
         if not isinstance(text, str):
-            return {"odd": f"gave {type(text).__name__}, not a text"}
-        text.encode()  # half a surrogate pair is no text that a tokenizer takes
+            return {"odd": f"returned {type(text).__name__}, not a text"}
+        text.encode()  # A tokenizer refuses half a surrogate pair.
     except Exception as error:
-        # Whatever a task raises is an answer about this prompt; the next one may be fine.
+        # Whatever a task raises is reported for this prompt; the next one may be fine.
         return {"error": _told(error)}
     return {"too_long": len(text)} if len(text) > PROMPT_CHARACTERS else {"text": text}
 
@@ -70,7 +70,7 @@ def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"rewards": [float(task.grade(request["index"], text)) for text in request["texts"]]}
     except Exception as error:
-        # Likewise, about this group.
+        # Likewise, for this group.
         return {"error": _told(error)}
 
 

@@ -1,7 +1,7 @@
-"""What a task is, and which class a task name stands for.
+"""The interface of a task, and which class a task's name stands for.
 
-The name of the task comes from the coordinator; the code it stands for is chosen here or in this
-sampler's own configuration, never by what came over the wire.
+The coordinator sends a task's name. Which code it stands for is decided here or in this sampler's own
+configuration, never over the wire.
 """
 
 import importlib
@@ -14,10 +14,10 @@ from node.errors import ConfigError
 class Task(Protocol):
     """Prompts with a reward for each completion.
 
-    All of it runs in graders, processes of their own with limits: several at once where the task is slow.
-    ``prompt`` is called once for every lease, so it may draw a new prompt each time. Where ``grade`` needs
-    what ``prompt`` drew, set ``is_stateful = True`` on the class: then the process that made a prompt also
-    grades it, and groups whose process was killed meanwhile are given back. Otherwise any process may grade.
+    A task runs in processes of its own, with limits; several at once if it is slow. ``prompt`` is called once
+    for every lease, so it may draw a new prompt each time. If ``grade`` needs what ``prompt`` drew, set
+    ``is_stateful = True`` on the class: then the process that made a prompt also grades it, and groups whose
+    process was killed meanwhile are given back. Otherwise any process may grade.
     """
 
     @property
@@ -30,7 +30,7 @@ class Task(Protocol):
         ...
 
     def grade(self, index: int, text: str) -> float:
-        """Return the finite reward of a completion, special tokens left out."""
+        """Return the finite reward of a completion, given without special tokens."""
         ...
 
 
@@ -39,10 +39,10 @@ BUILT_IN: Final[Mapping[str, str]] = {"addition": "sampler.tasks.addition:Additi
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
-    """Give the ``package.module:Class`` that ``name`` stands for.
+    """Return the ``package.module:Class`` that ``name`` stands for.
 
     Raises:
-        ConfigError: neither built in nor in ``custom``.
+        ConfigError: ``name`` is neither built in nor in ``custom``.
     """
     known = {**BUILT_IN, **custom}
     if name not in known:
@@ -57,10 +57,10 @@ def import_path(name: str, custom: Mapping[str, str]) -> str:
 
 
 def load_task(path: str) -> Task:
-    """Import ``package.module:Class`` and make one.
+    """Import ``package.module:Class`` and instantiate it.
 
     Raises:
-        ConfigError: it cannot be imported or made.
+        ConfigError: it cannot be imported or instantiated.
     """
     module, _, name = path.partition(":")
     try:
@@ -71,11 +71,11 @@ def load_task(path: str) -> Task:
 
 
 def unusable(path: str, problem: str) -> ConfigError:
-    """Return the error that says why ``path`` is no task."""
+    """Return the error that says why ``path`` does not name a task."""
     return ConfigError(
         key="sampler.custom_tasks",
         value=path,
         source="the configuration",
-        rule=f"does not name a class without arguments that can be imported and used: {problem}",
-        fix="Give package.module:ClassName of a class installed next to this daemon",
+        rule=f"must name a class that can be imported and instantiated without arguments: {problem}",
+        fix="Name a class installed next to this daemon, as package.module:ClassName",
     )

@@ -1,12 +1,12 @@
-"""What was fetched since the last copy of the held policy: signed artifacts, on disk as they arrive.
+"""The artifacts fetched since the held policy was last copied to disk: signed, written as they arrive.
 
     delta_log/<version>-<base>/{manifest,frames}        as in a hub's store
 
-A restarted sampler loads its copy and applies the log to it; the artifact that was on its way goes on
-with the frames that are there. Nothing in it is trusted: after a crash every payload is hashed again,
-and every frame of words that comes out is compared with the signed digest.
+A restarted sampler loads its copy and applies the log to it. An artifact that was being fetched continues
+with the frames that are there. Nothing in the log is trusted: every payload is hashed again, and every
+decoded frame is compared with the signed digest.
 
-Blocking; one thread at a time, except ``StagedArtifact.keep``.
+Blocking. One thread at a time, except ``LoggedArtifact.keep``.
 """
 
 import logging
@@ -23,21 +23,21 @@ from node.weights.store.artifact_files import ArtifactFiles, directory_name
 logger = logging.getLogger(__name__)
 
 
-class StagedArtifact:
-    """The payloads of one artifact: those on disk, and those that arrive."""
+class LoggedArtifact:
+    """The payloads of one artifact: those on disk and those still arriving."""
 
     def __init__(self, files: ArtifactFiles, *, failed: Callable[[RefusedError], None]) -> None:
-        """Stage in ``files``; ``failed`` is told of the first payload that cannot be written."""
+        """Keep payloads in ``files``; ``failed`` is called with the first that cannot be written."""
         self._files = files
         self._failed = failed
         self._is_broken = False
 
     @property
-    def key(self) -> ArtifactKey:
-        return self._files.manifest.key
+    def manifest(self) -> Manifest:
+        return self._files.manifest
 
     def payload(self, frame: int) -> bytes | None:
-        """Give a payload that is on disk, its digest verified; None: fetch it."""
+        """Return a payload from the disk, its digest verified; None: fetch it."""
         file = self._files.open() if self._files.has(frame) else None
         payload = None if file is None else self._files.read(file, frame)
         if payload is None:
@@ -45,9 +45,9 @@ class StagedArtifact:
         return payload
 
     def keep(self, frame: int, payload: bytes) -> bool:
-        """Write a verified payload, and say whether it can be read again.
+        """Write a verified payload; return whether it can be read again.
 
-        On a full disk the version is applied all the same, and not logged.
+        With a full disk the version is applied all the same, but not logged.
         """
         if self._is_broken or self._files.has(frame):
             return self._files.has(frame)
@@ -59,22 +59,22 @@ class StagedArtifact:
         return self._files.has(frame)
 
     def sync(self) -> None:
-        """Return when what was kept is on disk.
+        """Return when the kept payloads are durable.
 
         Raises:
-            OSError: it cannot be.
+            OSError: they cannot be written.
         """
         if not self._is_broken:
             self._files.sync()
 
 
 class DeltaLog:
-    """The artifacts on disk, from the oldest copy on."""
+    """The artifacts on disk."""
 
     def __init__(
         self, directory: Path, *, public_key: bytes, run_id: str, count_refusal: Callable[[Reason], None]
     ) -> None:
-        """Take up what an earlier process left in ``directory``, made if need be.
+        """Open the log that an earlier process left in ``directory``, or make one.
 
         Raises:
             OSError: the directory cannot be used.
@@ -97,8 +97,8 @@ class DeltaLog:
         """Payload bytes of everything logged."""
         return sum(files.manifest.size_bytes for files in self._artifacts.values())
 
-    def after(self, held: PolicyVersion) -> tuple[Manifest, StagedArtifact] | None:
-        """Give the whole artifact that leads furthest from ``held``; None at the end of the log."""
+    def after(self, held: PolicyVersion) -> LoggedArtifact | None:
+        """Return the whole artifact that leads furthest from ``held``; None at the end of the log."""
         usable = [
             files
             for files in self._artifacts.values()
@@ -106,27 +106,26 @@ class DeltaLog:
         ]
         if not usable:
             return None
-        furthest = max(usable, key=lambda files: files.manifest.version)
-        return furthest.manifest, self._staged(furthest)
+        return self._logged(max(usable, key=lambda files: files.manifest.version))
 
     def reach(self, held: PolicyVersion) -> int:
-        """Give the number of the version that the log leads to from ``held``."""
+        """Return the number of the version that the log leads to from ``held``."""
         while (logged := self.after(held)) is not None:
-            held = logged[0].policy_version
+            held = logged.manifest.policy_version
         return held.number
 
-    def begin(self, manifest: Manifest, signed: bytes) -> StagedArtifact | None:
-        """Make room for an artifact, or go on with it; other unfinished ones are given up.
+    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+        """Open an artifact for writing, anew or where it stopped. Drop other unfinished ones.
 
         Returns:
-            None: the disk is full or broken, and the version will not be logged.
+            None: the disk is full or broken, so that the version is not logged.
         """
         for files in [files for files in self._artifacts.values() if not files.is_whole]:
             if files.signed != signed:
                 self.drop(files.manifest.key)
-        files_there = self._artifacts.get(manifest.key)
-        if files_there is not None and files_there.signed == signed:
-            return self._staged(files_there)
+        begun = self._artifacts.get(manifest.key)
+        if begun is not None and begun.signed == signed:
+            return self._logged(begun)
         self.drop(manifest.key)
         try:
             files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
@@ -135,7 +134,7 @@ class DeltaLog:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
             return None
         self._artifacts[manifest.key] = files
-        return self._staged(files)
+        return self._logged(files)
 
     def drop(self, key: ArtifactKey) -> None:
         """Remove an artifact, if it is there."""
@@ -144,12 +143,12 @@ class DeltaLog:
             shutil.rmtree(files.directory, ignore_errors=True)
 
     def drop_until(self, number: int) -> None:
-        """Remove what leads to versions up to ``number``: a copy of that one is on disk."""
+        """Remove what leads to versions up to ``number``, because a copy of that one is on disk."""
         for key in [key for key in self._artifacts if key.version <= number]:
             self.drop(key)
 
-    def _staged(self, files: ArtifactFiles) -> StagedArtifact:
-        return StagedArtifact(files, failed=self._fail)
+    def _logged(self, files: ArtifactFiles) -> LoggedArtifact:
+        return LoggedArtifact(files, failed=self._fail)
 
     def _fail(self, refused: RefusedError) -> None:
         self._count_refusal(refused.reason)

@@ -1,10 +1,10 @@
-"""Since when newer versions are there and none is taken, and when to say so; pure.
+"""For how long newer versions have been available and none was taken, and when to log it; pure.
 
-    current --announced--> behind --nothing taken for long--> told, and again after twice as long
+    current --announced--> behind --nothing taken for long--> logged, and again after twice as long
        ^                     |                                  |
        '-------- taken ------+----------------------------------'
 
-A version on the way to the head counts: who takes one version after another does not starve.
+A version on the way to the head counts as taken.
 """
 
 import enum
@@ -12,38 +12,38 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.weights.planning.link_time import Line
+from node.weights.planning.link_time import Link
 
-FIRST_TOLD_S: Final = 30.0
-"""Of starving: longer than any fetch that nobody needs to hear of."""
+FIRST_LOGGED_S: Final = 30.0
+"""Longer than an ordinary fetch takes."""
 
 _ROUND_TRIPS: Final = 6
-"""Of the line: before that nothing is wrong on a far one."""
+"""Before that many round trips nothing is wrong on a long link."""
 
 
 class DroppedFetch(enum.StrEnum):
     """Why a fetch ended without a version. Closed: the ``reason`` label of dropped fetches."""
 
     SUPERSEDED = "superseded"
-    """Something else is here sooner and leads further."""
+    """Something else arrives sooner and leads further."""
     DOUBT = "doubt"
-    """What is held may be no version, and is looked at first."""
+    """The held version may be damaged and is checked first."""
     LOST = "lost"
-    """The line was cut, or the sources do not answer."""
+    """The connection was lost, or the sources do not answer."""
     REFUSED = "refused"
-    """The sources do not have it any more, or what they sent cannot be used."""
+    """The sources no longer have it, or what they sent cannot be used."""
 
 
 @dataclass(slots=True)
 class Starvation:
-    """What happened since the last version was taken. Times are seconds on one clock that only grows."""
+    """What happened since the last version was taken. Times are in seconds of a monotonic clock."""
 
     behind_since_s: float | None = None
     dropped: Counter[DroppedFetch] = field(default_factory=Counter)
-    _told_after_s: float = 0.0
+    _logged_after_s: float = 0.0
 
     def announced(self, *, behind_versions: int, now: float) -> None:
-        """Note how far the head is ahead of what is held."""
+        """Note how far the head is ahead of the held version."""
         if not behind_versions:
             self.took(behind_versions=0, now=now)
         elif self.behind_since_s is None:
@@ -53,16 +53,16 @@ class Starvation:
         """Note a version that was taken, and how far the head is ahead of it."""
         self.behind_since_s = now if behind_versions else None
         self.dropped.clear()
-        self._told_after_s = 0.0
+        self._logged_after_s = 0.0
 
     def for_s(self, now: float) -> float:
-        """Return for how long newer versions have been there and none was taken; 0: there are none."""
+        """Return for how long newer versions have been available and none was taken; 0: there are none."""
         return 0.0 if self.behind_since_s is None else now - self.behind_since_s
 
-    def is_to_be_told(self, line: Line, *, now: float) -> bool:
-        """Whether it is time to say so; then not before twice as long."""
+    def is_log_due(self, link: Link, *, now: float) -> bool:
+        """Whether to log it now; if so, not again before twice as long."""
         for_s = self.for_s(now)
-        if for_s < max(FIRST_TOLD_S, _ROUND_TRIPS * line.round_trip_s, self._told_after_s):
+        if for_s < max(FIRST_LOGGED_S, _ROUND_TRIPS * link.round_trip_s, self._logged_after_s):
             return False
-        self._told_after_s = 2 * for_s
+        self._logged_after_s = 2 * for_s
         return True

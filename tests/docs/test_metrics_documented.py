@@ -22,7 +22,7 @@ from node.errors import Reason
 from node.relay.metrics import RelayMetrics
 from node.rollout import Verdict
 from node.run import Role
-from node.telemetry.fleet import FleetCollector
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from sampler.metrics import SamplerMetrics

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_gap
 from node.weights.codec.planes import encode_planes, encode_step_planes
@@ -89,11 +90,11 @@ def flips(content: bytes) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
-def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> Stage:
-    return Stage(manifest, layout=LAYOUT, base=base)
+def staged(manifest: Manifest = MANIFEST, base: HeldPolicy = BASE) -> WholeVersion:
+    return WholeVersion(manifest, layout=LAYOUT, base=base)
 
 
-def take(stage: Stage) -> set[int]:
+def take(stage: WholeVersion) -> set[int]:
     """Put everything; give the frames that nothing held could be used for."""
     wrong = set(stage.take_held())
     for frame in stage.missing():
@@ -142,7 +143,7 @@ def test_every_bit_of_the_words_held_is_found_in_its_frame_where_they_matter(fra
         wrong = take(stage)
         assert wrong == ({frame} if CODECS[frame].needs_base else set())
         for each in wrong:
-            stage.mend(each, WANTED.words[LAYOUT.frames[each].slice])
+            stage.repair(each, WANTED.words[LAYOUT.frames[each].slice])
         np.testing.assert_array_equal(stage.finish().words, WANTED.words)
 
 
@@ -157,7 +158,7 @@ def test_every_bit_of_the_frame_records_and_roots_is_found_even_when_the_learner
             wrong = take(stage)
             assert len(wrong) == (manifest.frames != MANIFEST.frames)
             for frame in wrong:
-                stage.mend(frame, WANTED.words[LAYOUT.frames[frame].slice])
+                stage.repair(frame, WANTED.words[LAYOUT.frames[frame].slice])
             made = stage.finish().version.root
         except RefusedError:
             continue

@@ -8,10 +8,10 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bench.whole_versions import EncodedVersion, WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
-from node.weights.assembly.apply import DamagedFrameError, Stage
-from node.weights.assembly.encode import EncodedVersion
+from node.weights.assembly.apply import DamagedFrameError
 from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_gap
 from node.weights.codec.planes import encode_planes, encode_step_planes
 from node.weights.format.digests import words_digest
@@ -101,7 +101,7 @@ def test_a_damaged_good_payload_decodes_to_something_or_is_refused(
 
 @pytest.mark.parametrize("good", [DELTA, KEYFRAME], ids=["delta", "keyframe"])
 def test_every_flipped_bit_of_every_payload_is_found_in_its_frame(good: EncodedVersion) -> None:
-    stage = Stage(good.manifest, layout=LAYOUT, base=LEARNER.versions[1])
+    stage = WholeVersion(good.manifest, layout=LAYOUT, base=LEARNER.versions[1])
     for frame, payload in enumerate(good.payloads):
         stride = max(1, len(payload) * 8 // 2000)
         for bit in range(0, len(payload) * 8, stride):
@@ -116,7 +116,7 @@ def test_every_flipped_bit_of_every_payload_is_found_in_its_frame(good: EncodedV
 
 
 def test_every_cut_of_a_payload_is_found() -> None:
-    stage = Stage(DELTA.manifest, layout=LAYOUT, base=LEARNER.versions[1])
+    stage = WholeVersion(DELTA.manifest, layout=LAYOUT, base=LEARNER.versions[1])
     for size in range(len(DELTA.payloads[2])):
         with pytest.raises(DamagedFrameError):
             stage.put(2, DELTA.payloads[2][:size])

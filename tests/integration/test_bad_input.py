@@ -19,7 +19,8 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
-from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.advance import Remedy
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing
@@ -331,5 +332,6 @@ async def test_what_the_cleaner_took_before_it_was_asked_for_is_planned_around(
         async with syncing(hub, state_dir) as serving:
             await until(lambda: 3 in hub.learner.versions)
             await serving.reaches(hub.learner.versions[3])
-            assert serving.numbers == [0, 3]
+            # Version 2 may be taken before 3 is there; version 1 never is.
+            assert serving.numbers in ([0, 3], [0, 2, 3])
             assert keys(hub.store) == [(2, -1), (3, -1)]

@@ -11,8 +11,8 @@ import pytest
 from heterorl.v1 import membership_pb2_grpc
 from node.clock import SystemClock
 from node.config.settings import NodeSection
-from node.enrolment.enrolment import EnrolmentServicer
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.tokens import issue_token
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList

@@ -19,10 +19,11 @@ from prometheus_client import CollectorRegistry
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clock import Clock, SystemClock
-from node.commands import status
+from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
-from node.errors import ExitCode, Reason, RefusedError
+from node.errors import Reason, RefusedError
+from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
@@ -35,7 +36,7 @@ from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun, make_run
 from support.relay import running_relay
-from support.rpc import every_service, invoke, serving
+from support.rpc import every_service, invoke, recheck_often, serving
 from support.waiting import until
 
 DAY_S = 86400.0
@@ -90,9 +91,10 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
 
 
 async def test_a_relay_waits_for_a_coordinator_whose_clock_is_ahead_and_goes_on_when_it_is_right(
-    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    recheck_often(monkeypatch)
     async with (
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
@@ -221,9 +223,9 @@ async def status_says(
     save_identity(operator, state_dir / "operator" / "identity")
     made.run.save(state_dir / "run.json")
     parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
+    status_command.add_arguments(parser)
     arguments = parser.parse_args(["--state-dir", str(state_dir), "--coordinator", address])
-    assert await asyncio.to_thread(status.run, arguments, clock=clock) == ExitCode.FAILED
+    assert await asyncio.to_thread(status_command.run, arguments, clock=clock) == ExitCode.FAILED
     return capsys.readouterr().err
 
 

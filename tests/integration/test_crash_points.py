@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.learner_epoch import raise_epoch
 from learner.publishing.public_base import keep_public_base
+from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint import CheckpointStore, Progress
 from learner.training.master_words import MasterWords
@@ -27,9 +27,9 @@ from node.weights.format.manifest import sign
 from node.weights.planning.chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
-from sampler.versions.model_words import PublicBase
-from sampler.versions.policy_disk import PolicyDisk
-from sampler.versions.staging import InPlaceVersion
+from sampler.versions.saved_policy import SavedPolicy
+from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_files import PublicBase
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
 from support.model_words import live_words, words_of
@@ -115,7 +115,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
 
     def live(directory: Path) -> None:
         served.newest = 0
-        disk = open_policy_disk(directory, save_every_s=save_every_s)
+        disk = open_saved_policy(directory, save_every_s=save_every_s)
         weights = live_words(LEARNER.versions[0].words)
         disk.load_mark()
         held, _ = disk.load(weights, base=disk.keep_base(weights.live))
@@ -123,8 +123,8 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             if version <= held.number:
                 continue
             encoded = ENCODED[version, base]
-            payloads = disk.stage(encoded.manifest, SIGNED[version, base][0])
-            staged = InPlaceVersion(
+            payloads = disk.begin(encoded.manifest, SIGNED[version, base][0])
+            assembly = InPlaceAssembly(
                 encoded.manifest,
                 layout=LAYOUT,
                 base=weights.live,
@@ -132,21 +132,21 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
                 payloads=payloads,
                 weights=weights,
             )
-            staged.take_held()
-            for frame in staged.missing():
-                staged.put(frame, encoded.payloads[frame])
-            staged.finish()
+            assembly.take_held()
+            for frame in assembly.missing():
+                assembly.put(frame, encoded.payloads[frame])
+            assembly.finish()
             disk.remember(mark_of(version), payloads)
-            staged.apply()
+            assembly.apply()
             held = encoded.manifest.policy_version
             served.say(version)
-            disk.fold(held, weights.live)
+            disk.compact(held, weights.live)
 
     stops = 0
     for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
         stops += 1
         before = served.newest
-        disk = open_policy_disk(directory, save_every_s=save_every_s)
+        disk = open_saved_policy(directory, save_every_s=save_every_s)
         mark = disk.load_mark()
         weights = live_words(LEARNER.versions[0].words)
         held, _ = disk.load(weights, base=disk.keep_base(weights.live))
@@ -158,8 +158,8 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
     assert stops > 30
 
 
-def open_policy_disk(directory: Path, *, save_every_s: float) -> PolicyDisk:
-    return PolicyDisk(
+def open_saved_policy(directory: Path, *, save_every_s: float) -> SavedPolicy:
+    return SavedPolicy(
         directory,
         layout=LAYOUT,
         public_key=LEARNER.key.public_key,

@@ -10,7 +10,7 @@ from node.clock import SystemClock
 from node.rpc.channel import Purpose, dial
 from node.weights.transfer.sources import Source
 from support.identity import MadeRun, make_run
-from support.policy_hub import PolicyHub, policy_hub
+from support.policy_hub import PolicyHub, Pushing, policy_hub
 from support.policy_sync import syncing
 
 DELAY_S = 0.5
@@ -45,7 +45,7 @@ async def test_a_head_that_moves_faster_than_the_line_is_followed(tmp_path: Path
     state_dir.mkdir()
     versions = int(FETCHES * 2 * DELAY_S / PERIOD_S)
     async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.servicer.pushes = True
+        hub.servicer.pushes = Pushing.PUSHES
         hub.learner.words(versions)
         host, port = hub.serving.address.rsplit(":", 1)
         emulator = LinkEmulator(

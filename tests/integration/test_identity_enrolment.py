@@ -13,13 +13,14 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.enrolment import EnrolmentServicer, enrol
+from node.enrolment.enrolment_client import enrol
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import hub_name
-from node.identity.pem import new_key
 from node.identity.revocation import RevocationList
 from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
@@ -197,7 +198,7 @@ async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Pat
     [
         ("x" * TOKEN_BYTES, b"", "new", Reason.MALFORMED),
         ("x" * (TOKEN_BYTES + 1), None, "new", Reason.TOKEN_REFUSED),
-        ("hrl1.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
+        ("AAAA.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
         (None, b"\x30\x03\x02\x01\x00", "new", Reason.MALFORMED),
         (None, b"x" * (SIGNING_REQUEST_BYTES + 1), "new", Reason.OVER_LIMIT),
         (None, None, "Not A Name", Reason.MALFORMED),
@@ -226,7 +227,7 @@ async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRu
         with pytest.raises(RefusedError) as refused, classified():
             await invoke(channel, "/heterorl.v1.EnrolmentService/Enrol", bytes(1 << 20))
         assert refused.value.reason is Reason.OVER_LIMIT
-        # gRPC refused it by its header: it never came as far as the gate.
+        # gRPC refused it by its header: it never came as far as the interceptor.
         assert port.refusals == {}
 
 

@@ -27,9 +27,10 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
-from node.errors import ExitCode, StartupError
+from node.errors import StartupError
+from node.exit_code import ExitCode
 from node.policy import NO_BASE, PolicyVersion
-from node.process.daemon import Stage, run_daemon
+from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rollout import PromptLease, RolloutGroup, Verdict
@@ -189,7 +190,7 @@ async def learn(
         return await learner_role.build(context)
 
     async with asyncio.timeout(60):
-        code = await run_daemon([Stage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+        code = await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
     return code, context
 
 

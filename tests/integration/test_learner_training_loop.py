@@ -20,13 +20,14 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.checkpoint import CheckpointStore
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
-from learner.training.training_loop import GroupIdentity, LoopSettings, TrainingLoop
+from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingError, TrainingState
 from node import durable
 from node.clients.rollout_drain import RolloutDrain
@@ -73,7 +74,7 @@ def one_thread() -> Iterator[None]:
 class RunningLearner:
     loop: TrainingLoop
     drain: RolloutDrain
-    gate: MasterAccess
+    access: MasterAccess
     policy: Policy
     registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
@@ -133,16 +134,19 @@ async def learner(
     loop = TrainingLoop(
         training_state,
         step_log=log,
-        settings=LoopSettings(
+        config=LearnerConfig(
+            model_dir=model_dir,
+            learning_rate=1e-3,
             buffer_groups=buffer_groups,
             max_versions=max_versions,
             quarantine_mismatch_nats=quarantine_mismatch_nats,
         ),
-        identity=GroupIdentity("run", b"t" * 16),
+        run_id="run",
+        tokenizer_digest=b"t" * 16,
         run_settings=run_settings,
         drain=drain,
         announced=announced,
-        hub_now=clock.now,
+        coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
         metrics=metrics,
         node_metrics=node_metrics,
@@ -152,7 +156,7 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, training_state.gate, policy, registry, tasks, stopping)
+        yield RunningLearner(loop, drain, training_state.master_access, policy, registry, tasks, stopping)
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -168,8 +172,8 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         assert hub.trained_group_ids == ["0.1", "1.1", "2.1", "3.1"]
         assert [record.staleness_versions for record in hub.records] == [(0, 0), (1, 1)]
         assert all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4))
-        assert running.gate.take() == running.loop.version == 2
-        running.gate.release()
+        assert running.access.take() == running.loop.version == 2
+        running.access.release()
         assert running.loop.report is not None
         assert running.loop.report.reward_mean == 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
@@ -183,17 +187,17 @@ async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
         await hub.wait_until(lambda: len(hub.records) == 1)
-        assert running.gate.take() == 1
+        assert running.access.take() == 1
         before = np.empty(running.policy.layout.words, np.uint16)
         running.policy.snapshot(before)
-        with waiting_in(running.gate) as waits:
+        with waiting_in(running.access) as waits:
             await hub.give(*(running.delivered(f"{n}.1") for n in range(2, 4)))
             await asyncio.wait_for(asyncio.to_thread(waits.wait), timeout=30)
         during = np.empty_like(before)
         running.policy.snapshot(during)
         assert (during == before).all()
         assert running.loop.version == 1
-        running.gate.release()
+        running.access.release()
         await hub.wait_until(lambda: len(hub.records) == 2)
         after = np.empty_like(before)
         running.policy.snapshot(after)
@@ -201,15 +205,15 @@ async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
 
 
 @contextmanager
-def waiting_in(gate: MasterAccess) -> Iterator[threading.Event]:
-    """Give an event that is set when the optimizer comes to the gate."""
-    came, begin_writing = threading.Event(), gate.begin_writing
+def waiting_in(access: MasterAccess) -> Iterator[threading.Event]:
+    """Give an event that is set when the optimizer comes to write the masters."""
+    came, begin_writing = threading.Event(), access.begin_writing
 
     def watched() -> float:
         came.set()
         return begin_writing()
 
-    with mock.patch.object(gate, "begin_writing", watched):
+    with mock.patch.object(access, "begin_writing", watched):
         yield came
 
 
@@ -353,7 +357,7 @@ async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_
         with pytest.raises(TrainingError, match="3 gradients in a row"):
             await asyncio.wait_for(asyncio.shield(running.tasks[1]), timeout=30)
         assert running.loop.version == 0
-        assert running.gate.take() is None
+        assert running.access.take() is None
         await hub.wait_until(lambda: len(hub.verdicts) == 12)
         counted = Counter(verdict for _, verdict in hub.verdicts)
         assert counted == {Verdict.ACCEPTED: 6, Verdict.SUSPECT: 6}
@@ -424,7 +428,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
                     assert not any(task.done() for task in running.tasks)
                     # Nobody is told of what is not durable, and the publisher does not read it.
                     assert (running.loop.version, len(hub.records)) == (1, 1)
-                    assert running.gate.take() is None
+                    assert running.access.take() is None
                     left = {path.name for path in (state / "checkpoints").iterdir()}
                     assert "000000000001" in left
                     assert not any(name.isdecimal() for name in left - {"000000000001"})

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench.whole_versions import WholeVersion, encode_version
 from learner.training.model import load_policy
-from node.weights.assembly.apply import Stage
-from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
 
@@ -76,7 +75,7 @@ def test_a_step_arrives_bit_for_bit_and_the_model_computes_with_it(
             learner_epoch=1,
             published_at_s=0.0,
         )
-        stage = Stage(encoded.manifest, layout=layout, base=held)
+        stage = WholeVersion(encoded.manifest, layout=layout, base=held)
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, encoded.payloads[frame])

@@ -19,7 +19,7 @@ from node.rpc.channel import Purpose, classified, dial
 from node.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
-from support.rpc import METHODS, invoke
+from support.rpc import METHODS, invoke, recheck_often
 
 GET_STATUS = "/heterorl.v1.MembershipService/GetStatus"
 
@@ -153,7 +153,10 @@ async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Eve
         return refused.value
 
 
-async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(made: MadeRun) -> None:
+async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recheck_often(monkeypatch)
     where = ("--state-dir", made.directory)
     async with running_hub(made) as hub:
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:

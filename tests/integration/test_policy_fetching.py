@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.whole_versions import WholeVersion
 from heterorl.v1 import policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
@@ -15,12 +16,13 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
 from node.serving.policy_servicer import damage_first
-from node.weights.assembly.apply import DamagedFrameError, Stage
+from node.weights.assembly.apply import DamagedFrameError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.chain import plan_fresh
-from node.weights.transfer.advance import Remedy, fetch_version
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.advance import Remedy
+from node.weights.transfer.fetcher import Fetcher
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.waiting import until
@@ -107,7 +109,7 @@ async def test_a_frame_that_stays_damaged_is_given_up_after_three_attempts(
 ) -> None:
     async with policy_hub(made, tmp_path / "hub", damage=damage_first(1000)) as hub:
         hub.learner.put(hub.store, (1, 0))
-        stage = Stage(hub.learner.encode(1, 0).manifest, layout=LAYOUT, base=hub.learner.versions[0])
+        stage = WholeVersion(hub.learner.encode(1, 0).manifest, layout=LAYOUT, base=hub.learner.versions[0])
         fetcher = await hub.fetcher(Registry())
         with pytest.raises(DamagedFrameError) as damaged:
             await fetcher.fetch(await fetcher.manifest(DELTA), [2], stage.put)
@@ -150,7 +152,7 @@ async def test_a_fetch_broken_off_for_a_while_goes_on_with_every_byte_it_had(
         hub.servicer.spoil = halt
         registry = Registry()
         fetcher = await hub.fetcher(registry)
-        stage = Stage(await fetcher.manifest(ArtifactKey(1)), layout=LARGE, base=None)
+        stage = WholeVersion(await fetcher.manifest(ArtifactKey(1)), layout=LARGE, base=None)
         fetching = asyncio.create_task(
             fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
         )

@@ -16,11 +16,12 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy, fetch_version
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.advance import Remedy
+from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
-from support.policy_hub import PolicyHub, Pushes, Registry, make_fetcher, make_sources, policy_hub
+from support.policy_hub import PolicyHub, Pushes, Pushing, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import running_relay
 from support.waiting import until
 from support.weights import Learner
@@ -71,7 +72,7 @@ async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
 
     async def expect() -> None:
         async with asyncio.TaskGroup() as tasks:
-            fetcher.expect(0, tasks)
+            fetcher.prefetch(0, tasks)
             await asyncio.Event().wait()
 
     expecting = asyncio.create_task(expect())
@@ -85,7 +86,7 @@ async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
 @asynccontextmanager
 async def pushing_hub(made: MadeRun, tmp_path: Path) -> AsyncIterator[PolicyHub]:
     async with policy_hub(made, tmp_path / "hub", layout=WIDE) as hub:
-        hub.servicer.pushes = True
+        hub.servicer.pushes = Pushing.PUSHES
         yield hub
 
 
@@ -196,6 +197,19 @@ async def test_a_push_that_is_not_signed_by_the_learner_is_refused_and_the_versi
         assert sampler.registry.value("heterorl_node_source_faults_total", fault="lied") == 1
 
 
+async def test_what_a_hub_never_sends_is_fetched_after_a_while(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.weights.transfer.artifact_prefetch.PATIENCE_S", 0.1)
+    async with pushing_hub(made, tmp_path) as hub:
+        hub.servicer.pushes = Pushing.SILENT
+        async with expecting(hub) as sampler:
+            hub.learner.put(hub.store, STEP_OF_LEARNER)
+            held = await sampler.fetch()
+        assert held.version == hub.learner.versions[1].version
+        assert sampler.registry.value("heterorl_node_source_faults_total", fault="lied") == 0
+
+
 async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, tmp_path: Path) -> None:
     async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
         hub.learner.put(hub.store, (1, 0), (2, 1), (2, None))
@@ -225,7 +239,7 @@ async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path)
             first.serving.stopping.set()
             await first.serving.running
             async with policy_hub(made, tmp_path / "again", layout=WIDE, listen=address) as second:
-                second.servicer.pushes = True
+                second.servicer.pushes = Pushing.PUSHES
                 await until(lambda: second.servicer.awaited != [])
                 second.learner.put(second.store, STEP_OF_LEARNER)
                 manifest, _ = await fetcher.signed_manifest(STEP)

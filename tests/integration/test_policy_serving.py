@@ -48,7 +48,9 @@ async def test_a_request_for_frames_that_breaks_a_rule_is_refused(
         assert refused.value.reason is Reason.MALFORMED
 
 
-async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(made: MadeRun, tmp_path: Path) -> None:
+async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0))
         payloads = hub.learner.encode(1, 0).payloads
@@ -57,8 +59,10 @@ async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(made: MadeRun, t
         manifest = await fetcher.manifest(DELTA)
         got: dict[int, bytes] = {}
         await fetcher.fetch(manifest, [0, 2], got.__setitem__)
-        with pytest.raises(RefusedError) as refused:
-            await fetcher.fetch(manifest, [1], got.__setitem__)
+        with monkeypatch.context() as patched:
+            patched.setattr("node.serving.policy_servicer.RESUME_TIMEOUT_S", 0.1)
+            with pytest.raises(RefusedError) as refused:
+                await fetcher.fetch(manifest, [1], got.__setitem__)
         assert refused.value.reason is Reason.DAMAGED
         assert got == {0: payloads[0], 2: payloads[2]}
         # What waits for the frame gets it once the learner has sent it again.

@@ -10,7 +10,7 @@ from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.upload import ARTIFACTS_PER_ROUND
+from node.weights.transfer.artifact_uploader import ARTIFACTS_PER_ROUND
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, policy_hub
 from support.uploading import uploading

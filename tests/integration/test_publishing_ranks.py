@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.whole_versions import encode_version
 from learner.training.master_words import MasterWords
 from node.identity.signatures import SigningKey
-from node.weights.assembly.encode import encode_version, join
+from node.weights.assembly.encode import join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore

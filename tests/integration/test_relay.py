@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.whole_versions import WholeVersion
 from heterorl.v1 import policy_pb2
 from node.policy import ArtifactKey
-from node.weights.assembly.apply import Stage
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.advance import Remedy
 from node.weights.transfer.sources import Sources
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import RunningRelay, running_relay
@@ -135,7 +136,7 @@ async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_who
         await asyncio.to_thread(hub.learner.put, hub.store, (1, None))
         await announced(sources, 1)
         fetcher = make_fetcher(made, sources, registry, streams=8)
-        stage = Stage(await fetcher.manifest(KEYFRAME), layout=WIDE, base=None)
+        stage = WholeVersion(await fetcher.manifest(KEYFRAME), layout=WIDE, base=None)
         fetching = asyncio.create_task(
             fetcher.fetch(await fetcher.manifest(KEYFRAME), stage.missing(), stage.put)
         )

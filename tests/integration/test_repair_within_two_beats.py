@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,11 @@ from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from sampler import sampler_role as role
+from sampler.engines import torch_engine
+from sampler.engines.engine import EngineSettings
+from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.model_words import version_of
-from sampler.versions.scrub import Scrub
+from sampler.versions.memory_scrub import MemoryScrub
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.model_words import words_of
@@ -78,11 +78,13 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[TorchEngine]:
     """The engines of the samplers that are built."""
     built: list[TorchEngine] = []
 
-    def build(*arguments: Any, **options: Any) -> TorchEngine:
-        built.append(TorchEngine(*arguments, **options))
+    load = torch_engine.load
+
+    def kept(settings: EngineSettings) -> TorchEngine:
+        built.append(load(settings))
         return built[-1]
 
-    monkeypatch.setattr(role, "TorchEngine", build)
+    monkeypatch.setattr(torch_engine, "load", kept)
     return built
 
 
@@ -108,7 +110,7 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heart
         (engine,) = engines
         live, layout = engine.weights.live, engine.layout
         if noticed_by == "the coordinator":
-            monkeypatch.setattr(Scrub, "turn", lambda self, live: None)
+            monkeypatch.setattr(MemoryScrub, "check_next", lambda self, live: None)
         spoilt = live.read(layout.frames[0]).copy()
         spoilt[7] ^= 1
         before = len(ears.heartbeats)

@@ -13,7 +13,7 @@ import pytest
 from heterorl.v1 import policy_pb2
 from node.errors import Reason, StartupError
 from node.serving.policy_servicer import damage_first
-from sampler.versions.policy_disk import HELD_FILE, LOG_DIRECTORY, MARK_FILE
+from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE
 from support.identity import MadeRun, make_run
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import IN_PLACE, syncing
@@ -293,7 +293,7 @@ async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
 async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
     made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.weights.transfer.advance.MENDED_FRAMES", 0)
+    monkeypatch.setattr("node.weights.transfer.advance.REPAIRED_FRAMES", 0)
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:

@@ -13,7 +13,7 @@ import torch
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
@@ -27,7 +27,7 @@ from support.identity import MadeRun, make_run
 from support.policy_hub import Registry, WatchedServicer
 from support.rpc import serving
 from support.sampler import learner_of, learning, sampling
-from support.tiny_model import make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
 
 CLOCK = SystemClock()
@@ -77,7 +77,7 @@ async def test_groups_of_the_runs_task_arrive_graded_and_with_their_logprobs(
         drain = await learner.drain(credits=8)
         for _ in range(4):
             group = await next_group(drain)
-            check_group(group, vocabulary_size=base.vocabulary_size)
+            check_group(group, vocabulary_size=VOCABULARY_SIZE)
             assert (group.task, group.run_id, len(group.completions)) == ("addition", made.run_id, 2)
             assert base.decode(group.prompt_token_ids) == task.prompt(group.prompt_index)
             for completion in group.completions:

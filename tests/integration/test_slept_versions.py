@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.chain import PUBLIC_VERSION, plan, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.advance import Remedy, fetch_version
-from sampler.versions.held_file import save_held
-from sampler.versions.model_words import ArrayWords
-from sampler.versions.policy_disk import HELD_FILE
+from node.weights.transfer.advance import Remedy
+from sampler.engines.model_words import ArrayWords
+from sampler.versions.saved_policy import HELD_FILE
+from sampler.versions.version_files import save_held
+from support.fetching import fetch_version
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing
@@ -69,19 +72,19 @@ async def supplied_hub(published: Published) -> AsyncIterator[tuple[PolicyHub, A
 def publish_all(learner: Learner, store: ArtifactStore) -> None:
     """Publish HEAD versions as a learner does that is never short of time, with peers that far behind."""
     every = LearnerConfig.model_fields["keyframe_every_versions"].default
-    catch_up = CatchUp(
+    signer = Signer(learner.key, learner.run_id, learner.epoch)
+    catch_up = CatchUpDeltas(store, layout=TINY, words0=learner.words(0), signer=signer)
+    schedule = PublishingSchedule(
         store,
-        layout=TINY,
-        words0=learner.words(0),
-        signer=Signer(learner.key, learner.run_id, learner.epoch),
-        public_every_versions=LearnerConfig.model_fields["public_delta_every_versions"].default,
+        keyframe_every_versions=every,
+        public_delta_every_versions=LearnerConfig.model_fields["public_delta_every_versions"].default,
         longest_lag_versions=lambda: HEAD,
     )
     for version in range(1, HEAD + 1):
         learner.put(store, (version, version - 1))
-        if version % every == 0:
+        if schedule.is_keyframe_due(version):
             learner.put(store, (version, None))
-        while (key := catch_up.next_key(version)) is not None:
+        while (key := schedule.next_catch_up(version)) is not None:
             catch_up.make(learner.versions[version], key, is_superseded=lambda: False)
 
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 import torch
 
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from node.rpc.channel import REASON_KEY
 from node.tokenizer import tokenizer_digest
 from sampler.engines.torch_engine import TorchEngine

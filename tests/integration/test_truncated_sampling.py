@@ -8,8 +8,8 @@ import torch
 
 from heterorl.v1 import rollout_pb2
 from learner.intake.divergence_panel import Observed
-from learner.intake.group_verdict import AdmissionRules, judge
-from learner.intake.mismatch import LEAST_FRESH_GROUPS, MismatchBook
+from learner.intake.group_verdict import GroupRules, judge
+from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, SamplerMismatches
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepOutcome, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
@@ -88,7 +88,7 @@ def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
     model_dir: Path, policy: Policy, sampling: SamplingParameters
 ) -> None:
     group = sampled_group(model_dir, policy, sampling)
-    rules = AdmissionRules(
+    rules = GroupRules(
         run_id=group.run_id,
         layout_digest=policy.layout.digest,
         tokenizer_digest=group.tokenizer_digest,
@@ -104,10 +104,10 @@ def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
 
 def test_the_mismatch_book_sees_corrected_logprobs(model_dir: Path, policy: Policy) -> None:
     group = sampled_group(model_dir, policy, CUTS[0])
-    book = MismatchBook(QUARANTINE_NATS)
+    mismatches = SamplerMismatches(QUARANTINE_NATS)
     for name, one in {"honest": group, "mute": replace(group, logprob_mode=LogprobMode.FULL)}.items():
         (kl_nats,) = step(policy, one).kl_nats_of_groups
         for _ in range(LEAST_FRESH_GROUPS):
-            book.observe([Observed(name, kl_nats, ((0, 1.0),))])
-    assert book.quarantine("honest") is None
-    assert book.quarantine("mute") is not None
+            mismatches.observe([Observed(name, kl_nats, ((0, 1.0),))])
+    assert mismatches.quarantine("honest") is None
+    assert mismatches.quarantine("mute") is not None

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.whole_versions import WholeVersion
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.assembly.apply import Stage
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
 from node.weights.format.layout import Layout, TensorSpec
@@ -99,7 +99,7 @@ def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version
     assert merged is not None
     assert merged.base_root == HeldPolicy.of(0, rotten, layout=SMALL).version.root
     with pytest.raises(RefusedError) as refused:
-        Stage(merged, layout=SMALL, base=learner.versions[0])
+        WholeVersion(merged, layout=SMALL, base=learner.versions[0])
     assert refused.value.reason is Reason.WRONG_BASE
 
 
@@ -113,7 +113,7 @@ def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolic
     for artifact in path:
         manifest, _ = store.manifest(artifact.key)
         base = learner.versions[0] if artifact.key.base_version == PUBLIC_VERSION else policy
-        stage = Stage(manifest, layout=learner.layout, base=base)
+        stage = WholeVersion(manifest, layout=learner.layout, base=base)
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, store.read_payload(artifact.key, frame))

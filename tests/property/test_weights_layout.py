@@ -27,7 +27,7 @@ def test_frames_of_many_dtypes_tile_the_words_by_whole_elements_of_one_dtype(
         assert 1 <= frame.words <= frame_words
         assert 2 * frame.start_word % frame.dtype.element_bytes == 0
         assert 2 * frame.words % frame.dtype.element_bytes == 0
-        pieces = list(layout.pieces(number))
+        pieces = list(layout.overlaps(number))
         assert {piece.tensor.dtype for piece in pieces} == {frame.dtype}
         assert sum(piece.words for piece in pieces) == frame.words
         end += frame.words

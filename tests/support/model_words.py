@@ -5,9 +5,8 @@ import torch
 
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from sampler.engines.live_words import ModelWords
+from sampler.engines.model_words import ArrayWords, ModelWords, copy_words
 from sampler.engines.torch_words import LiveTensors
-from sampler.versions.model_words import ArrayWords, copy_words
 from support.weights import LAYOUT
 
 

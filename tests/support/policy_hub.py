@@ -1,6 +1,7 @@
 """A real hub of policy versions over mutual TLS, and the peers that talk to it."""
 
 import asyncio
+import enum
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +21,8 @@ from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.layout import Layout
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetch import Fetcher, FetchLimits
+from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.lane import FetchLimits
 from node.weights.transfer.sources import Source, Sources
 from support.clock import ManualClock
 from support.identity import MadeRun
@@ -44,15 +47,25 @@ class Registry:
         return self.value("heterorl_node_transfer_bytes_total", kind=kind, direction=direction)
 
 
+class Pushing(enum.Enum):
+    """What a hub does when it is asked for an artifact in advance."""
+
+    UNKNOWN = enum.auto()
+    """It does not know the rpc: whoever asks fetches at once."""
+    SILENT = enum.auto()
+    """It never answers: whoever asks loses its patience first, a second a version."""
+    PUSHES = enum.auto()
+
+
 class WatchedServicer(PolicyServicer):
     """Remembers what was asked and sent, and lets a test spoil the answers.
 
-    Each frame travels alone, and nothing is sent unasked unless ``pushes``.
+    Each frame travels alone. Asked in advance, it answers as ``pushes`` says.
     """
 
     def __init__(self, store: ArtifactStore, **options: Any) -> None:
         super().__init__(store, batch_bytes=0, **options)
-        self.pushes = False
+        self.pushes = Pushing.UNKNOWN
         self.awaited: list[int] = []
         """Version held by whoever asked for the next artifact, at each request."""
         self.spoil_push: Callable[[Pushes], Pushes] = lambda answers: answers
@@ -82,8 +95,11 @@ class WatchedServicer(PolicyServicer):
         self, request: policy_pb2.AwaitArtifactRequest, context: Any
     ) -> Pushes:
         self.awaited.append(request.held_version)
-        if not self.pushes:
-            await asyncio.Event().wait()
+        match self.pushes:
+            case Pushing.UNKNOWN:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+            case Pushing.SILENT:
+                await asyncio.Event().wait()
         async for answer in self.spoil_push(super().AwaitArtifact(request, context)):
             yield answer
 

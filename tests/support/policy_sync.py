@@ -18,11 +18,12 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.transfer.sources import Source
-from sampler.engines.generation import Change
+from sampler.engines.engine_thread import Change
 from sampler.engines.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
-from sampler.versions.policy_disk import PolicyDisk
+from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
+from sampler.versions.saved_policy import SavedPolicy
 from support.model_words import live_words, words_of
 from support.policy_hub import PolicyHub, Registry, make_fetcher, make_sources
 from support.waiting import until
@@ -102,20 +103,23 @@ async def syncing(
     serving.sync = PolicySync(
         make_fetcher(hub.made, known, registry, attempts=2),
         watch=known.announcements,
-        layout=hub.learner.layout,
-        weights=serving.weights,
-        in_place=state_dir.name == IN_PLACE,
-        hand_over=serving.hand_over,
-        found_damage=lambda: serving.sync.doubt(),
-        disk=PolicyDisk(
-            state_dir,
+        held=HeldVersion(
+            serving.weights,
             layout=hub.learner.layout,
-            public_key=hub.made.run.learner_public_key,
-            run_id=hub.made.run_id,
-            save_every_s=save_every_s,
-            count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
-            clock=SystemClock(),
+            in_place=state_dir.name == IN_PLACE,
+            hand_over=serving.hand_over,
+            saved=SavedPolicy(
+                state_dir,
+                layout=hub.learner.layout,
+                public_key=hub.made.run.learner_public_key,
+                run_id=hub.made.run_id,
+                save_every_s=save_every_s,
+                count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
+                clock=SystemClock(),
+            ),
         ),
+        layout=hub.learner.layout,
+        found_damage=lambda: serving.sync.doubt(),
         transfer_metrics=registry.metrics,
         metrics=SamplerMetrics(registry.registry),
         count_refusal=serving.count_refusal,

@@ -40,7 +40,7 @@ def frames_of(rank: int, *, ranks: int) -> range:
 
 def names_of(frames: range) -> set[str]:
     """Give the tensors that frames are made of: that which a rank ends in, the next may begin in."""
-    return {piece.tensor.name for frame in frames for piece in LAYOUT.pieces(frame)}
+    return {piece.tensor.name for frame in frames for piece in LAYOUT.overlaps(frame)}
 
 
 def publish_share(rank: int, ranks: int, directory: str) -> None:

@@ -5,10 +5,12 @@ import collections
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
@@ -62,7 +64,7 @@ async def serving(
     recheck_s: float = 0.02,
     handshake_s: float = 10.0,
     keepalive: Keepalive = KEEPALIVE,
-    **gate_limits: Any,
+    **rpc_limits: Any,
 ) -> AsyncIterator[Serving]:
     """Serve until the body ends, then drain."""
     refusals: collections.Counter[tuple[str, Reason]] = collections.Counter()
@@ -83,7 +85,7 @@ async def serving(
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(
-            gate=RpcLimits(**gate_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
+            rpc=RpcLimits(**rpc_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
         ),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()
@@ -96,6 +98,11 @@ async def serving(
         finally:
             is_ready.cancel()
             stopping.set()
+
+
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers with default limits recheck live streams often: who was revoked or expired is cut."""
+    monkeypatch.setattr("node.rpc.server.ServerLimits", partial(ServerLimits, recheck_s=0.05))
 
 
 def rpcs(behaviours: dict[str, Callable[..., Any]]) -> AddServicer:

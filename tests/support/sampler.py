@@ -1,6 +1,7 @@
 """A whole sampler in the background of a test, and the learner of its model."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import common_pb2
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
-from node.errors import ExitCode
-from node.process.daemon import Stage, run_daemon
+from node.exit_code import ExitCode
+from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
@@ -95,7 +96,7 @@ async def sampling(
         return [*await role.build(context), Stopper()]
 
     ending = asyncio.create_task(
-        run_daemon([Stage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
+        run_daemon([StartStage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
     )
     try:
         yield RunningSampler(registry, stop, ending)
@@ -113,7 +114,7 @@ async def learning(
         await learner.join(
             layout_digest=base.layout.digest,
             tokenizer_digest=tokenizer_digest(model_dir),
-            vocabulary_size=base.vocabulary_size,
+            vocabulary_size=json.loads((model_dir / "config.json").read_bytes())["vocab_size"],
             held=common_pb2.PolicyVersion(number=version),
         )
         yield learner

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD, END = "<pad>", "<end>"
 CHARACTERS = string.digits + "+-= " + string.ascii_lowercase
+TOKENS = (PAD, END, *CHARACTERS)
+VOCABULARY_SIZE = len(TOKENS)
 
 
 def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2) -> Path:
@@ -18,14 +20,13 @@ def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers:
     The weights are large enough (std 0.2) that the next-token distribution is far from uniform,
     so that a wrong position, mask or stale cache shows in the logprobs.
     """
-    tokens = [PAD, END, *CHARACTERS]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)  # type: ignore[no-untyped-call]
     saved.save_pretrained(directory)
     config = Qwen3Config(
-        vocab_size=len(tokens),
+        vocab_size=VOCABULARY_SIZE,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from node.rpc.channel import Purpose, dial
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.upload import Uploader
+from node.weights.transfer.artifact_uploader import ArtifactUploader
 from support.identity import MadeRun
 from support.policy_hub import Registry
 
@@ -19,7 +19,9 @@ async def uploading(
     registry = Registry()
     control = dial(address, made.learner, purpose=Purpose.CONTROL, now=made.made_at_s)
     bulk = [dial(address, made.learner, purpose=Purpose.BULK, now=made.made_at_s) for _ in range(channels)]
-    uploader = Uploader(store, control=control, bulk=bulk, metrics=registry.metrics, random=lambda: 0.01)
+    uploader = ArtifactUploader(
+        store, control=control, bulk=bulk, metrics=registry.metrics, random=lambda: 0.01
+    )
     stopping = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:

@@ -13,8 +13,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
-from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_gap
 from node.weights.codec.planes import encode_planes, encode_step_planes

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.whole_versions import EncodedVersion, encode_version
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
-from node.weights.assembly.encode import EncodedVersion, encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -37,7 +37,7 @@ def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) 
 
 
 def manifest_of_sizes(sizes: Sequence[int], *, version: int = 1, base_version: int = 0) -> Manifest:
-    """Give a manifest of which only the sizes of the payloads matter."""
+    """Return a manifest of which only the sizes of the payloads matter."""
     frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)
     return Manifest("example", 1, bytes(16), version, bytes(16), base_version, bytes(16), 0.0, frames)
 
@@ -49,7 +49,7 @@ def random_words(seed: int, *, layout: Layout = LAYOUT) -> Words:
 
 
 def drifted(words: Words, seed: int, *, share: float = 0.02) -> Words:
-    """Give the weights after a step: a share of the words moved by a unit or two."""
+    """Return the weights after a step: a share of the words moved by a unit or two."""
     random = np.random.default_rng(seed)
     moved = np.flatnonzero(random.random(words.size) < share)
     new = words.copy()
@@ -79,7 +79,7 @@ class Learner:
         return self.versions[version].words
 
     def encode(self, version: int, base: int | None) -> EncodedVersion:
-        """Give the artifact ``base`` -> ``version``; None: a keyframe."""
+        """Return the artifact ``base`` -> ``version``; None: a keyframe."""
         words = self.words(version)
         return encode_version(
             words,
@@ -92,7 +92,7 @@ class Learner:
         )
 
     def signed(self, version: int, base: int | None) -> tuple[bytes, tuple[bytes, ...]]:
-        """Give the signed manifest and the payloads of such an artifact."""
+        """Return the signed manifest and the payloads of such an artifact."""
         encoded = self.encode(version, base)
         return sign(encoded.manifest, self.key), encoded.payloads
 
@@ -119,7 +119,7 @@ class Learner:
 
 
 def keys(store: ArtifactStore) -> list[tuple[int, int]]:
-    """Give what a store announces, as (version, base version)."""
+    """Return what a store announces, as (version, base version)."""
     announcement = store.announcement()
     return (
         [] if announcement is None else [(a.key.version, a.key.base_version) for a in announcement.artifacts]
@@ -127,7 +127,7 @@ def keys(store: ArtifactStore) -> list[tuple[int, int]]:
 
 
 def frames_file(directory: Path, key: ArtifactKey, *, room: str = "complete") -> Path:
-    """Give where a store keeps an artifact's payloads."""
+    """Return where a store keeps an artifact's payloads."""
     return directory / room / f"{key.version}-{'key' if key.is_keyframe else key.base_version}" / "frames"
 
 
@@ -139,5 +139,5 @@ def flip_bit(path: Path, byte: int) -> None:
 
 
 def offsets(payloads: Sequence[bytes]) -> list[int]:
-    """Give where each payload starts in the frames file."""
+    """Return where each payload starts in the frames file."""
     return [sum(map(len, payloads[:i])) for i in range(len(payloads))]

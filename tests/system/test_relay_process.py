@@ -19,8 +19,9 @@ from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy, fetch_version
+from node.weights.transfer.advance import Remedy
 from node.weights.transfer.sources import Source, Sources
+from support.fetching import fetch_version
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.policy_hub import Registry, make_fetcher, make_sources, policy_hub

@@ -1,1 +1,1 @@
-"""Versions put together: words to coded frames, and payloads back to words."""
+"""Puts versions together: words to coded frames, and payloads back to words."""

@@ -1,12 +1,12 @@
-"""A new version of the weights -> coded frames -> its manifest. CPU work: call it in a thread.
+"""Codes a new version of the weights into frames, and makes its manifest. CPU work: call it in a thread.
 
     new words of a frame --+
                            +--> code_frames() --> CodedFrames --> join() --> manifest, to be signed
     its base words --------+         |
                                      `--> payloads, in order, to where they are kept
 
-Frames are independent. Whoever can give the words of some frames codes those, wherever the others
-are: each rank of a sharded learner its own, and one of them joins what all of them coded and signs.
+Frames are independent. Each rank of a sharded learner codes the frames it has words of; one rank joins what
+all of them coded, and signs.
 """
 
 from collections import deque
@@ -16,31 +16,22 @@ from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
-from node.weights.assembly.held import HeldPolicy, check_size
 from node.weights.codec.frame_codec import encode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import FrameRecord, Manifest
 
 FrameWords = Callable[[int], Words]
-"""Gives the words of one frame of some version; in several threads at once, each for another frame."""
+"""Returns the words of one frame of a version. Called in several threads at once, each for another frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedFrame:
-    """What a manifest needs of a frame; its payload is where it is kept."""
+    """What a manifest needs of a frame. Its payload is kept elsewhere."""
 
     record: FrameRecord
     digest: int
     """``words_digest`` of the new words."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedVersion:
-    """An artifact in memory: ``payloads[i]`` is what ``manifest.frames[i]`` describes."""
-
-    manifest: Manifest
-    payloads: tuple[bytes, ...]
 
 
 def code_frames(
@@ -53,15 +44,15 @@ def code_frames(
     executor: Executor | None,
     under_way: int,
 ) -> tuple[CodedFrame, ...]:
-    """Code each of ``frames`` as small as it gets, and give what became of them in the same order.
+    """Code each of ``frames`` as small as possible; return them in the same order.
 
-    When this ends, however it ends, no thread calls ``new`` or ``base`` any more.
+    When this returns or raises, no thread calls ``new`` or ``base`` any more.
 
     Args:
-        base: what the receiver holds; None makes frames of a keyframe.
+        base: what the receiver holds; None: the frames are of a keyframe.
         put: takes the payloads, in order, in this thread.
-        executor: threads that share the frames, without the interpreter lock; None: only this one.
-        under_way: frames begun and not yet put, at most: what bounds the memory.
+        executor: threads that share the frames and release the interpreter lock; None: this thread alone.
+        under_way: frames begun and not yet put, at most; it bounds the memory.
     Raises:
         RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
     """
@@ -100,10 +91,10 @@ def join(
     learner_epoch: int,
     published_at_s: float,
 ) -> Manifest:
-    """Make one manifest of all frames of the layout, in order.
+    """Return the manifest of all frames of the layout, in order.
 
     Args:
-        base: whose words all of them were coded against; None: a keyframe.
+        base: the version all frames were coded against; None: a keyframe.
     Raises:
         ValueError: frames are missing, or ``version`` is not newer than its base.
     """
@@ -124,46 +115,6 @@ def join(
         published_at_s=published_at_s,
         frames=tuple(frame.record for frame in coded),
     )
-
-
-def encode_version(
-    words: Words,
-    *,
-    version: int,
-    base: HeldPolicy | None,
-    layout: Layout,
-    run_id: str,
-    learner_epoch: int,
-    published_at_s: float,
-    executor: Executor | None = None,
-) -> EncodedVersion:
-    """Code words that are in memory, whole, and keep the payloads there too.
-
-    Raises:
-        RefusedError: as ``code_frames``.
-        ValueError: the words are not of this layout, or ``version`` is not newer than its base.
-    """
-    check_size(words, layout)
-    payloads: list[bytes] = []
-    coded = code_frames(
-        range(len(layout.frames)),
-        new=lambda frame: words[layout.frames[frame].slice],
-        base=None if base is None else base.frame_words(layout),
-        layout=layout,
-        put=payloads.append,
-        executor=executor,
-        under_way=len(layout.frames),
-    )
-    manifest = join(
-        coded,
-        version=version,
-        base=None if base is None else base.version,
-        layout=layout,
-        run_id=run_id,
-        learner_epoch=learner_epoch,
-        published_at_s=published_at_s,
-    )
-    return EncodedVersion(manifest, tuple(payloads))
 
 
 def _code(

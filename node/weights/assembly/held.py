@@ -12,14 +12,14 @@ from node.weights.format.layout import Layout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPolicy:
-    """The words of one version, and the root computed from them. Nobody writes to them while it is held."""
+    """The words of one version, and the root computed from them. The words are not written while held."""
 
     version: PolicyVersion
     words: Words
 
     @classmethod
     def of(cls, number: int, words: Words, *, layout: Layout) -> "HeldPolicy":
-        """Name ``words`` version ``number``; what they are is said by the root.
+        """Return ``words`` as version ``number``, with the root computed from them.
 
         Raises:
             ValueError: the words are not of this layout.
@@ -29,7 +29,7 @@ class HeldPolicy:
         return cls(PolicyVersion(number, version_root(layout.digest, digests)), words)
 
     def frame_words(self, layout: Layout) -> Callable[[int], Words]:
-        """Give what gives the words of a frame."""
+        """Return a function that returns a frame's words."""
         return lambda number: self.words[layout.frames[number].slice]
 
 

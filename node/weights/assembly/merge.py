@@ -1,7 +1,7 @@
-"""A delta over many versions, made frame by frame: never more than one frame of the old words in memory.
+"""Makes a delta over many versions, with at most one frame of the old words in memory.
 
-The old words are not kept anywhere. Those of a frame are made again from the public base model (or a
-keyframe) and the deltas after it, which the store has; those of the head are in memory.
+The old words are not kept. Those of a frame are rebuilt from the public base model (or a keyframe) and the
+deltas after it, which the store has. Those of the head are in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,18 +31,18 @@ def merge_version(
     put: Callable[[bytes], object],
     is_superseded: Callable[[], bool],
 ) -> Manifest | None:
-    """Code ``head`` against an older version; None if it is superseded before that is done.
+    """Code ``head`` against an older version; return None if it is superseded before that is done.
 
     Args:
         base_frame: of ``base_version``; called once for each frame, in order.
         put: takes the payloads, in order.
         is_superseded: asked after each frame.
     Raises:
-        RefusedError: DAMAGED, if the words of ``head`` are no longer those it is named after; and whatever
-            ``base_frame`` and ``put`` raise.
+        RefusedError: DAMAGED: the words of ``head`` have changed in memory; and whatever ``base_frame`` and
+            ``put`` raise.
     """
-    # The root is that of the words coded against: if they are not those of the version after all, no
-    # receiver starts from them.
+    # The base root is computed from the words coded against. If they are not those of the version after all,
+    # no receiver has this base, and none starts from it.
     base_digests: list[int] = []
 
     def base(frame: int) -> Words:
@@ -81,12 +81,12 @@ def merge_version(
 def stored_version(
     store: ArtifactStore, version: int, *, layout: Layout, words0: Words
 ) -> Iterator[FrameWords]:
-    """Make the frames of an old version available for the time of the body.
+    """Yield a function that rebuilds frames of an old version, whose artifacts stay for the time of the body.
 
     Args:
         words0: the public base model; may be a memory map, of which a frame is read at a time.
     Raises:
-        RefusedError: UNKNOWN_VERSION, if the store does not lead there; in the body, DAMAGED and others.
+        RefusedError: UNKNOWN_VERSION: nothing stored leads there; in the body, DAMAGED and others.
     """
     announcement = store.announcement()
     artifacts = () if announcement is None else announcement.artifacts

@@ -1,1 +1,1 @@
-"""Frames of words to payloads and back."""
+"""Codes frames of words as payloads, and decodes them."""

@@ -1,4 +1,4 @@
-"""One frame of words <-> the bytes of its payload.
+"""Codes one frame of words as a payload, and decodes it.
 
     codec                 base    payload
     UNCHANGED             needed  nothing: the words are those of the base
@@ -9,13 +9,13 @@
     PLANES                none    elements of other widths, byte by byte, in one zstd frame
     STEP_PLANES           needed  their steps, likewise
 
-A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so that every
-word is reproduced whatever it means. Nine changes in ten are one step up or down. GAP is half as
-long again, but what it says depends on no word of the base: two of them can be merged by someone
-who has neither version. proto/WEIGHTS.md has every field.
+A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so every word is
+reproduced whatever it means. Nine changes in ten are a step of 1 up or down. A GAP payload is 1.5 times
+as long, but does not depend on the words of the base: two of them can be merged by a peer that has
+neither version. proto/WEIGHTS.md has every field.
 
-A payload comes from a stranger until its digest was checked, and from a possibly faulty learner
-after that: every count is compared with the words of the frame before anything is made of it.
+Until its digest is checked a payload may come from a stranger, and afterwards from a faulty learner: every
+count is compared with the words of the frame before it is used.
 """
 
 import struct
@@ -39,14 +39,14 @@ from node.weights.format.payload_codec import Codec, payload_limit
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """A payload and how to read it; and what was learnt of the words on the way."""
+    """A payload, its codec, and what coding found out about the words."""
 
     codec: Codec
     payload: bytes
     digest: int
     """``words_digest`` of the words."""
     is_finite: bool
-    """None of the elements is a NaN or an infinity."""
+    """No element is a NaN or an infinity."""
 
 
 # A GAP payload is u32 gap bytes, u32 large steps, then: gap bytes, the unchanged words before the next
@@ -58,19 +58,19 @@ _NO_STEP: Final = 0xFFFF
 """The largest step is -2^15, whose zigzag - 1 is one less: this one would wrap to a step of zero."""
 _GAP_HEADER: Final = struct.Struct("<II")
 _TRAINED_BITS: Final = 12
-"""A change of training costs 4 to 9 bits, exponent-conditioned; above, zstd may see a pattern."""
+"""A change by training costs 4 to 9 bits, exponent-conditioned; above, zstd may find a pattern."""
 _FEW_BITS: Final = 512
-"""What the fields of a frame with few changes may cost besides. zstd's own header is 12 bytes."""
+"""What the other fields of a frame with few changes may cost. zstd's own header is 12 bytes."""
 _LEVEL: Final = 1
-"""zstd level. Gaps are all but random: level 3 saves 2 % of a frame, level 19 6 % in thrice the time."""
+"""zstd level. Gaps are nearly random: level 3 saves 2 % of a frame, level 19 6 % in three times the time."""
 
 
 def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:
-    """Code ``words`` as the smallest payload.
+    """Return ``words`` coded as the smallest payload.
 
     Args:
         base: what the receiver holds, or None.
-        dtype: of the elements; decides what is tried, and what is finite.
+        dtype: of the elements; decides which codecs are tried, and what is finite.
     """
     if dtype.element_bytes != 2:
         codec, payload = _encode_elements(words, base=base, element_bytes=dtype.element_bytes)
@@ -80,7 +80,7 @@ def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -
         return EncodedFrame(codec, payload, words_digest(words), _is_finite(words, dtype))
     delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
     codec, payload = _smallest(delta, words, base=base)
-    # Seen on the way, for the dtype there is most of.
+    # Coding has found it out for the most common dtype.
     is_finite = delta.is_finite if dtype is BFLOAT16 else _is_finite(words, dtype)
     return EncodedFrame(codec, payload, delta.digest, is_finite)
 
@@ -126,7 +126,7 @@ def _size(candidate: tuple[Codec, bytes]) -> int:
 
 
 def encode_gap(words: Words, *, base: Words) -> bytes:
-    """Give the GAP payload that makes ``words`` of ``base``, which differ: for those who will merge it."""
+    """Return the GAP payload that makes ``words`` from ``base``, which must differ."""
     changed = _changed(base, words)
     skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
     ends = np.cumsum(skips + 1) - 1
@@ -143,14 +143,14 @@ def encode_gap(words: Words, *, base: Words) -> bytes:
 def decode_frame(
     codec: Codec, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype = BFLOAT16
 ) -> int:
-    """Write the words of a payload to ``out``, whose size is the frame's; give their ``words_digest``.
+    """Write the words of a payload to ``out``, which has the frame's size; return their ``words_digest``.
 
     Args:
         base: the words the payload was coded against; needed if ``codec.needs_base``.
         out: overwritten; worthless if this raises. Must not overlap ``base``.
         dtype: of the elements; any codec may come with any dtype.
     Raises:
-        RefusedError: MALFORMED, if the payload is not what an encoder makes.
+        RefusedError: MALFORMED: no encoder makes this payload.
         ValueError: the base is missing or has another size; the words do not hold whole elements.
     """
     if len(payload) > payload_limit(codec, out.size):
@@ -188,7 +188,7 @@ def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> 
 
 
 def _changed(base: Words, words: Words) -> NDArray[np.intp]:
-    """Give the positions that differ, in order; looks at four words at a time."""
+    """Return the positions that differ, in order. Compares four words at a time."""
     wide = base.size & ~3
     hits = np.flatnonzero(base[:wide].view(np.uint64) != words[:wide].view(np.uint64))
     near = (4 * hits[:, None] + np.arange(4)).ravel()
@@ -245,7 +245,7 @@ def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:
 
 
 def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
-    """Give the content of exactly one zstd frame that says its size, after that size was found to be fair."""
+    """Return the content of exactly one zstd frame, after checking the size and window that it declares."""
     try:
         promised = zstandard.get_frame_parameters(data)
         if not 0 <= promised.content_size <= limit_bytes:

@@ -1,6 +1,6 @@
-"""bfloat16 words as the two bytes that a keyframe keeps apart: sign and mantissa, all but random; exponent.
+"""Splits bfloat16 words into the two bytes of a keyframe: sign and mantissa, nearly random, and exponent.
 
-Making the words is most of a keyframe's cost to a sampler, so the C kernel does it where there is one.
+Joining them is most of a keyframe's cost to a sampler, so the C kernel does it where there is one.
 """
 
 import functools
@@ -17,13 +17,13 @@ _kernel = functools.cache(kernels.load)
 
 
 def split_words(words: Words) -> tuple[bytes, bytes]:
-    """Give sign and mantissa, and the exponents, a byte of each per word."""
+    """Return sign and mantissa, and the exponents, a byte per word each."""
     rest = ((words >> 8) & 0x80 | words & 0x7F).astype(np.uint8)
     return rest.tobytes(), (words >> _EXPONENT_SHIFT).astype(np.uint8).tobytes()
 
 
 def join_words(rest: bytes, exponents: bytes, *, out: Words) -> int:
-    """Write the words to ``out``, of which there is a byte each, and give their ``words_digest``."""
+    """Write the words made of a byte of each to ``out``; return their ``words_digest``."""
     kernel = _kernel()
     if kernel is not None:
         return kernel.join(rest, exponents, out=out).digest or words_digest(out)

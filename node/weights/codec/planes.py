@@ -1,7 +1,7 @@
-"""Frames of elements that are not two bytes wide: all lowest bytes, all the next ones, in one zstd frame.
+"""Codes elements that are not two bytes wide as planes: all lowest bytes, all the next ones, in a zstd frame.
 
-Neighbouring elements have similar high bytes, and a training step moves low bytes only. A step is new - old
-modulo the width of an element, on the raw bits, zigzag: z = 2 * step, or -2 * step - 1 if it goes down.
+Neighbouring elements have similar high bytes, and a training step changes low bytes only. A step is new - old
+on the raw bits modulo the width of an element, in zigzag: z = 2 * step, or -2 * step - 1 if it goes down.
 """
 
 from typing import Any, Final
@@ -15,28 +15,28 @@ from node.weights.format.digests import Words
 Elements = NDArray[np.unsignedinteger[Any]]
 
 _LEVEL: Final = 1
-"""zstd level. The planes that compress do so at any level; the others never do."""
+"""zstd level. Planes that compress do so at any level; the others never do."""
 
 
 def encode_planes(words: Words, *, element_bytes: int) -> bytes:
-    """Give the elements, plane by plane."""
+    """Return the elements, plane by plane."""
     return _compress(_elements(words, element_bytes))
 
 
 def encode_step_planes(words: Words, *, base: Words, element_bytes: int) -> bytes:
-    """Give what makes the elements of those of ``base``, plane by plane."""
+    """Return the steps from the elements of ``base``, plane by plane."""
     step = _elements(words, element_bytes) - _elements(base, element_bytes)
     down = step.view(f"<i{element_bytes}") >> (8 * element_bytes - 1)
     return _compress((step << 1) ^ down.view(step.dtype))
 
 
 def write_planes(plain: bytes, out: Words, *, element_bytes: int) -> None:
-    """Write elements of their planes: 2 bytes for each word of ``out``."""
+    """Write the elements of some planes, which have 2 bytes for each word of ``out``."""
     _elements(out, element_bytes)[:] = _joined(plain, element_bytes)
 
 
 def add_step_planes(plain: bytes, out: Words, *, element_bytes: int) -> int:
-    """Add steps to the elements of ``out``, and give how many there are that change something."""
+    """Add steps to the elements of ``out``; return how many of them are not zero."""
     zigzag, elements = _joined(plain, element_bytes), _elements(out, element_bytes)
     elements += (zigzag >> 1) ^ -(zigzag & 1)
     return int(np.count_nonzero(zigzag))

@@ -1,1 +1,1 @@
-"""What a version is: dtypes, canonical order, frames, digests, the signed manifest."""
+"""What a version is: dtypes, layout, frames, digests, the signed manifest."""

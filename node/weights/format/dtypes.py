@@ -1,6 +1,6 @@
-"""The dtypes a tensor may be published in: how wide an element is, and which of its bits are no number.
+"""The dtypes a tensor may be published in: the width of an element, and which bits are a NaN or an infinity.
 
-Their names are torch's. Everything is told by bits, because numpy has no bfloat16 and no 8-bit floats.
+Their names are torch's. They are described by bits, because numpy has no bfloat16 and no 8-bit floats.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ class Dtype:
 
     @property
     def unit_words(self) -> int:
-        """Words that hold whole elements."""
+        """The fewest words that hold whole elements."""
         return max(1, self.element_bytes // 2)
 
     def words(self, elements: int) -> int:
-        """Give the words that many elements take; what is over in the last is zero."""
+        """Return the words that so many elements take; spare bits of the last word are zero."""
         return (elements * self.element_bytes + 1) // 2
 
     def first_not_finite(self, words: Words) -> int | None:
-        """Give the first element of ``words`` that is a NaN or an infinity; None if all are finite."""
+        """Return the first element of ``words`` that is a NaN or an infinity; None if all are finite."""
         if not self.is_floating:
             return None
         bits = words.view(f"<u{self.element_bytes}") & self.mask
@@ -41,7 +41,7 @@ class Dtype:
 
 
 def _floating(name: str, element_bytes: int, infinity: int) -> Dtype:
-    """Give a dtype whose bits, the sign aside, are no number from ``infinity`` on."""
+    """Return a dtype whose bits, the sign aside, are not finite from ``infinity`` on."""
     mask = (1 << (8 * element_bytes - 1)) - 1
     return Dtype(name, element_bytes, is_floating=True, mask=mask, lowest=infinity, highest=mask)
 

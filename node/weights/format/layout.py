@@ -1,12 +1,11 @@
-"""The canonical order of a model's words, and its cut into frames.
+"""The layout of a model: the canonical order of its words, and how they are cut into frames.
 
-A version is one flat array of words: every tensor, row-major, those with the widest elements first,
-each dtype together, sorted by the bytes of their names. So elements are aligned, and a frame has one
-dtype. Where elements are single bytes, a word has two, and the last of a tensor may be half empty.
+A version is one flat array of words: all tensors, row-major, ordered by dtype with the widest elements
+first, then by the bytes of their names. So elements are aligned, and a frame has one dtype. Single-byte
+elements share a word by two, and the last word of a tensor may be half empty.
 
-A frame is what is coded, hashed, fetched and repaired alone: so many words of one dtype, wherever
-tensors begin and end. Both sides derive the layout from the model they have; it never travels, only
-its digest does.
+A frame is coded, hashed, fetched and repaired alone: a number of words of one dtype, wherever tensors
+begin and end. Both sides derive the layout from their copy of the model. Only its digest is sent.
 
     tensors   a [40] b [10] c [7]     d [100]            frame_words = 50
     frames    |---- 50 ----|---- 50 ----|---- 50 ----|- 7 -|
@@ -68,12 +67,12 @@ class FrameSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a frame and a tensor have in common."""
+class Overlap:
+    """The words that a frame and a tensor have in common."""
 
     tensor: TensorSpan
     tensor_word: int
-    """Where it starts, counted from the start of the tensor."""
+    """Where they start, counted from the start of the tensor."""
     frame_word: int
     """And from the start of the frame."""
     words: int
@@ -92,12 +91,12 @@ class Layout:
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":
-        """Lay out ``specs``, given in any order.
+        """Return the layout of ``specs``, given in any order.
 
         Raises:
-            RefusedError: LAYOUT_MISMATCH for a dtype that cannot be coded; MALFORMED for a name or
-                shape that breaks a rule or a name that comes twice; OVER_LIMIT for too many frames,
-                or some too large or too small for an element.
+            RefusedError: LAYOUT_MISMATCH: a dtype cannot be coded; MALFORMED: a name or shape breaks a
+                rule, or a name comes twice; OVER_LIMIT: too many frames, or frames too large, or too
+                small for an element.
         """
         if not 1 <= frame_words <= limits.FRAME_WORDS:
             raise RefusedError(
@@ -126,11 +125,11 @@ class Layout:
         return cls(tuple(tensors), tuple(frames), start, _digest(tensors, frame_words))
 
     def tensor_at(self, word: int) -> TensorSpan:
-        """Give the tensor that ``word`` of the flat array belongs to."""
+        """Return the tensor that ``word`` of the flat array belongs to."""
         return self.tensors[self._tensor_number_at(word)]
 
-    def pieces(self, frame: int) -> Iterator[Piece]:
-        """Give what a frame is made of, in order."""
+    def overlaps(self, frame: int) -> Iterator[Overlap]:
+        """Yield the parts of tensors that make up a frame, in order."""
         span = self.frames[frame]
         end = span.start_word + span.words
         for number in range(self._tensor_number_at(span.start_word), len(self.tensors)):
@@ -139,7 +138,7 @@ class Layout:
                 return
             start = max(tensor.start_word, span.start_word)
             words = min(tensor.start_word + tensor.words, end) - start
-            yield Piece(tensor, start - tensor.start_word, start - span.start_word, words)
+            yield Overlap(tensor, start - tensor.start_word, start - span.start_word, words)
 
     def _tensor_number_at(self, word: int) -> int:
         return bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1
@@ -150,7 +149,7 @@ def _dtype_order(spec: TensorSpec) -> tuple[int, str]:
 
 
 def _cut_words(frame_words: int, dtype: Dtype) -> int:
-    """Give the most words of a frame that hold whole elements."""
+    """Return the most words, up to ``frame_words``, that hold whole elements."""
     return frame_words // dtype.unit_words * dtype.unit_words
 
 

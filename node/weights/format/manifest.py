@@ -1,17 +1,16 @@
-"""What one artifact is: a small signed table that says how every frame is coded and what it makes.
+"""The manifest of an artifact: a small signed table of how every frame is coded and what it makes.
 
     signed     = manifest | Ed25519 signature over DOMAIN + manifest
     manifest   = magic | learner epoch | version | base version | published at | layout digest
                  | root | base root | frame count | length of run id | run id | frame*
     frame      = codec 4 bits, payload bytes 28 bits | check of the new words u32 | payload digest 16
 
-All little-endian and packed; no optional part, so that equal manifests are equal bytes. A frame does
-not say what it starts from: the base root does for all of them, and whoever holds that version has
-compared it. Nor does it have the whole digest of what it makes: the root is made of those of all
-frames, and whoever has put the version together compares it. The manifest is checked in this order:
-length, signature, structure, run, and by whoever knows the model, layout. Whether the version is
-wanted (newer than what is held, from a live learner) is the business of ``HighWater`` in
-node/weights/store/high_water.py.
+All fields are little-endian and packed. No part is optional, so equal manifests are equal bytes. A frame
+does not say what it starts from: the base root does for all frames, and a peer that holds that version
+has compared it. A frame does not have the whole digest of what it makes either: the root is made of the
+digests of all frames, and a peer compares it once the version is complete. A manifest is checked in this
+order: length, signature, structure, run and, by a peer that knows the model, layout. Whether the version
+is acceptable (newer than what is held, from a live learner) is decided by ``store.high_water``.
 """
 
 import math
@@ -51,13 +50,13 @@ class FrameRecord:
     payload_digest: bytes
 
     def makes(self, digest: int) -> bool:
-        """Say whether words of this ``words_digest`` are those it makes."""
+        """Return whether words with this ``words_digest`` are those it makes."""
         return words_check(digest) == self.new_check
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One artifact. A value that was parsed or encoded here contradicts neither itself nor a limit."""
+    """One artifact. A manifest parsed or encoded here is consistent and within the limits."""
 
     run_id: str
     learner_epoch: int
@@ -90,10 +89,10 @@ class Manifest:
         return Artifact(self.key, self.size_bytes)
 
     def check_layout(self, layout: Layout) -> None:
-        """Refuse a manifest that was made for another model than ``layout`` describes.
+        """Refuse a manifest made for another model than ``layout`` describes.
 
         Raises:
-            RefusedError: LAYOUT_MISMATCH; OVER_LIMIT if a payload is larger than its frame allows.
+            RefusedError: LAYOUT_MISMATCH; OVER_LIMIT: a payload is larger than its frame allows.
         """
         if self.layout_digest != layout.digest or len(self.frames) != len(layout.frames):
             raise RefusedError(
@@ -110,7 +109,7 @@ class Manifest:
                 )
 
     def to_bytes(self) -> bytes:
-        """Give the canonical bytes, without signature."""
+        """Return the canonical bytes, without signature."""
         run_id = self.run_id.encode()
         header = _HEADER.pack(
             _MAGIC,
@@ -132,13 +131,13 @@ class Manifest:
 
 
 def sign(manifest: Manifest, key: SigningKey) -> bytes:
-    """Give the signed manifest as it is stored and sent."""
+    """Return the signed manifest as it is stored and sent."""
     message = manifest.to_bytes()
     return message + key.sign(DOMAIN, message)
 
 
 def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
-    """Give the manifest inside ``signed``, if the run's learner signed it for this run.
+    """Return the manifest inside ``signed``, if the run's learner signed it for this run.
 
     Raises:
         RefusedError: OVER_LIMIT, BAD_SIGNATURE, MALFORMED or FOREIGN_RUN, checked in that order.
@@ -156,10 +155,10 @@ def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
 
 
 def parse(message: bytes) -> Manifest:
-    """Give the manifest whose canonical bytes are ``message``.
+    """Return the manifest whose canonical bytes are ``message``.
 
     Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; whatever the bytes are, nothing else.
+        RefusedError: MALFORMED or OVER_LIMIT. Nothing else is raised, whatever the bytes are.
     """
     if len(message) < _HEADER.size:
         raise _malformed(f"{len(message)} bytes are no header")

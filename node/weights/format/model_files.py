@@ -1,22 +1,20 @@
-"""In which dtype a model's own files hold each tensor: that is the dtype it is published in.
+"""The dtypes of a model's own safetensors files: each tensor is published in the dtype its file has.
 
 Learner and sampler load the same directory, each in the dtype it computes with; what they exchange
-must not depend on that. Only the headers of the safetensors files are read.
+must not depend on that. Only the headers of the files are read, without torch.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel
+from safetensors import SafetensorError, safe_open
 
 from node.weights.format.dtypes import BFLOAT16, DTYPES
-
-_HEADER_BYTES: Final = 100_000_000
-"""As safetensors itself allows."""
 
 _NAMES: Final = {
     "BF16": "bfloat16",
@@ -30,14 +28,6 @@ _NAMES: Final = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 """Floating dtypes of safetensors by torch's names."""
-
-
-class _Entry(BaseModel):
-    dtype: str
-    shape: list[Annotated[int, Field(ge=0)]]
-
-
-_HEADER: Final = TypeAdapter(dict[str, _Entry | dict[str, str]])
 
 
 class _Index(BaseModel):
@@ -54,24 +44,24 @@ class StoredDtypes:
 
     @classmethod
     def of(cls, model_dir: Path) -> "StoredDtypes":
-        """Read them.
+        """Read them from the files that transformers would load.
 
         Raises:
-            ValueError: a file is not what safetensors makes.
+            ValueError: a file is not what safetensors makes, or is cut short.
             OSError: a file cannot be read.
         """
         by_name: dict[str, str] = {}
         elements: Counter[str] = Counter()
         for path in _files(model_dir):
-            for name, entry in _header(path).items():
-                if isinstance(entry, _Entry) and entry.dtype in _NAMES:
-                    by_name[name] = _NAMES[entry.dtype]
-                    elements[by_name[name]] += prod(entry.shape)
+            for name, dtype, shape in _tensors(path):
+                if dtype in _NAMES:
+                    by_name[name] = _NAMES[dtype]
+                    elements[by_name[name]] += prod(shape)
         most = max(elements, key=lambda dtype: (elements[dtype], dtype), default=BFLOAT16.name)
         return cls(by_name, most)
 
     def published(self, names: Iterable[str], *, held: str) -> str:
-        """Give the dtype that a tensor with these names, one of them or more, is published in.
+        """Return the dtype that a tensor with these names, one of them or more, is published in.
 
         Args:
             held: what it has in memory; kept, unless it is floating.
@@ -83,7 +73,6 @@ class StoredDtypes:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Give the files that transformers would load."""
     whole, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
     if whole.exists() or not index.exists():
         return [whole]
@@ -91,9 +80,13 @@ def _files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in sorted(names)]
 
 
-def _header(path: Path) -> dict[str, _Entry | dict[str, str]]:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > _HEADER_BYTES:
-            raise ValueError(f"{path} has a header of {size} bytes")
-        return _HEADER.validate_json(file.read(size))
+def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, dtype and shape of every tensor in a file."""
+    with path.open("rb"):  # for the system's own OSError: that of safetensors has neither number nor path
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    tensor = file.get_slice(name)
+                    yield name, tensor.get_dtype(), tensor.get_shape()
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from error

@@ -1,6 +1,6 @@
-"""The codecs a frame may be coded with, and how long a payload of each may be.
+"""The codecs a frame may be coded with, and the size limit of their payloads.
 
-``node.weights.codec.frame_codec`` codes and decodes them.
+``node.weights.codec.frame_codec`` encodes and decodes them.
 """
 
 import enum
@@ -23,5 +23,5 @@ class Codec(enum.IntEnum):
 
 
 def payload_limit(codec: Codec, words: int) -> int:
-    """Give the most payload bytes an honest encoder makes of ``words``: it falls back to RAW beyond."""
+    """Return the most payload bytes an honest encoder makes of ``words``: beyond, it falls back to RAW."""
     return 0 if codec is Codec.UNCHANGED else 2 * words

@@ -1,1 +1,1 @@
-"""What to fetch, make and keep: chains, catch-up deltas, retention, pursuit of a moving head; pure."""
+"""Plans what to fetch, make and keep: chains, catch-up deltas, retention, pursuit of a moving head; pure."""

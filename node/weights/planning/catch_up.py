@@ -1,14 +1,14 @@
-"""Which deltas over many versions are worth making for those who fell behind; pure.
+"""Plans deltas over many versions for peers that fell behind; pure.
 
     versions      ... 56 57 58 59 60 61 62 63 64          head: 64
     level 2       56 --> 60 --> 64                        from one multiple of 4 to the next
     level 3       56 ----------> 64                       of 8, and so on
     public        0 -------------------------------> 64   of ``public_every_versions``
 
-With every level there is a way over any lag of k versions in about 2 log2 k artifacts. A level is
-made only while some peer is that far behind: it costs the learner's uplink about a third of the
-steps it replaces. Numbers may be missing; a level then goes from the first version published after
-a multiple to the first after the next.
+With all levels a peer catches up over a lag of k versions in about 2 log2 k artifacts. A level is
+made only while some peer is that far behind, because it costs the learner's uplink about a third of
+the steps it replaces. Version numbers may be missing; a level then goes from the first version
+published after a multiple to the first after the next.
 """
 
 from collections.abc import Iterable
@@ -18,20 +18,20 @@ from node.policy import Artifact, ArtifactKey
 from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
 
 FIRST_LEVEL: Final = 2
-"""Two or three steps merged are hardly smaller than one after the other (measured: 0.85 of two)."""
+"""Two or three merged steps are hardly smaller than the steps themselves (measured: 0.85 of two)."""
 
 LAST_LEVEL: Final = 9
-"""Beyond 512 versions the public base model is as near."""
+"""Beyond 512 versions a delta from the public base model costs no more."""
 
 
 def next_base(
     head: int, artifacts: Iterable[Artifact], *, longest_lag_versions: int, public_every_versions: int
 ) -> int | None:
-    """Give the version from which the next delta to ``head`` should start; None: there are enough.
+    """Return the version from which the next delta to ``head`` should start; None: there are enough.
 
     Args:
         head: the newest version published.
-        artifacts: everything retained; a base is only named where its words can be made from them.
+        artifacts: everything retained; only a base whose words can be made from them is returned.
         longest_lag_versions: of any peer.
         public_every_versions: distance between deltas from the public base model.
     """
@@ -46,7 +46,7 @@ def next_base(
 
 
 def _bases(head: int, versions: list[int], longest_lag_versions: int, public_every: int) -> Iterable[int]:
-    """Give every base there should be a delta from, the longest strides first."""
+    """Yield every base there should be a delta from, the longest stride first."""
     if len(versions) < 2 or versions[-1] != head:
         return
     previous = versions[-2]

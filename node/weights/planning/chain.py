@@ -1,8 +1,8 @@
-"""The cheapest way from what is held to what is wanted, by bytes.
+"""Plans the cheapest chain of artifacts from a version held to a version wanted, by bytes; pure.
 
-Versions are nodes, artifacts are edges from a base to a newer version; a keyframe starts at
-NO_BASE, where everyone can be at no cost. Edges only lead to larger numbers, so taking them in
-the order of the version they make is a shortest path already.
+Versions are nodes, and artifacts are edges from a base to a newer version. A keyframe starts at
+NO_BASE, where every peer can start at no cost. Edges only lead to larger numbers, so visiting them
+in the order of the version they make yields the shortest path.
 """
 
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from typing import Final
 from node.policy import NO_BASE, Artifact
 
 PUBLIC_VERSION: Final = 0
-"""The base model, which every peer has on disk: with NO_BASE, where a peer without weights starts."""
+"""The base model, which every peer has on disk. A peer without weights starts here or at NO_BASE."""
 
 
 def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
-    """Give the artifacts to apply, in order, to get from version ``held`` to ``head``.
+    """Return the artifacts to apply, in order, to get from version ``held`` to ``head``.
 
-    The fewest bytes; among equals, the fewest artifacts.
+    The chain has the fewest bytes; among equals, the fewest artifacts.
 
     Args:
         held: a version number, or NO_BASE.
         artifacts: what can be had, in any order.
     Returns:
-        Empty if ``head`` is held; None if there is no way, which includes every way back.
+        Empty if ``head`` is held; None if there is no chain, as for any older version.
     """
     if head < held:
         return None
@@ -41,8 +41,8 @@ def plan_catch_up(
         held: a version number, or NO_BASE.
         head: where to get to.
         artifacts: what can be had, in any order.
-        artifact_cost_bytes: what each artifact costs beside its bytes: what the peer's line could have
-            carried while it asked. Fewer, larger artifacts are then cheaper on a long line.
+        artifact_cost_bytes: what each artifact costs besides its bytes: what the peer's link could have
+            carried while it asked. On a long link fewer, larger artifacts are then cheaper.
     """
     if head < held:
         return None
@@ -50,12 +50,12 @@ def plan_catch_up(
 
 
 def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
-    """Give the cheapest way to ``head`` for a peer that has nothing but the public base model."""
+    """Return the cheapest chain to ``head`` for a peer that has only the public base model."""
     return _cheapest((PUBLIC_VERSION, NO_BASE), head, artifacts)
 
 
 def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
-    """Give the newest version that such a peer can get to; None if there is no way to any."""
+    """Return the newest version that a peer with only the public base model can reach; None: none."""
     reached = {PUBLIC_VERSION, NO_BASE}
     newest = None
     for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
@@ -65,19 +65,29 @@ def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
     return newest
 
 
-def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
-    """Give the local artifacts that a hub with ``remote`` should get, most wanted first.
+def upload_path(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
+    """Return the local artifacts that move a hub with ``remote`` to ``head`` with the fewest bytes sent.
 
-    First what moves the hub to ``head`` with the fewest bytes sent, in the order to apply; then,
-    for late joiners, the newest delta from the public base model and the newest keyframe; then,
-    newest first, whatever else the hub lacks and would retain: nothing that starts before its
-    oldest keyframe.
+    Returns:
+        In the order to apply; empty if the hub can get there already, or cannot.
     """
-    local = tuple(local)
+    has = {artifact.key for artifact in remote}
+    at_no_cost = [Artifact(key, 0) for key in has]
+    lacks = [artifact for artifact in local if artifact.key not in has]
+    path = plan_fresh(head, [*at_no_cost, *lacks]) or ()
+    return tuple(artifact for artifact in path if artifact.key not in has)
+
+
+def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
+    """Return the local artifacts that a hub with ``remote`` should get, most urgent first.
+
+    First the ``upload_path``; then, for late joiners, the newest delta from the public base model and
+    the newest keyframe; then, newest first, whatever else the hub lacks and would retain: nothing that
+    starts before its oldest keyframe.
+    """
+    local, remote = tuple(local), tuple(remote)
     has = {artifact.key for artifact in remote}
     lacks = [artifact for artifact in local if artifact.key not in has]
-    at_no_cost = [Artifact(key, 0) for key in has]
-    path = plan_fresh(head, [*at_no_cost, *lacks]) or ()
     oldest = min((key.version for key in has if key.is_keyframe), default=NO_BASE)
     rest = [
         artifact
@@ -87,13 +97,14 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
     keyframes = [artifact for artifact in rest if artifact.key.is_keyframe]
     from_public = sorted((a for a in local if a.key.base_version == PUBLIC_VERSION), key=lambda a: a.key)
     fresh = [a for a in from_public[-1:] if a.key not in has and a.key.version >= oldest]
-    return tuple(dict.fromkeys([a for a in path if a.key not in has] + fresh + keyframes[:1] + rest))
+    path = upload_path(local, remote=remote, head=head)
+    return tuple(dict.fromkeys([*path, *fresh, *keyframes[:1], *rest]))
 
 
 def _cheapest(
     starts: Iterable[int], head: int, artifacts: Iterable[Artifact], artifact_cost_bytes: int = 0
 ) -> tuple[Artifact, ...] | None:
-    # Cost (bytes, artifacts) and last artifact of the cheapest way to each version reached so far.
+    # Cost (bytes, artifacts) and last artifact of the cheapest chain to each version reached so far.
     reached: dict[int, tuple[int, int, Artifact | None]] = {start: (0, 0, None) for start in starts}
     for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
         start = reached.get(artifact.key.base_version)

@@ -1,9 +1,9 @@
-"""How long the line to the sources takes, measured by this peer's own fetches; pure.
+"""Estimates how long fetches over the link to the sources take, from this peer's own fetches; pure.
 
-    asked --round trip--> manifest --round trip--> first byte --bytes / rate--> whole
+    asked --round trip--> manifest --round trip--> first byte --bytes / rate--> complete
 
-A rising round trip is believed at once and a falling one slowly: to hold a far source for a near one
-costs a fetch, the other way round a little patience.
+The estimate follows a rising round trip at once and a falling one slowly. Taking a far source for a near
+one costs a whole fetch; the opposite mistake costs a little waiting.
 """
 
 import math
@@ -11,37 +11,37 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 _DECAY: Final = 1 / 8
-"""How much of the difference a shorter round trip takes away, as in TCP's smoothed one."""
+"""Weight of a shorter round trip in the estimate, as in TCP's smoothed round trip."""
 
 _MEASURABLE_BYTES: Final = 256 << 10
 _MEASURABLE_S: Final = 0.02
-"""Less than this, or faster, came in one burst and says nothing of the rate."""
+"""Fewer bytes, or a shorter time, are one burst and say nothing about the rate."""
 
 _MOST_COST_BYTES: Final = 1 << 40
-"""What a line whose rate is not known carries in a round trip: so much that only round trips count."""
+"""What a link of unknown rate is taken to carry in a round trip: so much that only round trips count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Round trip and rate as measured; ``Line()``: nothing was."""
+class Link:
+    """Round trip and rate as measured; ``Link()``: nothing measured yet."""
 
     round_trip_s: float = 0.0
-    """From a question to its answer, the server's own time included; 0: not measured."""
+    """From a request to its answer, the server's own time included; 0: not measured."""
     bytes_per_s: float = math.inf
-    """Of all connections together, between the first byte of a fetch and its last."""
+    """Of all connections together, from the first byte of a fetch to its last."""
 
-    def answered(self, took_s: float) -> "Line":
-        """Note how long an answer took that needed no work."""
+    def answered(self, took_s: float) -> "Link":
+        """Return the link after an answer that needed no work and took so long."""
         rises = took_s >= self.round_trip_s
         step_s = (took_s - self.round_trip_s) * (1.0 if rises else _DECAY)
         return replace(self, round_trip_s=self.round_trip_s + step_s)
 
-    def silent(self, for_s: float) -> "Line":
-        """Note that an answer did not come for so long."""
+    def silent(self, for_s: float) -> "Link":
+        """Return the link after no answer came for so long."""
         return replace(self, round_trip_s=max(self.round_trip_s, for_s))
 
-    def carried(self, size_bytes: int, *, took_s: float) -> "Line":
-        """Note how long bytes took from the first to the last."""
+    def carried(self, size_bytes: int, *, took_s: float) -> "Link":
+        """Return the link after bytes that took so long from the first to the last."""
         if size_bytes < _MEASURABLE_BYTES or took_s < _MEASURABLE_S:
             return self
         measured = size_bytes / took_s
@@ -54,7 +54,7 @@ class Line:
 
     @property
     def artifact_cost_bytes(self) -> int:
-        """Bytes the line carries in a round trip; 0 where none was measured."""
+        """Bytes the link carries in a round trip; 0: no round trip was measured."""
         if not self.round_trip_s:
             return 0
         return int(min(self.round_trip_s * self.bytes_per_s, _MOST_COST_BYTES))
@@ -62,49 +62,49 @@ class Line:
 
 @dataclass(slots=True)
 class Progress:
-    """How far one fetch has come. Times are seconds on one clock that only grows."""
+    """The progress of one fetch. Times are seconds on one monotonic clock."""
 
     began_at_s: float
     size_bytes: int = 0
-    """Of the artifact; 0 before its manifest is there."""
+    """Of the artifact; 0 before its manifest arrives."""
     signed_at_s: float | None = None
-    """When the manifest came."""
+    """When the manifest arrived."""
     arrived_bytes: int = 0
     first_at_s: float = 0.0
     last_at_s: float = 0.0
-    """When the first and the last bytes came."""
+    """When the first and the last bytes arrived."""
 
     def signed(self, size_bytes: int, *, now: float) -> None:
-        """Note the manifest."""
+        """Record the manifest."""
         self.signed_at_s, self.size_bytes = now, size_bytes
 
     def arrived(self, size_bytes: int, *, now: float) -> None:
-        """Note bytes."""
+        """Record arrived bytes."""
         if not self.arrived_bytes:
             self.first_at_s = now
         self.arrived_bytes += size_bytes
         self.last_at_s = now
 
     def silence_s(self, now: float) -> float:
-        """Return for how long nothing has come."""
+        """Return for how long nothing has arrived."""
         return now - max(self.began_at_s, self.signed_at_s or 0.0, self.last_at_s)
 
-    def remaining_s(self, line: Line, *, size_bytes: int, now: float) -> float:
-        """Return the seconds until the fetch is whole, as far as one can know.
+    def remaining_s(self, link: Link, *, size_bytes: int, now: float) -> float:
+        """Return an estimate of the seconds until the fetch is complete.
 
-        What is overdue is expected to take as long again as it has been silent.
+        An overdue fetch is expected to take as long again as it has been silent.
 
         Args:
-            line: as measured, by this fetch too.
-            size_bytes: of the artifact as announced, until its manifest says so.
+            link: as measured, including by this fetch.
+            size_bytes: of the artifact as announced; used until its manifest arrives.
             now: on the clock of the other times.
         """
         left_bytes = max(0, (self.size_bytes or size_bytes) - self.arrived_bytes)
         if self.arrived_bytes:
-            rate = min(line.bytes_per_s, self.arrived_bytes / max(self.last_at_s - self.first_at_s, 1e-3))
+            rate = min(link.bytes_per_s, self.arrived_bytes / max(self.last_at_s - self.first_at_s, 1e-3))
             due_at_s = self.last_at_s + left_bytes / rate
         elif self.signed_at_s is not None:
-            due_at_s = self.signed_at_s + line.seconds(left_bytes, round_trips=1)
+            due_at_s = self.signed_at_s + link.seconds(left_bytes, round_trips=1)
         else:
-            due_at_s = self.began_at_s + line.seconds(left_bytes, round_trips=2)
+            due_at_s = self.began_at_s + link.seconds(left_bytes, round_trips=2)
         return max(due_at_s - now, self.silence_s(now))

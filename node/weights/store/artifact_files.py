@@ -3,8 +3,8 @@
     <directory>/manifest    as signed
     <directory>/frames      payload i at the sum of the sizes before it
 
-Which frames are there is not written down: after a crash every payload is hashed again, so that
-no journal can disagree with the data.
+No file says which frames are present: after a crash every payload is hashed again, so no journal can
+disagree with the data.
 """
 
 import os
@@ -28,16 +28,16 @@ _FRAMES = "frames"
 
 
 class Draft:
-    """Payloads of an artifact that is being made here, one after the other; its manifest comes last."""
+    """The payloads of an artifact being made here, in order; its manifest comes last."""
 
-    def __init__(self, room: Path) -> None:
-        """Begin an empty one in the directory ``room``.
+    def __init__(self, parent: Path) -> None:
+        """Create an empty file in the directory ``parent``.
 
         Raises:
             RefusedError: DISK.
         """
         with _cannot_be_stored("a version that is being made"):
-            descriptor, name = tempfile.mkstemp(prefix="draft-", dir=room)
+            descriptor, name = tempfile.mkstemp(prefix="draft-", dir=parent)
         self._file = os.fdopen(descriptor, "wb")
         self.path = Path(name)
         self.size_bytes = 0
@@ -53,7 +53,7 @@ class Draft:
         self.size_bytes += len(payload)
 
     def finish(self) -> None:
-        """Write what is still in memory; nothing can be appended any more.
+        """Flush and close the file; nothing can be appended any more.
 
         Raises:
             RefusedError: DISK.
@@ -62,14 +62,14 @@ class Draft:
             self._file.close()
 
     def close(self) -> None:
-        """Remove it, unless it became an artifact."""
+        """Remove the file, unless it became an artifact."""
         with suppress(OSError):  # What a full disk did not take is thrown away here.
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 class ArtifactFiles:
-    """Reads and writes one artifact. The store moves its directory and serialises who calls what."""
+    """Reads and writes one artifact. The store serialises the calls."""
 
     def __init__(self, directory: Path, signed: bytes, manifest: Manifest) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class ArtifactFiles:
 
     @classmethod
     def create(cls, directory: Path, signed: bytes, manifest: Manifest) -> "ArtifactFiles":
-        """Make the directory with its manifest, on disk before this returns."""
+        """Create the directory with its manifest. Both are on disk when this returns."""
         shutil.rmtree(directory, ignore_errors=True)  # What a full disk left of an earlier attempt.
         directory.mkdir()
         (directory / _FRAMES).touch()
@@ -90,13 +90,13 @@ class ArtifactFiles:
 
     @classmethod
     def load(cls, directory: Path, *, public_key: bytes, run_id: str, whole: bool) -> "ArtifactFiles":
-        """Read what an earlier process left.
+        """Load what an earlier process left.
 
         Args:
-            whole: the directory was complete, so that its frames are hashed when they are read;
-                otherwise they are hashed now.
+            whole: the artifact was complete: its frames are hashed when they are read. Otherwise they
+                are hashed now.
         Raises:
-            RefusedError: the manifest is not what it was.
+            RefusedError: the manifest is damaged, or of another run.
             OSError: a file cannot be read.
         """
         signed = (directory / _MANIFEST).read_bytes()
@@ -119,18 +119,18 @@ class ArtifactFiles:
         return bool(self._present[frame])
 
     def missing(self) -> tuple[int, ...]:
-        """Give the frames whose payload is not here."""
+        """Return the frames whose payload is missing."""
         return tuple(np.flatnonzero(~self._present).tolist())
 
     def open(self) -> BinaryIO | None:
-        """Give the payloads to read from, wherever the directory goes meanwhile; None if they are gone."""
+        """Open the payloads, which stay readable wherever the directory is moved; None: they are gone."""
         try:
             return (self.directory / _FRAMES).open("rb", buffering=0)
         except OSError:
             return None
 
     def read(self, file: BinaryIO, frame: int) -> bytes | None:
-        """Give the payload of a frame, and close; None if its bytes are not what was written."""
+        """Return the payload of a frame and close ``file``; None: it fails its digest."""
         with file:
             try:
                 payload = self._pread(file.fileno(), frame)
@@ -139,7 +139,7 @@ class ArtifactFiles:
         return payload if self._is_intact(frame, payload) else None
 
     def write(self, frame: int, payload: bytes) -> None:
-        """Write the payload of a frame; it survives a crash only once ``sync`` returned.
+        """Write the payload of a frame. It survives a crash once ``sync`` has returned.
 
         Raises:
             RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
@@ -161,10 +161,10 @@ class ArtifactFiles:
         self._present[frame] = True
 
     def adopt(self, draft: Draft) -> None:
-        """Make the payloads of a draft this artifact's: by name at once, by content once ``sync`` returned.
+        """Take over the payloads of a draft. They survive a crash once ``sync`` has returned.
 
         Raises:
-            ValueError: they are not what the manifest speaks of.
+            ValueError: they are not of the size that the manifest says.
             OSError: they could not be moved.
         """
         if draft.size_bytes != self.manifest.size_bytes:
@@ -172,9 +172,9 @@ class ArtifactFiles:
         durable.rename(draft.path, self.directory / _FRAMES)
         self._present[:] = True
 
-    def move(self, room: Path) -> None:
-        """Move the directory into another; it has moved for good when this returns."""
-        source, target = self.directory, room / self.directory.name
+    def move(self, parent: Path) -> None:
+        """Move the directory into ``parent``. The move survives a crash when this returns."""
+        source, target = self.directory, parent / self.directory.name
         try:
             durable.rename(source, target)
         finally:
@@ -182,11 +182,11 @@ class ArtifactFiles:
                 self.directory = target
 
     def forget(self, frame: int) -> None:
-        """Count a frame as missing from now on."""
+        """Mark a frame as missing."""
         self._present[frame] = False
 
     def sync(self) -> None:
-        """Return when the payloads are on disk."""
+        """Wait until the payloads are on disk."""
         durable.sync(self.directory / _FRAMES)
 
     def _pread(self, descriptor: int, frame: int) -> bytes:
@@ -198,13 +198,13 @@ class ArtifactFiles:
 
 
 def directory_name(key: ArtifactKey) -> str:
-    """Give what an artifact's directory is called."""
+    """Return the name of an artifact's directory."""
     return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
 
 
 @contextmanager
 def disk_errors_refused(key: ArtifactKey) -> Iterator[None]:
-    """Turn what the disk says of an artifact into RefusedError: DISK."""
+    """Turn an OSError of the body into RefusedError: DISK, which names the artifact."""
     with _cannot_be_stored(f"version {key.version} from {key.base_version}"):
         yield
 

@@ -1,4 +1,4 @@
-"""The artifacts a peer retains on disk, and which of them the world is told of.
+"""The artifacts a peer retains on disk, and which of them it announces.
 
     offer -> incoming/ --last frame verified, fsync, rename--> complete/ --retention--> gone
                  ^                                                |
@@ -7,7 +7,7 @@
 Only what is in complete/ is announced. The head is the newest version that a peer with nothing
 but the public base model can get to; once announced it never goes back, across restarts too
 (``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
-A relay announces what is arriving too, and whoever asks for a frame of it waits: a chain of relays
+A relay also announces what is arriving, and whoever asks for a frame of it waits: a chain of relays
 then takes hardly longer than one.
 
 Every method may block on the disk and may be called from any thread: not from an event loop,
@@ -15,7 +15,6 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 """
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -24,18 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node import durable, limits
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.chain import newest_reachable
 from node.weights.planning.retention import surplus
-from node.weights.store.artifact_files import (
-    ArtifactFiles,
-    Draft,
-    directory_name,
-    disk_errors_refused,
-)
+from node.weights.store.artifact_directories import ArtifactDirectories
+from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.store.listeners import Listeners
 from node.weights.store.offers import admit_offer
@@ -43,14 +37,11 @@ from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
-INCOMING_ARTIFACTS: Final = 64
-"""Unfinished offers kept; an honest learner has a handful."""
-
 _HEAD_FILE: Final = "head.json"
 
 
 class ArtifactStore:
-    """Offers in, verified frames in, verified frames out."""
+    """Takes offers and verified frames in, and hands verified frames out."""
 
     def __init__(
         self,
@@ -61,32 +52,27 @@ class ArtifactStore:
         retained_keyframes: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open ``root``, made if need be, and take up what an earlier process left there.
+        """Open ``root``, made if need be, and load what an earlier process left there.
 
         Args:
             retained_keyframes: at least 1; what starts before the oldest of them is removed.
-            monotonic: seconds; what was asked for lingers by it.
+            monotonic: the clock that lingering is measured by, seconds.
         Raises:
             StartupError: the directory cannot be used.
         """
         self._root = root
-        self._complete = root / "complete"
-        self._incoming = root / "incoming"
-        self._scratch = root / "scratch"
         self._public_key = public_key
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
         self._arriving: set[ArtifactKey] = set()
-        self._quarantined: set[ArtifactKey] = set()
-        """Whole once, with a frame that is damaged on disk: it is sent again."""
         self._lock = threading.Lock()
-        self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
         self.readers = Readers(monotonic=monotonic)
         self._listeners = Listeners()
         self._frame_listeners = Listeners()
         self._announcement: Announcement | None = None
         try:
-            self._mark = self._recover()
+            self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
+            self._mark = self._load_mark()
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -94,64 +80,64 @@ class ArtifactStore:
             ) from error
 
     def announcement(self) -> Announcement | None:
-        """Give the head and every artifact that can be fetched; None before the first version."""
+        """Return the head and every artifact that can be fetched; None before the first version."""
         return self._announcement
 
     def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
-        return self._listeners.hearing(listener)
+        return self._listeners.listening(listener)
 
     def whole(self) -> tuple[Artifact, ...]:
-        """Give every artifact of which no frame is missing, whatever is announced."""
+        """Return every complete artifact, announced or not."""
         with self._lock:
-            whole = (a.manifest.artifact for a in self._artifacts.values() if self._is_complete(a))
-            return tuple(sorted(whole, key=lambda artifact: artifact.key))
+            whole = self._directories.complete_artifacts()
+            return tuple(whole[key] for key in sorted(whole))
 
-    def hearing_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
+    def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
-        return self._frame_listeners.hearing(listener)
+        return self._frame_listeners.listening(listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
-        """Announce an offered artifact while its frames arrive, or only once it is whole.
+        """Announce an offered artifact while its frames arrive, or only once it is complete.
 
         Raises:
             RefusedError: UNKNOWN_VERSION; DISK.
         """
         with self._lock, disk_errors_refused(key):
             if is_arriving:
-                self._find(key)
+                self._directories.find(key)
                 self._arriving.add(key)
             else:
                 self._arriving.discard(key)
             self._announce()
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
-        """Say whether a frame is here.
+        """Return whether a frame is here.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return self._find(key).has(frame)
+        return self._directories.find(key).has(frame)
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
-        """Say whether a frame is on its way here.
+        """Return whether a frame is on its way here.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return key in self._arriving and not self._find(key).has(frame)
+        return key in self._arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
-        """Give room for the payloads of an artifact that this process makes; ``put_version`` takes it.
+        """Return a draft for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
         Raises:
             RefusedError: DISK.
         """
-        return closing(Draft(self._scratch))
+        return closing(self._directories.draft())
 
     def put_version(self, signed: bytes, draft: Draft) -> None:
-        """Make a whole artifact of its manifest and its payloads, and make it visible.
+        """Store an artifact from its manifest and its payloads, and announce it.
 
         Raises:
             RefusedError: as ``offer``.
@@ -162,83 +148,83 @@ class ArtifactStore:
         if not missing:
             return
         with self._lock, disk_errors_refused(manifest.key):
-            artifact = self._find(manifest.key)
+            artifact = self._directories.find(manifest.key)
             artifact.adopt(draft)
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
         self._finish(artifact)
 
     def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
-        """Make room for an artifact, and give its manifest and the frames that are missing.
+        """Prepare for an artifact; return its manifest and the frames that are missing.
 
         Raises:
             RefusedError: BAD_SIGNATURE, MALFORMED, FOREIGN_RUN, OVER_LIMIT; FENCED by a newer epoch;
-                ROLLBACK, if the version is older than the head or another policy has its number; DISK.
+                ROLLBACK: the version is older than the head, or another policy has its number; DISK.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
         with self._lock, disk_errors_refused(manifest.key):
-            known = self._artifacts.get(manifest.key)
+            known = self._directories.get(manifest.key)
             if known is None or known.signed != signed:
-                retained = [artifact.manifest for artifact in self._artifacts.values()]
+                retained = [artifact.manifest for artifact in self._directories]
                 forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
                 self._raise_epoch(manifest.learner_epoch)
                 for key in forked:
-                    self._remove(key)
+                    self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
-                if known is None or not self._is_complete(known):
-                    self._create(manifest, signed)
-            artifact = self._artifacts[manifest.key]
+                if known is None or not self._directories.is_complete(known):
+                    self._directories.create(manifest, signed)
+            artifact = self._directories.find(manifest.key)
         if artifact.is_whole:
             self._finish(artifact)
         return manifest, artifact.missing()
 
     def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
-        """Store one payload; with the last one the artifact becomes visible.
+        """Store one payload. With the last one the artifact is complete and announced.
 
         Raises:
-            RefusedError: UNKNOWN_VERSION, if it was not offered; DAMAGED; DISK.
+            RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
-        self._frame_listeners.tell()
+        self._frame_listeners.notify()
         if artifact.is_whole:
             self._finish(artifact)
 
     def missing(self, key: ArtifactKey) -> tuple[int, ...]:
-        """Give the frames an offered artifact lacks.
+        """Return the frames an offered artifact lacks.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lock:
-            return self._find(key).missing()
+            return self._directories.find(key).missing()
 
     def manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
-        """Give the manifest of an artifact, parsed and as signed.
+        """Return the manifest of an artifact, parsed and as signed.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             return artifact.manifest, artifact.signed
 
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
-        """Give a payload whose digest was checked just now: what a disk did to it meanwhile is found.
+        """Return a payload after checking its digest, which finds what the disk has damaged since.
 
         Raises:
-            RefusedError: UNKNOWN_VERSION, also where the frame is missing and nothing more of its artifact
-                arrives; DAMAGED, if the payload fails its digest.
+            RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
+                arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
         with self._lock:
-            artifact = self._find(key)
+            artifact = self._directories.find(key)
             is_here = artifact.has(frame)
-            if not is_here and key not in self._arriving | self._quarantined:
-                # Whoever waits for it here may wait for ever: a relay goes on with what is newer.
+            if not is_here and not (key in self._arriving or self._directories.is_quarantined(key)):
+                # Waiting for it could take for ever: a relay may have left it for something newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
-                    f"version {key.version} from {key.base_version} is not whole here and not on its way",
+                    f"version {key.version} from {key.base_version} is incomplete here and not on its way",
                     fix="plan again from a new announcement",
                 )
             # Opened under the lock: the directory may be moved or removed while it is read.
@@ -256,78 +242,42 @@ class ArtifactStore:
         return payload
 
     def lease(self, key: ArtifactKey, *, lingers: bool = False) -> AbstractContextManager[None]:
-        """Keep an artifact from being removed while it is read; it may go at the next change after that.
+        """Keep an artifact from being removed for the time of the body.
 
         Args:
-            key: which.
-            lingers: its reader will come back for more: it may go only ``LINGER_S`` later.
+            lingers: its reader is expected back for more: it stays ``LINGER_S`` longer.
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
-        return self.readers.reading(key, find=lambda: self._find(key), lingers=lingers)
-
-    def _find(self, key: ArtifactKey) -> ArtifactFiles:
-        artifact = self._artifacts.get(key)
-        if artifact is None:
-            raise RefusedError(
-                Reason.UNKNOWN_VERSION,
-                f"version {key.version} from {key.base_version} is not here",
-                fix="plan again from a new announcement",
-            )
-        return artifact
-
-    def _is_complete(self, artifact: ArtifactFiles) -> bool:
-        return artifact.directory.parent == self._complete
-
-    def _create(self, manifest: Manifest, signed: bytes) -> None:
-        self._remove(manifest.key)
-        self._bound_incoming()
-        if len(self._artifacts) >= limits.ARTIFACTS_PER_ANNOUNCEMENT:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"{len(self._artifacts)} artifacts are retained already",
-                fix="publish keyframes, so that what is older can go",
-            )
-        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
-        self._artifacts[manifest.key] = artifact
-        artifact.move(self._incoming)
-
-    def _bound_incoming(self) -> None:
-        """Make room for one more unfinished artifact: the oldest version goes."""
-        incoming = sorted(key for key, artifact in self._artifacts.items() if not self._is_complete(artifact))
-        for key in incoming[: max(0, len(incoming) + 1 - INCOMING_ARTIFACTS)]:
-            self._remove(key)
+        return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 
     def _finish(self, artifact: ArtifactFiles) -> None:
-        """Make a whole artifact visible. The lock is not held while the disk is waited for."""
+        """Announce a whole artifact once it is on disk. The lock is not held during the sync."""
         with disk_errors_refused(artifact.manifest.key):
             artifact.sync()
             with self._lock:
-                current = self._artifacts.get(artifact.manifest.key) is artifact
-                if current and artifact.is_whole and not self._is_complete(artifact):
-                    artifact.move(self._complete)
-                    self._quarantined.discard(artifact.manifest.key)
+                is_current = self._directories.is_current(artifact)
+                if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
+                    self._directories.complete(artifact)
                     self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
         with self._lock:
             artifact.forget(frame)
             key = artifact.manifest.key
-            if self._artifacts.get(key) is artifact and self._is_complete(artifact):
+            if self._directories.is_current(artifact) and self._directories.is_complete(artifact):
                 logger.warning(
                     "a frame on disk is damaged",
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
-                artifact.move(self._incoming)
-                self._quarantined.add(key)
+                self._directories.quarantine(artifact)
                 self._announce()
 
     def _announce(self) -> None:
-        """Remove what is surplus, move the head on, and tell the listeners if anything changed."""
-        complete = {k: a.manifest.artifact for k, a in self._artifacts.items() if self._is_complete(a)}
-        visible = {
-            k: a.manifest.artifact for k, a in self._artifacts.items() if k in complete or k in self._arriving
-        }
+        """Remove what is surplus, advance the head, and notify the listeners if anything changed."""
+        complete = self._directories.complete_artifacts()
+        manifests = {artifact.manifest.key: artifact.manifest for artifact in self._directories}
+        visible = {k: m.artifact for k, m in manifests.items() if k in complete or k in self._arriving}
         newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
@@ -336,11 +286,11 @@ class ArtifactStore:
         if head is None:
             return
         goes = surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes)
-        for key in self.readers.leavable(goes):
-            artifact = self.readers.unless_read(key, partial(self._artifacts.pop, key))
+        for key in self.readers.removable(goes):
+            artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:
                 del visible[key]
-                self._discard(artifact)
+                self._directories.discard(artifact)
         announcement = Announcement(
             head=head.policy_version,
             learner_epoch=head.learner_epoch,
@@ -349,11 +299,11 @@ class ArtifactStore:
         )
         if announcement != self._announcement:
             self._announcement = announcement
-            self._listeners.tell()
+            self._listeners.notify()
 
     def _head_of(self, number: int) -> Head:
-        manifests = (artifact.manifest for artifact in self._artifacts.values())
-        manifest = max((m for m in manifests if m.version == number), key=lambda m: m.learner_epoch)
+        manifests = (a.manifest for a in self._directories if a.manifest.version == number)
+        manifest = max(manifests, key=lambda manifest: manifest.learner_epoch)
         return Head(
             number=number,
             root=manifest.root.hex(),
@@ -369,56 +319,12 @@ class ArtifactStore:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _remove(self, key: ArtifactKey) -> None:
-        artifact = self._artifacts.pop(key, None)
-        if artifact is not None:
-            self._discard(artifact)
-
-    def _discard(self, artifact: ArtifactFiles) -> None:
-        self._quarantined.discard(artifact.manifest.key)
-        # By way of scratch/: a directory half removed is never mistaken for an artifact.
-        artifact.move(self._scratch)
-        # What cannot be removed now is removed at the next start.
-        shutil.rmtree(artifact.directory, ignore_errors=True)
-
-    def _recover(self) -> StoreMark:
-        if self._scratch.exists():
-            shutil.rmtree(self._scratch)
-        for room in (self._complete, self._incoming, self._scratch):
-            durable.make_directory(room)
-        for room in (self._complete, self._incoming):
-            for directory in sorted(room.iterdir()):
-                self._recover_artifact(directory, whole=room == self._complete)
+    def _load_mark(self) -> StoreMark:
         try:
             return StoreMark.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
                 "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
             )
-            epochs = (artifact.manifest.learner_epoch for artifact in self._artifacts.values())
+            epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
             return StoreMark(learner_epoch=max(epochs, default=0))
-
-    def _recover_artifact(self, directory: Path, *, whole: bool) -> None:
-        try:
-            artifact = ArtifactFiles.load(
-                directory, public_key=self._public_key, run_id=self._run_id, whole=whole
-            )
-            if directory.name != directory_name(artifact.manifest.key):
-                raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
-        except (RefusedError, OSError) as error:
-            logger.warning(
-                "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}
-            )
-            shutil.rmtree(directory)
-            return
-        if artifact.manifest.key in self._artifacts:
-            # Without power between the syncs of a move it is in both rooms.
-            shutil.rmtree(directory)
-            return
-        self._artifacts[artifact.manifest.key] = artifact
-        if artifact.is_whole and not whole:
-            artifact.sync()
-            artifact.move(self._complete)
-        elif whole and not artifact.is_whole:
-            shutil.rmtree(self._incoming / directory.name, ignore_errors=True)
-            artifact.move(self._incoming)

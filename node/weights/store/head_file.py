@@ -1,4 +1,4 @@
-"""What a store must remember even if every artifact is lost: the newest epoch and the head announced."""
+"""The file a store keeps even if every artifact is lost: newest learner epoch, and announced head."""
 
 from pathlib import Path
 from typing import Self
@@ -26,12 +26,12 @@ class Head(BaseModel):
 
 
 class StoreMark(BaseModel):
-    """The content of the file."""
+    """The content of the file: how far this peer has ever come."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learner_epoch: int = Field(default=0, ge=0)
-    """Newest epoch an offer was admitted from."""
+    """The newest epoch that an offer was admitted from."""
     head: Head | None = None
 
     @property
@@ -40,7 +40,7 @@ class StoreMark(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the mark; the first one if there is no file.
+        """Read the mark; return an empty one if there is no file.
 
         Raises:
             ValueError: the file is damaged.
@@ -52,5 +52,5 @@ class StoreMark(BaseModel):
             return cls()
 
     def save(self, path: Path) -> None:
-        """Replace the file; the new mark is on disk before this returns."""
+        """Replace the file. The mark is on disk when this returns."""
         durable.write(path, self.model_dump_json().encode())

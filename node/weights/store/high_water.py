@@ -1,14 +1,14 @@
-"""The newest policy ever believed: nothing older, and nothing else of that number, is believed again.
+"""The newest policy ever accepted: nothing older, and no other policy of that number, is accepted again.
 
 A signature says who made a version, not when. Someone who keeps old manifests could serve them
-again (replay, rollback); a learner restored from an old checkpoint could make version n twice
-(fork). Numbers only grow within a run and epochs only grow with every start of the learner, so a
-mark that is kept across restarts finds all three.
+again (replay, rollback), and a learner restored from an old checkpoint could make version n twice
+(fork). Version numbers grow within a run, and the epoch grows with every start of the learner, so a
+mark that survives restarts detects all three.
 
     older epoch                         FENCED     a second learner, or one that was rolled back
     older version, whatever the epoch   ROLLBACK
     same version, another root          ROLLBACK   a fork
-    same version, same root             fine: it is what we have
+    same version, same root             accepted: it is what we have
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from node.policy import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """The newest epoch and version seen; ``HighWater()``: nothing yet. Persist it before acting on it."""
+    """The newest epoch and version seen; ``HighWater()``: none. Persist it before acting on it."""
 
     learner_epoch: int = 0
     head: PolicyVersion | None = None
 
     def admit(self, *, learner_epoch: int, version: PolicyVersion) -> "HighWater":
-        """Give the mark after believing ``version``.
+        """Return the mark after accepting ``version``.
 
         Raises:
             RefusedError: FENCED or ROLLBACK.

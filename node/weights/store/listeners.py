@@ -1,25 +1,25 @@
-"""Who is told when something changes."""
+"""Callbacks to call when something changes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Listeners:
-    """Calls each listener, on the thread of whoever tells: a listener must not block."""
+    """Calls each listener on the notifying thread: a listener must not block."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], object]] = []
 
     @contextmanager
-    def hearing(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call ``listener`` whenever there is something to tell, for the time of the body."""
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call ``listener`` at each ``notify`` for the time of the body."""
         self._listeners.append(listener)
         try:
             yield
         finally:
             self._listeners.remove(listener)
 
-    def tell(self) -> None:
-        """Call everyone."""
+    def notify(self) -> None:
+        """Call every listener."""
         for listener in tuple(self._listeners):
             listener()

@@ -1,4 +1,4 @@
-"""Which offered artifacts a store believes, given those it has and the newest it ever announced."""
+"""Decides which offered artifacts a store accepts, given those it has and the head it announced; pure."""
 
 from collections.abc import Iterable
 
@@ -9,20 +9,20 @@ from node.weights.store.high_water import HighWater
 
 
 def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWater) -> frozenset[ArtifactKey]:
-    """Give the retained artifacts that ``offer`` makes worthless; usually none.
+    """Return the retained artifacts that ``offer`` makes worthless; usually none.
 
-    What is known of the offer's version number decides: from manifests of it, from manifests that
-    start from it, from the head announced.
+    What is known of the offer's version number decides: from manifests of that version, from manifests
+    that start from it, and from the announced head.
 
-        the same root       believed, whatever its epoch: these are the words, sent again
-        another root        a fork; believed only if nobody was ever told of that version and
-                            every manifest that speaks of it is of an older epoch
-        nothing             believed if it is neither of an older epoch nor behind the head
+        the same root       accepted, whatever its epoch: these are the same words again
+        another root        a fork; accepted only if that version was never announced and every
+                            manifest that names it is of an older epoch
+        nothing             accepted if it is neither of an older epoch nor behind the head
 
     Args:
-        offer: its signature was verified.
+        offer: with a verified signature.
         retained: every artifact of the store, complete or not.
-        mark: the newest epoch admitted and the head announced.
+        mark: the newest admitted epoch and the announced head.
     Raises:
         RefusedError: FENCED or ROLLBACK.
     """

@@ -1,10 +1,11 @@
-"""Who reads which artifact now, and who asked for one and will come back: those artifacts stay.
+"""The readers of artifacts, present and expected back: what they need is not removed.
 
-    asked for --> stays LINGER_S longer than retention would keep it, the LINGERING_ARTIFACTS asked for last
-    being read -> stays until its last reader is done
+    being read   stays until its last reader is done
+    asked for    stays LINGER_S longer than retention would keep it; at most LINGERING_ARTIFACTS, the latest
 
-On a line of five seconds a manifest is answered when two more keyframes have made its artifact surplus;
-without this the frames it names would be gone when they are asked for. Any thread may call.
+On a link with a round trip of five seconds, two more keyframes may have made an artifact surplus before the
+answer with its manifest arrives. Without this, its frames would be gone when they are asked for. Any thread
+may call.
 """
 
 import threading
@@ -17,31 +18,31 @@ from typing import Final, TypeVar
 from node.policy import ArtifactKey
 
 LINGER_S: Final = 60.0
-"""How long an artifact that was asked for stays: twice the longest round trip there is any sense in."""
+"""How long an artifact that was asked for stays: twice the longest round trip worth supporting."""
 
 LINGERING_ARTIFACTS: Final = 8
-"""Beyond what is retained anyway, so that the disk stays bounded: each may be a whole model."""
+"""At most, beyond what is retained: each may be a whole model, and the disk stays bounded."""
 
 T = TypeVar("T")
 
 
 class Readers:
-    """The readers of a store's artifacts."""
+    """The readers of one store."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Begin without readers; ``monotonic`` gives the seconds that lingering is measured in."""
+        """Begin without readers; lingering is measured by the clock ``monotonic``, seconds."""
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._reading: Counter[ArtifactKey] = Counter()
         self._asked_at_s: dict[ArtifactKey, float] = {}
         self.lingering_artifacts = 0
-        """How many surplus artifacts stayed when retention last looked."""
+        """How many surplus artifacts stayed at the last ``removable``."""
 
     @contextmanager
     def reading(self, key: ArtifactKey, *, find: Callable[[], object], lingers: bool) -> Iterator[None]:
-        """Count the body as a reader of an artifact, which ``find`` looks up; it raises what ``find`` raises.
+        """Count the body as a reader of an artifact; first raise what ``find``, which looks it up, raises.
 
-        With ``lingers`` the reader will come back for more.
+        With ``lingers`` the reader is expected back for more.
         """
         with self._lock:
             find()
@@ -56,8 +57,8 @@ class Readers:
                 if not self._reading[key]:
                     del self._reading[key]
 
-    def leavable(self, surplus: Iterable[ArtifactKey]) -> Set[ArtifactKey]:
-        """Return those of the surplus artifacts that nobody is expected back for."""
+    def removable(self, surplus: Iterable[ArtifactKey]) -> Set[ArtifactKey]:
+        """Return the surplus artifacts that no reader is expected back for."""
         surplus, now = frozenset(surplus), self._monotonic()
         with self._lock:
             self._asked_at_s = {key: at_s for key, at_s in self._asked_at_s.items() if now - at_s < LINGER_S}
@@ -66,7 +67,7 @@ class Readers:
         self.lingering_artifacts = len(lingering)
         return surplus.difference(lingering)
 
-    def unless_read(self, key: ArtifactKey, remove: Callable[[], T]) -> T | None:
-        """Return what ``remove`` does, or None where somebody reads the artifact: it stays."""
+    def remove_unless_read(self, key: ArtifactKey, remove: Callable[[], T]) -> T | None:
+        """Return the result of ``remove``; None: the artifact is being read, and stays."""
         with self._lock:
             return None if key in self._reading else remove()

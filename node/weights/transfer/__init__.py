@@ -1,1 +1,1 @@
-"""Artifacts over the network: sources, fetches, uploads, announcements."""
+"""Moves artifacts over the network: sources, fetches, uploads, announcements."""

@@ -1,10 +1,7 @@
-"""One step of a chain: fetch an artifact, apply it to what is held, mend what does not fit.
+"""One step of a chain: fetch an artifact, apply it to what is held, repair the frames that do not fit.
 
-A caller walks the path of ``chain.plan_catch_up`` with two arrays that swap places:
-
-    held = await fetch_version(..., held=old, spare=spare)      then spare = old.words
-
-Before the last step it lets its ``HighWater`` admit the manifest, and keeps the new mark.
+A caller walks the path of ``chain.plan_catch_up``. Before the last step it lets its ``HighWater`` admit the
+manifest, and keeps the new mark.
 """
 
 import asyncio
@@ -16,41 +13,40 @@ from typing import Final, Protocol
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError, check_payload, rebuild_frame
-from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, check_payload, rebuild_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.chain import plan, plan_fresh
-from node.weights.transfer.fetch import Fetcher
+from node.weights.transfer.fetcher import Fetcher
 
-MENDED_FRAMES: Final = 64
-"""Frames mended one by one; beyond, what is held is not what it claims to be: begin again."""
+REPAIRED_FRAMES: Final = 64
+"""Frames repaired one by one, at most. With more, what is held is not what it claims to be: begin again."""
 
 
-class Staged(Protocol):
-    """A version being put together, as ``node.weights.assembly.apply.Stage``. Called in threads."""
+class VersionInProgress(Protocol):
+    """A version being put together, as ``sampler.versions.staging.StagedVersion``. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
-        """Take what the base has already, and give the frames to be mended."""
+        """Take what the base has already; return the frames to be repaired."""
         ...
 
     def missing(self) -> tuple[int, ...]:
-        """Give the frames whose payload is still needed."""
+        """Return the frames whose payload is still needed."""
         ...
 
     def put(self, frame: int, payload: bytes) -> None:
-        """Take a payload; raise DamagedFrameError or WrongBaseError."""
+        """Take a payload. Raises DamagedFrameError or WrongBaseError."""
         ...
 
-    def mend(self, frame: int, words: Words) -> None:
+    def repair(self, frame: int, words: Words) -> None:
         """Take the words of a frame."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What frames are rebuilt from when the words held are not what they should be."""
+    """What frames are rebuilt from when the words held are wrong."""
 
     artifacts: Sequence[Artifact] = ()
     """As announced."""
@@ -58,34 +54,8 @@ class Remedy:
     """Reads a frame of the public base model, in a thread; None: only keyframes help."""
 
 
-async def fetch_version(
-    fetcher: Fetcher,
-    manifest: Manifest,
-    *,
-    layout: Layout,
-    held: HeldPolicy | None,
-    spare: Words | None,
-    remedy: Remedy,
-    metrics: TransferMetrics,
-) -> HeldPolicy:
-    """Give the manifest's version, every frame and the root verified; CPU work is done in threads.
-
-    Args:
-        manifest: verified, from ``fetcher.manifest``.
-        held: what it starts from; for a keyframe anything or nothing.
-        spare: overwritten, and then owned by the result; None: allocated.
-    Raises:
-        RefusedError: WRONG_BASE, if ``held`` cannot be used: plan again from NO_BASE; others as
-            ``Stage`` and ``Fetcher.fetch``. ``held`` is as it was, ``spare`` is worthless.
-        ConnectionLost: as ``Fetcher.fetch``.
-    """
-    stage = Stage(manifest, layout=layout, base=held, spare=spare)
-    await fetch_into(stage, fetcher, manifest, layout=layout, remedy=remedy, metrics=metrics)
-    return await asyncio.to_thread(stage.finish)
-
-
 async def fetch_into(
-    stage: Staged,
+    stage: VersionInProgress,
     fetcher: Fetcher,
     manifest: Manifest,
     *,
@@ -93,11 +63,11 @@ async def fetch_into(
     remedy: Remedy,
     metrics: TransferMetrics,
 ) -> None:
-    """Put every frame of the manifest's version that ``stage`` lacks into it, and mend what does not fit.
+    """Fetch the frames that ``stage`` lacks of the manifest's version, and repair those that do not fit.
 
     Raises:
-        RefusedError: WRONG_BASE, if too much has to be mended or there is nothing to mend it from;
-            others as ``Fetcher.fetch``.
+        RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
+            from; others as ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
     wrong = set(await asyncio.to_thread(stage.take_held))
@@ -116,17 +86,17 @@ async def fetch_into(
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)
     metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started)
     async for frame, words in rebuilt_frames(fetcher, sorted(wrong), manifest, layout=layout, remedy=remedy):
-        await asyncio.to_thread(stage.mend, frame, words)
-    metrics.count_mended_frames(len(wrong))
+        await asyncio.to_thread(stage.repair, frame, words)
+    metrics.count_repaired_frames(len(wrong))
 
 
 async def rebuilt_frames(
     fetcher: Fetcher, frames: Sequence[int], manifest: Manifest, *, layout: Layout, remedy: Remedy
 ) -> AsyncIterator[tuple[int, Words]]:
-    """Yield the words of frames of the manifest's version, fetched for these frames alone.
+    """Yield the words of frames of the manifest's version, rebuilt from payloads of these frames alone.
 
     Raises:
-        RefusedError: WRONG_BASE, if they are too many or there is nothing to make them from; others as
+        RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
             ``Fetcher.fetch``.
         ConnectionLost: as ``Fetcher.fetch``.
     """
@@ -136,10 +106,10 @@ async def rebuilt_frames(
     if path is None and remedy.public_frame is not None:
         path = plan_fresh(manifest.version, remedy.artifacts)
         public_frame = remedy.public_frame
-    if path is None or len(frames) > MENDED_FRAMES:
+    if path is None or len(frames) > REPAIRED_FRAMES:
         raise RefusedError(
             Reason.WRONG_BASE,
-            f"{len(frames)} frames held are not what version {manifest.version} needs",
+            f"{len(frames)} held frames are not what version {manifest.version} needs",
             fix="start from a keyframe or from the public base model",
         )
     manifests = [await fetcher.manifest(artifact.key) for artifact in path]

@@ -1,11 +1,11 @@
-"""An artifact asked for before it exists, of the source that delivers best.
+"""Asks for an artifact before it exists, of the source that delivers best.
 
     ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
      ^          |
-     `-- backoff: line cut, source draining
+     `-- backoff: link cut, source draining
 
-Nothing is decided by what comes: the receiver goes by the announcements, and fetches in the ordinary
-way what did not come or is not wanted.
+The answer decides nothing: the receiver follows the announcements, and fetches in the ordinary way what did
+not come or is not wanted.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2
 from node import limits
-from node.errors import RETRYABLE, Reason, RefusedError
+from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
@@ -31,7 +31,7 @@ from node.weights.transfer.sources import Sources
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 1.0
-"""How long an announcement may be ahead of the artifact: they left together, on two connections."""
+"""How long an announcement may arrive before the artifact: they are sent together, on two connections."""
 
 Verify = Callable[[bytes], Awaitable[Manifest]]
 PushStream: TypeAlias = (
@@ -39,8 +39,8 @@ PushStream: TypeAlias = (
 )
 
 
-class Piece(Protocol):
-    """What a piece of payloads has, whichever rpc it came by."""
+class Chunk(Protocol):
+    """A part of the payloads, whichever rpc it came by."""
 
     @property
     def frame(self) -> int: ...
@@ -50,11 +50,11 @@ class Piece(Protocol):
     def data(self) -> bytes: ...
 
 
-class PieceStream(Protocol):
+class ChunkStream(Protocol):
     """Pieces of payloads on their way."""
 
     async def read(self) -> object:
-        """Give the next piece, or ``grpc.aio.EOF``."""
+        """Return the next chunk, or ``grpc.aio.EOF``."""
         ...
 
     def cancel(self) -> bool: ...
@@ -66,14 +66,14 @@ class Pushed:
 
     manifest: Manifest
     signed: bytes
-    stream: PieceStream
+    stream: ChunkStream
     source: str
     artifact_cost_bytes: int
-    """As asked with: it decides whether a keyframe's frames are on their way too."""
+    """As in the request: it decides whether a keyframe's frames are on their way too."""
 
 
-class Expected:
-    """The next artifact for who holds one version, while it is asked for."""
+class ArtifactPrefetch:
+    """A request for the next artifact after a version, and its answer."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Expected:
         random: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Ask, in a task of ``tasks``; ``answered`` is told the seconds of the line's round trip."""
+        """Ask in a task of ``tasks``; ``answered`` takes the measured round trip of the link, seconds."""
         self.held_version = held_version
         self._artifact_cost_bytes = artifact_cost_bytes
         self._answered = answered
@@ -99,28 +99,28 @@ class Expected:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether an answer may still come."""
+        """Return whether an answer may still come."""
         return not self._settled.is_set()
 
     @property
     def is_spent(self) -> bool:
-        """Say whether no answer is here, and none may still come."""
+        """Return whether there is no answer, and none may still come."""
         return not self.is_waiting and self._pushed is None
 
     async def artifact(self, *, patience_s: float) -> Artifact | None:
-        """Return what comes; None: nothing does in time."""
+        """Return the artifact that comes; None: nothing comes in time."""
         await wait_at_most(self._settled, patience_s)
         return None if self._pushed is None else self._pushed.manifest.artifact
 
     async def answer(self, key: ArtifactKey) -> Pushed | None:
-        """Give the artifact that is announced now; None: it is another, or does not come."""
+        """Return the answer if it is the announced artifact ``key``; None: it is another, or none comes."""
         if key.version <= self.held_version:
             return None
         await wait_at_most(self._settled, PATIENCE_S)
         return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
 
     def take(self, manifest: Manifest) -> Pushed | None:
-        """Give the artifact's frames to whoever fetches it, once."""
+        """Return the answer with its stream of frames, once."""
         pushed = self._pushed
         if pushed is None or pushed.manifest != manifest:
             return None
@@ -128,7 +128,7 @@ class Expected:
         return pushed
 
     def forget(self) -> None:
-        """Take no answer any more."""
+        """Cancel the request and drop its answer."""
         self._task.cancel()
         if self._pushed is not None:
             self._pushed.stream.cancel()
@@ -142,9 +142,9 @@ class Expected:
                 try:
                     self._pushed = await self._ask(source)
                 except ConnectionLost as lost:
-                    logger.debug("not expected any more", extra={"source": source, "error": str(lost)})
+                    logger.debug("prefetch interrupted", extra={"source": source, "error": str(lost)})
                 except RefusedError as refused:
-                    if refused.reason not in RETRYABLE:
+                    if not refused.reason.is_retryable:
                         if refused.reason is not Reason.INTERNAL:
                             self._sources.fault(source, Fault.LIED, str(refused))
                         return

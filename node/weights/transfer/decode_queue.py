@@ -1,10 +1,10 @@
-"""Payloads that arrived -> whoever decodes them: in threads, while the next are asked for and read.
+"""Decodes payloads in threads while the next are asked for and read.
 
-    begin()   returns at once while few are under way, so that a lane reads on; then waits for the oldest
+    begin()   returns at once while few are being decoded, so that a lane reads on; then waits for the oldest
     look()    raises what one of them has raised
     end()     returns when all have ended
 
-A payload that fails its digest goes back to the transfer, to be fetched from someone else.
+A payload that fails its digest goes back to the transfer, to be fetched from another source.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from node.weights.transfer.sources import Sources
 logger = logging.getLogger(__name__)
 
 _MOST: Final = min(4, os.cpu_count() or 1)
-"""Messages of one lane being decoded; one more waits for room."""
+"""Messages of one lane being decoded at a time; one more waits."""
 
 
 class NotTakenError(Exception):
-    """The receiver of a frame will not have it; no source is to blame."""
+    """The receiver of a frame refused it; no source is to blame."""
 
     def __init__(self, refusal: RefusedError) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
 
 
-class Deliveries:
-    """What one lane has read and is being decoded."""
+class DecodeQueue:
+    """What one lane has read and not yet decoded."""
 
     def __init__(
         self, transfer: Transfer, *, sources: Sources, metrics: TransferMetrics, most_attempts: int
     ) -> None:
-        """Deliver to ``transfer.put``; give up when one frame was damaged ``most_attempts`` times."""
+        """Hand payloads to ``transfer.put``; give up when one frame was damaged ``most_attempts`` times."""
         self._transfer = transfer
         self._sources = sources
         self._metrics = metrics
@@ -48,40 +48,40 @@ class Deliveries:
         self._under_way: deque[asyncio.Task[None]] = deque()
 
     async def begin(self, arrived: list[Arrived]) -> None:
-        """Deliver frames, at the same time as few others.
+        """Begin to decode frames, beside a few others.
 
         Raises:
-            DamagedFrameError: a frame of an earlier delivery was damaged too often.
+            DamagedFrameError: a frame that was begun earlier was damaged too often.
             NotTakenError: the receiver refused one.
         """
-        self._transfer.delivering += 1
-        self._under_way.append(asyncio.create_task(self._deliver(arrived)))
+        self._transfer.decoding += 1
+        self._under_way.append(asyncio.create_task(self._decode(arrived)))
         if len(self._under_way) > _MOST:
-            # Not awaited itself: a lane that is cancelled would cancel it, and its thread outlive ``end``.
+            # Not awaited itself: a cancelled lane would cancel it, and its thread would outlive ``end``.
             await asyncio.wait({self._under_way[0]})
             self.look()
 
     def look(self) -> None:
-        """Forget what has ended.
+        """Forget the tasks that have ended.
 
         Raises:
             DamagedFrameError, NotTakenError: as ``begin``.
         """
-        ended = [delivery for delivery in self._under_way if delivery.done()]
-        for delivery in ended:
-            self._under_way.remove(delivery)
-        for delivery in ended:
-            delivery.result()
+        ended = [task for task in self._under_way if task.done()]
+        for task in ended:
+            self._under_way.remove(task)
+        for task in ended:
+            task.result()
 
     async def end(self) -> None:
-        """Return when nothing is under way; what they raise is of no use any more."""
+        """Wait until nothing is being decoded; ignore what was raised."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    async def _deliver(self, arrived: list[Arrived]) -> None:
+    async def _decode(self, arrived: list[Arrived]) -> None:
         try:
             await self._put(arrived)
         finally:
-            self._transfer.delivered()
+            self._transfer.decoded()
 
     async def _put(self, arrived: list[Arrived]) -> None:
         try:
@@ -105,7 +105,7 @@ class Deliveries:
 
 
 def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
-    """Hand frames on; give those that are damaged."""
+    """Put every frame; return those that are damaged."""
     damaged = []
     for each in arrived:
         try:

@@ -1,4 +1,4 @@
-"""How payloads are put together on the wire, and which are sent without being asked for."""
+"""The order of payloads on the wire, and which are sent without being asked for; pure."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 from node.weights.format.manifest import Manifest
 
 _OPENING_BYTES: Final = 2 << 20
-"""About what idle connections carry before they are as fast as a line of 100 Mbit/s and 150 ms."""
+"""About what idle connections carry until they fill a link of 100 Mbit/s and 150 ms."""
 
 
 def first_batch(
     manifest: Manifest, frames: Iterable[int], *, most_bytes: int, is_here: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """Give the first of ``frames`` that travel together: at least one, else what is here and fits."""
+    """Return the first of ``frames`` to send together: at least one, then those that are here and fit."""
     batch: list[int] = []
     for frame in frames:
         most_bytes -= manifest.frames[frame].payload_bytes
@@ -23,15 +23,15 @@ def first_batch(
 
 
 def largest_first(manifest: Manifest, frames: Iterable[int]) -> list[int]:
-    """Give the largest first; of those as large, the first."""
+    """Sort by size, the largest first; equal sizes in the order of their numbers."""
     return sorted(frames, key=lambda frame: (-manifest.frames[frame].payload_bytes, frame))
 
 
 def fetch_order(manifest: Manifest, frames: Iterable[int]) -> list[int]:
-    """Give frames in the order in which everyone fetches them, so that a relay has what is asked of it.
+    """Return frames in the order in which every peer fetches them, so that a relay has what it is asked for.
 
-    Some small ones come first: a relay then has something to pass on after a round trip, and the connections
-    of the next hop grow fast at the same time as its own. Then the largest, so that the last are small.
+    Some small ones come first: a relay then has something to forward after a round trip, and the connections
+    of the next hop speed up at the same time as its own. Then come the largest, so that the last are small.
     """
     order, opening, opening_bytes = largest_first(manifest, frames), list[int](), 0
     while order and opening_bytes < _OPENING_BYTES:
@@ -41,10 +41,10 @@ def fetch_order(manifest: Manifest, frames: Iterable[int]) -> list[int]:
 
 
 def pushed_frames(manifest: Manifest, *, most_bytes: int, artifact_cost_bytes: int = 0) -> tuple[int, ...]:
-    """Return the frames sent unasked: those that have a payload, largest first, as long as the next fits.
+    """Return the frames sent without being asked for: those with a payload, largest first, while they fit.
 
-    None of a keyframe, whose frames come sooner over all connections than over one; unless all of it is
-    less than ``artifact_cost_bytes``, what the line carries in the round trip of asking for it.
+    No frame of a keyframe is, because they arrive sooner over all connections than over one; unless the
+    whole is less than ``artifact_cost_bytes``, what the link carries in the round trip of asking for it.
     """
     frames: list[int] = []
     if manifest.key.is_keyframe and manifest.size_bytes > artifact_cost_bytes:

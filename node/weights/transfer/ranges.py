@@ -1,11 +1,11 @@
-"""The ranges of one fetch: which wait for a lane, which are read, and what has arrived of them.
+"""The ranges of one fetch: those waiting for a lane, those being read, and what has arrived of them.
 
 unasked --cut--> waiting --take--> read by one lane --all of it arrived--> gone
                     ^                 |        |
-                    `-- give_back ----'        `-- take_over: another lane goes on where it is
+                    `-- give_back ----'        `-- take_over: another lane continues where it is
 
 A range is several frames, or a part of one: a large frame travels over several connections at once,
-so that a relay can verify it and pass it on after a fraction of a second on any line.
+so that a relay can verify and forward it after a fraction of a second on any link.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from node import limits
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.artifact_prefetch import PieceStream
+from node.weights.transfer.artifact_prefetch import ChunkStream
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
@@ -29,25 +29,25 @@ class LyingSourceError(ConnectionLost):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A payload, or the part of one that a range is; not verified yet."""
+    """A payload, or the part of one that a range covers; not verified yet."""
 
     frame: int
     payload: bytes
     senders: frozenset[str]
-    """Whose bytes these are; of one alone it is known whom to blame."""
+    """The sources of these bytes. If there is only one, it is to blame for damage."""
     start_bytes: int = 0
-    """Where in the payload of the frame this is."""
+    """Where this begins in the payload of the frame."""
 
 
 @dataclass(slots=True, eq=False)
 class Range:
-    """Frames to be read one after the other, and what has arrived of the first; or a part of one frame."""
+    """Frames to be read in order, and what has arrived of the first; or a part of one frame."""
 
     frames: deque[int]
     start_bytes: int = 0
     """Where it begins in the payload of the only frame."""
     end_bytes: int = 0
-    """Where it ends there; 0: it is whole frames."""
+    """Where it ends there; 0: the range is whole frames."""
     avoid: frozenset[str] = frozenset()
     partial: bytearray = field(default_factory=bytearray)
     senders: set[str] = field(default_factory=set)
@@ -56,13 +56,13 @@ class Range:
     """Of the read under way."""
     started_s: float = 0.0
     read_bytes: int = 0
-    """Since then, from the source it is read from now."""
+    """Since then, from the current source."""
     times_taken: int = 0
-    stream: PieceStream | None = None
-    """Open already: ``source`` sends these frames unasked."""
+    stream: ChunkStream | None = None
+    """Already open: ``source`` sends these frames without being asked."""
 
     def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
-        """Add a piece of some payloads, and give the frames that it completes.
+        """Add a chunk of the payloads; return the frames that it completes.
 
         Raises:
             LyingSourceError: it is not what comes next.
@@ -95,11 +95,11 @@ class Range:
 
     @property
     def next_bytes(self) -> int:
-        """Give where in the payload of the first frame the next byte belongs."""
+        """Where in the payload of the first frame the next byte belongs."""
         return self.start_bytes + len(self.partial)
 
     def left_bytes(self, manifest: Manifest) -> int:
-        """Give how many bytes have not arrived."""
+        """Return how many bytes have not arrived."""
         return sum(self._size_bytes(frame, manifest) for frame in self.frames) - len(self.partial)
 
     def _size_bytes(self, frame: int, manifest: Manifest) -> int:
@@ -107,10 +107,10 @@ class Range:
 
 
 class Unasked:
-    """Frames that nobody reads yet, in order, to be cut into ranges."""
+    """Frames that no lane reads yet, in order, to be cut into ranges."""
 
     def __init__(self, manifest: Manifest, frames: Iterable[int], *, part_bytes: int | None) -> None:
-        """Begin with ``frames``; parts of one are about ``part_bytes`` or more, None: it is never cut."""
+        """Begin with ``frames``. Parts of one are about ``part_bytes`` or more; None: frames are not cut."""
         self._manifest = manifest
         self._frames = deque(frames)
         self._part_bytes = part_bytes
@@ -118,11 +118,11 @@ class Unasked:
         self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
 
     def __iter__(self) -> Iterator[int]:
-        """Give the frames of which something is left."""
+        """Return the frames of which something is left."""
         return iter(self._frames)
 
     def cut(self, enough_bytes: int) -> Range | None:
-        """Give the next range, of about that many bytes; None: nothing is left."""
+        """Return the next range, of about ``enough_bytes``; None: nothing is left."""
         if not self._frames:
             return None
         span = self._part(enough_bytes) or Range(deque(self._whole(enough_bytes)))
@@ -165,46 +165,46 @@ class Transfer:
         self.unasked = unasked
         self.reading: set[Range] = set()
         self._parts: defaultdict[int, dict[int, Arrived]] = defaultdict(dict)
-        self.delivering = 0
-        """Deliveries under way: each may give a damaged frame back."""
+        self.decoding = 0
+        """Messages being decoded: each may give a damaged frame back."""
         self.damaged: Counter[int] = Counter()
         self.changed = asyncio.Event()
 
     @property
     def key(self) -> ArtifactKey:
-        """Give the artifact fetched."""
+        """The artifact being fetched."""
         return self.manifest.key
 
     @property
     def is_over(self) -> bool:
-        """Say whether nothing is left to read, or may be."""
-        return not (self.waiting or self.reading or self.delivering or self.unasked.left_bytes)
+        """Whether nothing is left to read, or can still be given back."""
+        return not (self.waiting or self.reading or self.decoding or self.unasked.left_bytes)
 
     @property
     def frames(self) -> set[int]:
-        """Give the frames that nobody has been handed yet; in a pause."""
+        """The frames not handed over yet; valid while paused."""
         return {frame for span in self.waiting for frame in span.frames} | {*self._parts, *self.unasked}
 
     @property
     def held_bytes(self) -> int:
-        """Give how many bytes of frames that are not whole are in memory; in a pause."""
+        """Bytes of incomplete frames in memory; valid while paused."""
         parts = (part for parts in self._parts.values() for part in parts.values())
         return sum(len(part.payload) for part in parts) + sum(len(span.partial) for span in self.waiting)
 
     def pause(self) -> None:
-        """Keep what has arrived for whoever goes on with this; nobody reads or takes frames any more."""
+        """Stop reading, and keep what has arrived for whoever continues."""
         self.waiting.extend(span for span in self.reading if span.frames)
         self.reading.clear()
         for span in self.waiting:
             if span.stream is not None:
                 span.stream.cancel()
                 span.stream = None
-        self.put = _taken_by_nobody  # what took them may be a whole model
+        self.put = _taken_by_nobody  # the receiver may hold a whole model in memory
 
     def take(self, enough_bytes: int) -> Range | None:
-        """Give a range to read, a new one of about that many bytes; None: none is left.
+        """Return a range to read, a new one of about ``enough_bytes``; None: none is left.
 
-        What is on its way comes first; what was given back last, so that it holds up nothing else.
+        What is on its way comes first. What was given back comes last, so that it delays nothing else.
         """
         is_on_its_way = self.waiting and self.waiting[0].stream is not None
         span = None if is_on_its_way else self.unasked.cut(enough_bytes)
@@ -215,7 +215,7 @@ class Transfer:
         return span
 
     def whole(self, arrived: Iterable[Arrived]) -> list[Arrived]:
-        """Give the frames that are whole now; keep parts of others."""
+        """Return the frames that are complete now; keep the parts of others."""
         return [whole for each in arrived if (whole := self._with_its_parts(each)) is not None]
 
     def _with_its_parts(self, arrived: Arrived) -> Arrived | None:
@@ -232,7 +232,7 @@ class Transfer:
         return Arrived(frame, b"".join(part.payload for part in in_order), senders)
 
     def take_over(self, slow: Range) -> Range:
-        """Take what is left of a range, its partial frame included; whoever reads it finds it empty."""
+        """Move what is left of a range, its partial frame included, to a new one; empty the old one."""
         span = Range(
             slow.frames,
             slow.start_bytes,
@@ -249,17 +249,17 @@ class Transfer:
         return span
 
     def give_back(self, span: Range) -> None:
-        """Let any lane read a range."""
+        """Let any lane read a range again."""
         self.waiting.append(span)
         self.changed.set()
 
-    def delivered(self) -> None:
-        """Say that a delivery has ended."""
-        self.delivering -= 1
+    def decoded(self) -> None:
+        """Record that a message has been decoded."""
+        self.decoding -= 1
         self.changed.set()
 
     def leave(self, span: Range) -> None:
-        """Say that a range is not read any more."""
+        """Record that a range is no longer read."""
         self.reading.discard(span)
         self.changed.set()
 

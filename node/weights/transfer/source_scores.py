@@ -1,12 +1,12 @@
-"""Which of several sources to believe and to ask, judged by what each said and delivered; pure.
+"""Scores sources by what each announced and delivered: whom to believe, and whom to ask; pure.
 
     in use       planned with what it announces; read from in proportion to its goodput
-    set aside    after a fault, for a term that doubles with each in a row; asked only if nobody else is left
+    set aside    after a fault, for a term that doubles with each in a row; asked only if no other is left
     last resort  counts only after the others have been behind it for PATIENCE_S
 
-Nothing a source announces is signed. What it says is held against every signed manifest that is
-seen: a source that gave another root or another size for it lied. What it sends is verified frame by
-frame elsewhere, so that the worst a source can do is to cost time.
+Nothing a source announces is signed. It is compared with every signed manifest seen: a source that
+announced another root or another size lied. What it sends is verified frame by frame elsewhere, so the
+worst a source can do is to cost time.
 """
 
 import enum
@@ -20,8 +20,8 @@ from node.weights.format.manifest import Manifest
 from node.weights.planning.chain import newest_reachable, plan_fresh
 
 PATIENCE_S: Final = 10.0
-"""How long a relay may take to hear of a version before its clients turn to the hub: longer than its
-reconnection, so that a relay's restart does not send a hundred samplers to one uplink."""
+"""How long the others may be behind before the last resort is asked: longer than a relay takes to reconnect,
+so that its restart does not send a hundred samplers to one uplink."""
 
 GOODPUT_BYTES: Final = 4 << 20
 """Bytes after which a new measurement counts as much as all before it."""
@@ -46,17 +46,17 @@ _LONGEST_TERM_S: Final = {Fault.LOST: 30.0, Fault.DAMAGED: 3600.0, Fault.LIED: 3
 class _Standing:
     announcement: Announcement | None = None
     reach: int = NO_BASE
-    """Newest version there is a way to in what it announces."""
+    """Newest version that can be reached by what it announces."""
     bytes_per_s: float | None = None
     """Of one lane."""
     lanes: int = 0
     faults: int = 0
     """In a row."""
     is_doubted: bool = False
-    """Its newest fault was no accident of the line: what it announces is not planned with."""
+    """Its newest fault was no accident of the link: its announcements are ignored."""
     back_at_s: float = 0.0
     lacking: set[ArtifactKey] = field(default_factory=set)
-    """What it turned out not to have since it announced last."""
+    """What it turned out not to have since its last announcement."""
 
     def offers(self, announcement: Announcement | None) -> None:
         self.announcement = announcement
@@ -65,10 +65,10 @@ class _Standing:
 
 
 class SourceScores:
-    """What is known of each source. Times are seconds on any clock that only grows."""
+    """What is known of each source. Times are seconds on any monotonic clock."""
 
     def __init__(self, names: Sequence[str], *, last_resort: str | None = None) -> None:
-        """Begin with nothing known; ``names``, at least one, in the order in which they are first asked."""
+        """Begin with nothing known. ``names``, at least one, are first asked in this order."""
         self._standing = {name: _Standing() for name in names}
         self._last_resort = last_resort
         if last_resort is not None:
@@ -78,18 +78,18 @@ class SourceScores:
         self._roots: dict[int, bytes] = {}
 
     def heard(self, name: str, announcement: Announcement) -> bool:
-        """Note what a source announces; False if it contradicts what is known to be signed."""
+        """Record what a source announces; return False if it contradicts a signed manifest."""
         is_consistent = self._is_consistent(announcement)
         self._standing[name].lacking.clear()
         self._standing[name].offers(announcement if is_consistent else None)
         return is_consistent
 
     def lost(self, name: str) -> None:
-        """Note that a source is no longer heard: what it announced may be gone with it."""
+        """Record that a source is no longer heard: what it announced may be gone."""
         self._standing[name].offers(None)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        """Note that a source does not have an artifact, whatever it announced last."""
+        """Record that a source does not have an artifact, whatever it announced last."""
         standing = self._standing[name]
         standing.lacking.add(key)
         if standing.announcement is not None:
@@ -97,7 +97,7 @@ class SourceScores:
             standing.offers(replace(standing.announcement, artifacts=left))
 
     def signed(self, manifest: Manifest) -> tuple[str, ...]:
-        """Note a verified manifest; give the sources that announced something else, which is forgotten."""
+        """Record a verified manifest; return the sources that announced something else, and forget that."""
         self._sizes[manifest.key] = manifest.size_bytes
         self._roots[manifest.version] = manifest.root
         while len(self._sizes) > ARTIFACTS_PER_ANNOUNCEMENT:
@@ -114,7 +114,7 @@ class SourceScores:
         return liars
 
     def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
-        """Note what one lane got, verified or not yet; a source that delivers is no longer set aside."""
+        """Record what one lane received, verified or not; a source that delivers is no longer set aside."""
         standing = self._standing[name]
         measured = size_bytes / max(took_s, 1e-6)
         weight = min(1.0, size_bytes / GOODPUT_BYTES) if standing.bytes_per_s is not None else 1.0
@@ -131,28 +131,28 @@ class SourceScores:
         standing.back_at_s = max(standing.back_at_s, now + term_s)
 
     def announcement(self, now: float) -> Announcement | None:
-        """Give what the sources that count announce together; None if that is nothing."""
+        """Return what the sources that count announce, merged; None: nothing."""
         said = [self._standing[name].announcement for name in self._names(now)]
         return merged([announcement for announcement in said if announcement is not None])
 
     def candidates(self, key: ArtifactKey, *, now: float) -> tuple[str, ...]:
-        """Give who to ask for an artifact: those in good standing, else everyone who might have it."""
+        """Return whom to ask for an artifact: those not set aside, else everyone who might have it."""
         names = [name for name in self._names(now) if key not in self._standing[name].lacking]
         knowing = [name for name in names if _has(self._standing[name].announcement, key)] or names
         return tuple(filter(lambda name: self.is_standing(name, now=now), knowing)) or tuple(knowing)
 
     def standing(self, *, now: float) -> tuple[str, ...]:
-        """Give who counts and is not set aside, or else who counts; of these those that announce, if any."""
+        """Return the sources that count and are not set aside, else all that count."""
         names = self._names(now)
         standing = tuple(name for name in names if self.is_standing(name, now=now)) or names
         return tuple(name for name in standing if self._standing[name].announcement is not None) or standing
 
     def is_standing(self, name: str, *, now: float) -> bool:
-        """Say whether a source is not set aside now."""
+        """Return whether a source is not set aside now."""
         return now >= self._standing[name].back_at_s
 
     def choose(self, names: Sequence[str]) -> str:
-        """Give the one of ``names`` whose next lane will do best; one never tried counts as the best."""
+        """Return the source whose next lane will do best; one never tried counts as the best."""
         known = [s.bytes_per_s for s in self._standing.values() if s.bytes_per_s is not None]
         best = max(known, default=1.0)
 
@@ -163,19 +163,19 @@ class SourceScores:
         return max(names, key=share)
 
     def take_lane(self, name: str) -> None:
-        """Note that one more lane reads from a source."""
+        """Record that one more lane reads from a source."""
         self._standing[name].lanes += 1
 
     def leave_lane(self, name: str) -> None:
-        """Note that a lane has stopped reading."""
+        """Record that a lane has stopped reading."""
         self._standing[name].lanes -= 1
 
     def bytes_per_s(self, name: str) -> float | None:
-        """Give the measured goodput of one lane; None before the first byte."""
+        """Return the measured goodput of one lane; None before the first byte."""
         return self._standing[name].bytes_per_s
 
     def _names(self, now: float) -> tuple[str, ...]:
-        """Give the sources that count now: not the last resort while the others keep up with it."""
+        """Return the sources that count now: not the last resort while the others keep up with it."""
         self._forgive(now)
         first = tuple(name for name in self._standing if name != self._last_resort)
         trusted = tuple(name for name in first if not self._standing[name].is_doubted)
@@ -192,7 +192,7 @@ class SourceScores:
         return (*trusted, self._last_resort)
 
     def _is_consistent(self, announcement: Announcement) -> bool:
-        """Say whether an announcement agrees with every signed manifest seen."""
+        """Return whether an announcement agrees with every signed manifest seen."""
         head = announcement.head
         if head.root and self._roots.get(head.number, head.root) != head.root:
             return False
@@ -208,10 +208,10 @@ class SourceScores:
 
 
 def merged(announcements: Iterable[Announcement]) -> Announcement | None:
-    """Give everything that can be had from some source, and the newest head there is a way to.
+    """Return everything that can be had from some source, and the newest head that can be reached.
 
-    Of an artifact that two sources quote two sizes for, the smaller counts: it is then fetched, and
-    its signed manifest tells who lied.
+    If two sources announce different sizes for an artifact, the smaller counts: it is then fetched, and
+    its signed manifest shows who lied.
     """
     heads = sorted(announcements, key=lambda announcement: announcement.head.number, reverse=True)
     if not heads:

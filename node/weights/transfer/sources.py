@@ -1,7 +1,7 @@
 """The hubs and relays a peer takes policy versions from: their channels, and what they announce.
 
-One watch per source, each reconnecting for ever; what they announce is put together by the
-SourceScores, which also says whom to ask for the next range and who is set aside.
+One watch per source, each reconnecting for ever. ``SourceScores`` merges what they announce, and decides
+whom to ask for the next range and who is set aside.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.until import wait_at_most
+from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault, SourceScores
 from node.weights.transfer.watch import watch_versions
@@ -28,7 +28,7 @@ from node.weights.transfer.watch import watch_versions
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
-"""How late the passing of a term may be noticed; far below any of them."""
+"""How late the end of a term may be noticed; far below any term."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +36,12 @@ class Source:
     """A hub or a relay."""
 
     address: str
-    """Its name here: for people and for the book."""
+    """Also its name, for people and for the scores."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
-    """At least one; more connections carry more over a long way. Connected before there is anything to fetch,
-    but for the last resort's."""
+    """At least one; more connections carry more over a long link. Connected before there is anything to
+    fetch, except for the last resort's."""
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ def dial_source(
     now: float,
     control: grpc.aio.Channel | None = None,
 ) -> Source:
-    """Give a source that is connected to at its first call.
+    """Return a source, which is connected to at its first call.
 
     Args:
         address: host:port.
         caller: as in ``dial``.
         connections: for weights.
         now: Unix seconds.
-        control: a channel to the same address that is there already.
+        control: an existing channel to the same address.
     Raises:
         StartupError: as ``dial``.
     """
@@ -74,7 +74,7 @@ def dial_source(
 
 
 class Sources:
-    """Everyone a peer may ask for weights. Used on the event loop's thread."""
+    """All sources a peer may ask for weights. Used on the event loop's thread."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Sources:
         random: Callable[[], float],
         metrics: TransferMetrics,
     ) -> None:
-        """Ask ``sources``, at least one; ``last_resort`` only while they are all behind it for long."""
+        """Ask ``sources``, at least one; ``last_resort`` only once they have all been behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
-        self._book = SourceScores(
+        self._scores = SourceScores(
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
@@ -109,7 +109,7 @@ class Sources:
         return len(self._sources)
 
     async def announcements(self) -> AsyncGenerator[Announcement, None]:
-        """Yield what can be had from the sources together, at each change; for as long as anyone listens.
+        """Yield what can be had from all sources together, at each change, for as long as anyone listens.
 
         Raises:
             RefusedError: no source will ever announce anything to this peer.
@@ -121,7 +121,7 @@ class Sources:
         try:
             while True:
                 self._changed.clear()
-                announcement = self._book.announcement(self._clock.monotonic())
+                announcement = self._scores.announcement(self._clock.monotonic())
                 if announcement is not None and announcement != told:
                     told = announcement
                     yield announcement
@@ -135,66 +135,66 @@ class Sources:
             await asyncio.gather(*watches, return_exceptions=True)
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
-        """Give the addresses to ask for an artifact; none if nobody has it any more."""
-        return self._book.candidates(key, now=self._clock.monotonic())
+        """Return the addresses to ask for an artifact; none: no source has it any more."""
+        return self._scores.candidates(key, now=self._clock.monotonic())
 
     def has_standing(self, key: ArtifactKey) -> bool:
-        """Say whether someone can be asked for an artifact who is not set aside."""
+        """Return whether a source that is not set aside can be asked for an artifact."""
         now = self._clock.monotonic()
-        return any(self._book.is_standing(name, now=now) for name in self._book.candidates(key, now=now))
+        return any(self._scores.is_standing(name, now=now) for name in self._scores.candidates(key, now=now))
 
     def choose(self, names: Sequence[str]) -> str:
-        """Give the one of ``names`` whose next lane will do best."""
-        return self._book.choose(names)
+        """Return the source whose next lane will do best."""
+        return self._scores.choose(names)
 
     def preferred(self) -> str:
-        """Give whom to ask for what nobody has yet."""
-        return self._book.choose(self._book.standing(now=self._clock.monotonic()))
+        """Return whom to ask for what no source has yet."""
+        return self._scores.choose(self._scores.standing(now=self._clock.monotonic()))
 
     def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
-        """Give a stub of a source that is always on the same connection: TCP knows its line by now."""
+        """Return a stub on the source's first connection, which TCP has measured by now."""
         return self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        """Give how many connections there are to some sources together."""
+        """Return the number of connections to some sources together."""
         return sum(len(self._connections[name]) for name in names)
 
     @contextmanager
     def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
-        """Give a stub of a source on its least busy connection; a lane of it is taken meanwhile.
+        """Return a stub on a source's least busy connection, and count a lane on it for the time of the body.
 
-        Of connections that do as well, the first: what is small stays on few, which are warm.
+        Of equally busy connections the first: small fetches stay on a few warm connections.
         """
         connection = min(self._connections[name], key=lambda connection: connection.lanes)
         connection.lanes += 1
-        self._book.take_lane(name)
+        self._scores.take_lane(name)
         try:
             yield connection.stub
         finally:
             connection.lanes -= 1
-            self._book.leave_lane(name)
+            self._scores.leave_lane(name)
 
     def bytes_per_s(self, name: str) -> float | None:
-        """Give the measured goodput of one lane; None before the first byte."""
-        return self._book.bytes_per_s(name)
+        """Return the measured goodput of one lane; None before the first byte."""
+        return self._scores.bytes_per_s(name)
 
     def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
-        """Note what one lane got."""
-        self._book.delivered(name, size_bytes, took_s=took_s)
+        """Record what one lane received."""
+        self._scores.delivered(name, size_bytes, took_s=took_s)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        """Note that a source does not have an artifact."""
-        self._book.lacks(name, key)
+        """Record that a source does not have an artifact."""
+        self._scores.lacks(name, key)
         self._changed.set()
 
     def signed(self, manifest: Manifest) -> None:
-        """Note a verified manifest: who announced anything else is set aside."""
-        for name in self._book.signed(manifest):
+        """Record a verified manifest; set aside every source that announced something else."""
+        for name in self._scores.signed(manifest):
             self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
         """Set a source aside, and count it."""
-        self._book.fault(name, fault, now=self._clock.monotonic())
+        self._scores.fault(name, fault, now=self._clock.monotonic())
         self._metrics.count_source_fault(fault.value)
         level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
         logger.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
@@ -202,12 +202,12 @@ class Sources:
 
     async def _watch(self, source: Source) -> None:
         def lost() -> None:
-            self._book.lost(source.address)
+            self._scores.lost(source.address)
             self._changed.set()
 
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
-                if not self._book.heard(source.address, announcement):
+                if not self._scores.heard(source.address, announcement):
                     self.fault(source.address, Fault.LIED, "announces another root or size than was signed")
                 self._changed.set()
         finally:

@@ -1,4 +1,4 @@
-"""Announcements of a hub, for as long as anyone listens."""
+"""Watches the announcements of a hub."""
 
 import logging
 from collections.abc import AsyncGenerator, Callable
@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node.errors import RETRYABLE, RefusedError
+from node.errors import RefusedError
 from node.policy import Announcement
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.wire.policies import announcement_from_wire
@@ -18,17 +18,16 @@ logger = logging.getLogger(__name__)
 async def watch_versions(
     channel: grpc.aio.Channel, *, random: Callable[[], float], lost: Callable[[], None] = lambda: None
 ) -> AsyncGenerator[Announcement, None]:
-    """Yield every announcement, at once the newest; reconnect for ever.
+    """Yield every announcement, the newest at once; reconnect for ever.
 
-    Nothing an announcement says is signed: it tells what to ask for, and what is then fetched
-    is believed or not by its manifest.
+    Announcements are not signed: they say what to ask for, and its signed manifest is then verified.
 
     Args:
         channel: a control channel: an announcement never waits behind weights.
         random: draws in [0, 1), for the backoff.
-        lost: called whenever the hub is not heard any more.
+        lost: called whenever the connection is lost.
     Raises:
-        RefusedError: for a reason that does not pass with time.
+        RefusedError: for a reason that is not retryable.
     """
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     backoff = Backoff(random)
@@ -42,7 +41,7 @@ async def watch_versions(
         except ConnectionLost as error:
             logger.debug("the announcements were cut", extra={"error": str(error)})
         except RefusedError as error:
-            if error.reason not in RETRYABLE:
+            if not error.reason.is_retryable:
                 raise
             logger.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
         finally:

@@ -18,8 +18,8 @@ from bench.kill_lab.witness import Witness
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.versions.held_file import save_held
-from sampler.versions.model_words import ArrayWords
+from sampler.engines.model_words import ArrayWords
+from sampler.versions.version_files import save_held
 from support.weights import Learner as Weights
 from support.weights import flip_bit, random_words
 

@@ -13,8 +13,8 @@ from bench.sync_lab.lab import Facts, percentile
 from bench.sync_lab.network import Line
 from bench.sync_lab.tcp_stream import steady_goodput
 from bench.sync_lab.versions import Model, load_artifact, load_layout, model_layout, publish_versions
+from bench.whole_versions import WholeVersion
 from node.identity.signatures import SigningKey
-from node.weights.assembly.apply import Stage
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import verify_signed
 
@@ -105,7 +105,7 @@ def test_what_is_published_leads_from_the_first_words_to_the_last(tmp_path: Path
     for step in training.steps:
         signed, payloads = load_artifact(training.directory, step.name)
         manifest = verify_signed(signed, public_key=key.public_key, run_id="bench")
-        stage = Stage(manifest, layout=layout, base=held)
+        stage = WholeVersion(manifest, layout=layout, base=held)
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, payloads[frame])

@@ -13,7 +13,7 @@ from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from node.telemetry.fleet import PEERS, FleetCollector
+from node.telemetry.fleet_collector import PEERS, FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample, exposition
 from support.coordinator import LEARNER, NOW_S, make_accounts
 

@@ -14,7 +14,7 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
 from node.run import Role
-from node.telemetry.fleet import FleetCollector
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 

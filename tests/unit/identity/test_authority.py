@@ -2,6 +2,7 @@ import datetime
 import ipaddress
 from pathlib import Path
 
+import jwt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -11,13 +12,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from node.enrolment.authority import (
     CLOCK_SKEW_S,
     Authority,
-    is_signed_by,
     read_signing_request,
     signing_request,
 )
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import new_key, read_certificate
 from node.identity.peer import Peer
-from node.identity.pem import new_key
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role
 from support.identity import NOW_S
@@ -90,7 +90,7 @@ def test_an_authority_is_read_back_whole_from_files_only_its_owner_reads(
     authority.save(tmp_path / "authority")
     read = Authority.load(tmp_path / "authority")
     assert (read.run_id, read.certificate_pem) == ("run", authority.certificate_pem)
-    assert is_signed_by(authority.certificate_pem, b"message", read.sign(b"message"))
+    assert read_signed(read.sign_token(b"message", typ="t"), authority) == b"message"
     assert (tmp_path / "authority").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "authority" / "ca.key").stat().st_mode & 0o777 == 0o600
 
@@ -116,13 +116,23 @@ def test_a_damaged_or_mixed_authority_is_not_used(authority: Authority, tmp_path
         Authority.load(tmp_path)
 
 
+def read_signed(text: str, authority: Authority) -> bytes:
+    key = read_certificate(authority.certificate_pem).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    payload: bytes = jwt.PyJWS().decode(text, key, algorithms=["ES256"])
+    return payload
+
+
 def test_a_signature_is_for_one_message_by_one_authority(authority: Authority) -> None:
-    signature = authority.sign(b"message")
-    assert is_signed_by(authority.certificate_pem, b"message", signature)
-    assert not is_signed_by(authority.certificate_pem, b"massage", signature)
-    assert not is_signed_by(authority.certificate_pem, b"message", b"")
-    other = Authority.create("run", now=NOW_S)
-    assert not is_signed_by(other.certificate_pem, b"message", signature)
+    signed = authority.sign_token(b"message", typ="t")
+    assert read_signed(signed, authority) == b"message"
+    header, _, signature = signed.split(".")
+    with pytest.raises(jwt.InvalidSignatureError):
+        read_signed(".".join((header, "bWFzc2FnZQ", signature)), authority)
+    with pytest.raises(jwt.InvalidSignatureError):
+        read_signed(f"{header}.bWVzc2FnZQ.", authority)
+    with pytest.raises(jwt.InvalidSignatureError):
+        read_signed(signed, Authority.create("run", now=NOW_S))
 
 
 def test_a_signing_request_gives_its_key() -> None:

@@ -77,7 +77,7 @@ def test_a_spent_token_stays_spent_after_a_clock_that_was_ahead_has_come_back(tm
         ledger.spend(first, node_id="s1", key_digest=KEY, now=NOW_S)
         # A minute in which the clock is 400 days ahead, and a token that was made in it.
         ahead_s = NOW_S + 400 * 86400
-        late = Token.model_validate({**make_token().model_dump(), "expires_at_s": ahead_s + 3600})
+        late = make_token().model_copy(update={"expires_at_s": ahead_s + 3600})
         ledger.spend(late, node_id="s2", key_digest=KEY, now=ahead_s)
         assert "used before" in refusal(ledger, first, "s3")
 
@@ -91,7 +91,7 @@ def test_expired_tokens_are_forgotten_oldest_first_when_there_are_many(
         for number, token in enumerate(tokens):
             ledger.spend(token, node_id=f"s{number}", key_digest=KEY, now=NOW_S)
         assert _spent(tmp_path) == 5  # none has expired
-        late = Token.model_validate({**make_token().model_dump(), "expires_at_s": NOW_S + 7200})
+        late = make_token().model_copy(update={"expires_at_s": NOW_S + 7200})
         ledger.spend(late, node_id="s9", key_digest=KEY, now=NOW_S + 3600)
         assert _spent(tmp_path) == 3 + 1
         assert "used before" in refusal(ledger, tokens[-1], "s10")

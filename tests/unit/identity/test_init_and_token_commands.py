@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from node.commands import token_command
-from node.enrolment import init_run
+from node.commands import init_command, token_command
+from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
-from node.identity.identity_store import check_own, load_identity
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.run import Role
@@ -17,8 +18,8 @@ from support.identity import NOW_S
 
 def run_init(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    init_run.add_arguments(parser)
-    return init_run.run(parser.parse_args(arguments))
+    init_command.add_arguments(parser)
+    return init_command.run(parser.parse_args(arguments))
 
 
 def run_token(*arguments: str) -> int:
@@ -28,7 +29,7 @@ def run_token(*arguments: str) -> int:
 
 
 def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
-    run = init_run.init_run(tmp_path / "run", run_id="first", hosts=["hub.example.org"], now=NOW_S)
+    run = init_run(tmp_path / "run", run_id="first", hosts=["hub.example.org"], now=NOW_S)
     root = tmp_path / "run"
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     identity_files = ("key.pem", "certificate.pem", "ca.pem")
@@ -59,7 +60,7 @@ def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
 
 def test_no_secret_of_a_new_run_is_readable_by_others(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    init_run.init_run(root, run_id="first", hosts=[], now=NOW_S)
+    init_run(root, run_id="first", hosts=[], now=NOW_S)
     secrets = [path for path in root.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
     assert len(secrets) == 5
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}

@@ -5,8 +5,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from node.errors import Reason, RefusedError, StartupError
+from node.identity.certificates import key_to_pem, new_key
 from node.identity.files import write_secret
-from node.identity.pem import key_to_pem, new_key
 from node.identity.signatures import SigningKey, verify
 
 DOMAIN = b"heterorl-manifest-v1\0"

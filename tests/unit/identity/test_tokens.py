@@ -1,8 +1,17 @@
+import base64
+import datetime
+import json
+
+import jwt
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.enrolment.authority import Authority
-from node.enrolment.tokens import Token, issue_token, redeem
+from node.enrolment.tokens import TYPE, Token, issue_token, redeem
 from node.errors import Reason, RefusedError
+from node.identity.certificates import read_certificate
 from node.limits import TOKEN_BYTES
 from node.run import Role
 from support.identity import NOW_S
@@ -23,9 +32,13 @@ def refusal(text: str, *, node_id: str = "s1", now: float = NOW_S) -> str:
     return str(refused.value)
 
 
+def encoded(header: dict[str, object]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(header).encode()).rstrip(b"=").decode()
+
+
 def test_a_token_is_one_short_line_and_says_all_its_holder_needs() -> None:
     text = make_token(node_id="s1")
-    assert text.startswith("hrl1.")
+    assert jwt.get_unverified_header(text) == {"alg": "ES256", "typ": "heterorl-token+jwt"}
     assert text.isascii()
     assert text.split() == [text]
     assert len(text) <= TOKEN_BYTES // 2
@@ -72,18 +85,62 @@ def test_a_changed_token_is_no_token_wherever_the_change_is() -> None:
     "text",
     [
         "",
-        "hrl1",
-        "hrl1..",
-        "hrl1.e30.e30",
-        "hrl2.e30.e30",
-        "hrl1.é.é",
-        "hrl1.=.=",
+        "e30",
+        "..",
+        "e30.e30.e30",
+        "e30.e30",
+        "e30.é.é",
+        "e30.=.=",
+        "\ud800.e30.e30",
         "a" * 5000,
-        "hrl1.bnVsbA.AA",
+        "bnVsbA.bnVsbA.AA",
+        f"{encoded({'alg': 'none', 'typ': TYPE})}.e30.",
+        f"{encoded({'alg': 'ES256', 'typ': TYPE, 'b64': False, 'crit': ['b64']})}..AA",
     ],
 )
 def test_nonsense_is_no_token(text: str) -> None:
     assert "not a token" in refusal(text)
+
+
+def claims(**changes: object) -> bytes:
+    _, payload, _ = make_token().split(".")
+    return json.dumps(json.loads(base64.urlsafe_b64decode(payload + "==")) | changes).encode()
+
+
+def test_any_tool_for_json_web_tokens_reads_what_a_token_says() -> None:
+    key = read_certificate(AUTHORITY.certificate_pem).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    said = jwt.decode(make_token(node_id="s1"), key, algorithms=["ES256"], options={"verify_exp": False})
+    assert (said["iss"], said["sub"], said["role"], said["exp"]) == ("run", "s1", "sampler", NOW_S + 3600)
+
+
+def test_what_the_authority_signs_for_another_purpose_is_no_token() -> None:
+    assert Token.parse(AUTHORITY.sign_token(claims(), typ=TYPE)).run_id == "run"
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(), typ="JWT"))
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(iss=7), typ=TYPE))
+    assert "not a token" in refusal(AUTHORITY.sign_token(claims(run_id="run"), typ=TYPE))
+
+
+def test_a_token_under_another_algorithm_or_kind_of_key_is_no_token() -> None:
+    symmetric = jwt.PyJWS().encode(claims(), b"k" * 32, "HS256", headers={"typ": TYPE})
+    assert "not a token" in refusal(symmetric)
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([])
+    moment = datetime.datetime.fromtimestamp(NOW_S, datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, moment, moment).sign(key, None)
+    ).public_bytes(Encoding.PEM)
+    signed = jwt.PyJWS().encode(
+        claims(ca_certificate_pem=certificate.decode()), key, "EdDSA", headers={"typ": TYPE}
+    )
+    assert "not a token" in refusal(signed)
+    header = make_token().split(".")[0]
+    assert "not a token" in refusal(".".join((header, *signed.split(".")[1:])))
+
+
+def test_a_token_of_the_format_before_this_one_is_refused_by_name() -> None:
+    assert "older version" in refusal("hrl1.e30.e30")
+    assert "make a new one with `heterorl-node token`" in refusal("hrl1.e30.e30")
 
 
 def test_a_huge_token_is_not_parsed() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from learner.publishing.learner_epoch import raise_epoch
+from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
 from learner.training.checkpoint import CheckpointStore, Progress
@@ -203,6 +203,6 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
 @pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "header too large"])
 def test_what_safetensors_says_of_a_disk_is_an_error_of_the_disk(text: str) -> None:
     expected: type[Exception] = OSError if "os error" in text else SafetensorError
-    with pytest.raises(expected) as caught, checkpoint._errors_of_the_disk():
+    with pytest.raises(expected) as caught, checkpoint._as_os_error():
         raise SafetensorError(f"Error while serializing: {text}")
     assert getattr(caught.value, "errno", errno.ENOSPC) == errno.ENOSPC

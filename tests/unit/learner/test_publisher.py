@@ -13,10 +13,13 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from bench.whole_versions import WholeVersion, encode_version
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUp, Signer
+from learner.publishing.catch_up_deltas import CatchUpDeltas
 from learner.publishing.publisher import Publisher
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
 from node.clock import SystemClock
@@ -25,8 +28,6 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
-from node.weights.assembly.apply import Stage
-from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -66,7 +67,7 @@ def open_store(directory: Path) -> ArtifactStore:
 
 @dataclass
 class Publishing:
-    gate: MasterAccess
+    access: MasterAccess
     masters: dict[str, torch.Tensor]
     store: ArtifactStore
     task: asyncio.Task[None]
@@ -75,10 +76,10 @@ class Publishing:
 
     async def step(self, version: int) -> None:
         """Do what a training step does: write the masters when it may, then say what they hold."""
-        await asyncio.to_thread(self.gate.begin_writing)
+        await asyncio.to_thread(self.access.begin_writing)
         for name, tensor in masters_of(version).items():
             self.masters[name].copy_(tensor)
-        self.gate.hold(version)
+        self.access.hold(version)
 
     async def stop(self) -> None:
         self.stopping.set()
@@ -130,26 +131,24 @@ async def publishing(
         return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
 
     store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
-    gate = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
+    access = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
     masters = masters_of(start.version.number)
     signer = Signer(KEY, "run", 1)
     publisher = Publisher(
-        gate,
+        access,
         MasterWords(masters, layout),
         store,
         start=start,
         layout=layout,
         signer=signer,
         threads=threads,
-        keyframe_every_versions=keyframe_every,
-        catch_up=CatchUp(
+        schedule=PublishingSchedule(
             store,
-            layout=layout,
-            words0=words_of(0),
-            signer=signer,
-            public_every_versions=public_every,
+            keyframe_every_versions=keyframe_every,
+            public_delta_every_versions=public_every,
             longest_lag_versions=lambda: lag,
         ),
+        catch_up=CatchUpDeltas(store, layout=layout, words0=words_of(0), signer=signer),
         run_settings=run_settings,
         disk_wait=make_disk_wait(),
         clock=SystemClock(),
@@ -160,7 +159,7 @@ async def publishing(
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(gate, masters, store, task, stopping, metrics)
+        yield Publishing(access, masters, store, task, stopping, metrics)
     finally:
         ready.cancel()
         task.cancel()
@@ -177,7 +176,9 @@ def fetched(
     assert path is not None
     for artifact in path:
         manifest, _ = store.manifest(artifact.key)
-        stage = Stage(manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None)
+        stage = WholeVersion(
+            manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None
+        )
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, store.read_payload(artifact.key, frame))
@@ -413,14 +414,14 @@ async def test_a_learner_behind_the_run_or_on_another_branch_does_not_start(
 
 async def test_a_version_that_is_not_finite_ends_the_learner_and_is_not_published(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
-        await asyncio.to_thread(running.gate.begin_writing)
+        await asyncio.to_thread(running.access.begin_writing)
         running.masters["b"][1, 2] = torch.inf
-        running.gate.hold(1)
+        running.access.hold(1)
         with pytest.raises(RefusedError, match="tensor 'b' has a NaN or an infinity at element 9"):
             await asyncio.wait_for(asyncio.shield(running.task), timeout=10)
         assert running.keys == []
         # Nobody reads any more: a step that was waiting goes on, and ends with the learner.
-        await asyncio.wait_for(asyncio.to_thread(running.gate.begin_writing), timeout=10)
+        await asyncio.wait_for(asyncio.to_thread(running.access.begin_writing), timeout=10)
 
 
 async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_who_are_behind(
@@ -447,13 +448,9 @@ async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> Non
 
 def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
     store, signer = open_store(tmp_path), Signer(KEY, "run", 1)
-    catch_up = CatchUp(
-        store,
-        layout=LAYOUT,
-        words0=words_of(0),
-        signer=signer,
-        public_every_versions=2,
-        longest_lag_versions=lambda: 0,
+    catch_up = CatchUpDeltas(store, layout=LAYOUT, words0=words_of(0), signer=signer)
+    schedule = PublishingSchedule(
+        store, keyframe_every_versions=100, public_delta_every_versions=2, longest_lag_versions=lambda: 0
     )
     for version in (1, 2):
         encoded = encode_version(
@@ -466,9 +463,9 @@ def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
             published_at_s=0.0,
         )
         put_version(store, sign(encoded.manifest, KEY), encoded.payloads)
-    assert catch_up.next_key(2) == ArtifactKey(2, 0)
-    catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
-    assert catch_up.next_key(2) == ArtifactKey(2, 0)
-    catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
-    assert catch_up.next_key(2) is None
-    assert catch_up.next_key(1) is None
+    assert schedule.next_catch_up(2) == ArtifactKey(2, 0)
+    assert catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
+    assert schedule.next_catch_up(2) == ArtifactKey(2, 0)
+    assert catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
+    assert schedule.next_catch_up(2) is None
+    assert schedule.next_catch_up(1) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from node.config.settings import NodeSection
-from node.enrolment.first_start import kept_name
+from node.enrolment.enrolment_client import kept_name
 from node.enrolment.init_run import init_run
 from node.errors import ConfigError, StartupError
 from node.identity.run_description import RunDescription

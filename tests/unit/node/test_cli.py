@@ -14,7 +14,7 @@ import pytest
 
 from node.commands.cli import COMMANDS, main
 from node.enrolment.init_run import init_run
-from node.errors import ExitCode
+from node.exit_code import ExitCode
 from support.model_files import write_model_files
 
 HEAVY = ("torch", "vllm", "grpc", "transformers", "numpy", "pydantic", "cryptography", "prometheus_client")

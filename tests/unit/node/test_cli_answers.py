@@ -51,7 +51,7 @@ def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir
         ("h", "the port is missing"),
         ("h:99999", "a port is a number from 0 to 65535"),
         ("h:0", "port 0 stands for any free port"),
-        ("::1:7701", "an IPv6 address stands in brackets"),
+        ("::1:7701", "write an IPv6 address in brackets"),
         ("https://h:1", "neither a name nor an address"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_node_is_shut_out_listed_and_let_in_again_and_what_people_wrote_stays(
         (("Not A Name",), 2, "a node id is 1-63 of a-z, 0-9 and -"),
         (("coordinator",), 2, "the coordinator keeps this list"),
         (("--undo", "sampler-1"), 2, "it is not shut out"),
-        ((), 2, "Name one or more, or give --list."),
+        ((), 2, "Name one or more, or use --list."),
     ],
 )
 def test_a_name_that_cannot_be_meant_is_not_revoked(

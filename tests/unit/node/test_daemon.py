@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.errors import ConfigError, ExitCode, StartupError
-from node.process.daemon import Phase, Stage, run_daemon
+from node.errors import ConfigError, StartupError
+from node.exit_code import ExitCode
+from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service
 
 
@@ -62,18 +63,18 @@ class Scripted:
         self.story.append(f"{self.name} ends")
 
 
-def stage(name: str, *services: Service) -> Stage:
+def stage(name: str, *services: Service) -> StartStage:
     async def build() -> Sequence[Service]:
         return services
 
-    return Stage(name, build)
+    return StartStage(name, build)
 
 
-def broken_stage(name: str, error: Exception) -> Stage:
+def broken_stage(name: str, error: Exception) -> StartStage:
     async def build() -> Sequence[Service]:
         raise error
 
-    return Stage(name, build)
+    return StartStage(name, build)
 
 
 def send(number: signal.Signals) -> None:
@@ -145,7 +146,7 @@ async def test_a_stage_is_not_even_built_before_the_one_before_it_is_ready() -> 
         story.append("built")
         return []
 
-    stages = [stage("late", late), Stage("next", build)]
+    stages = [stage("late", late), StartStage("next", build)]
     daemon = asyncio.create_task(run_daemon(stages, drain_timeout_s=60, announce=story.append))
     await story.wait_for("late starts")
     send(signal.SIGTERM)
@@ -260,7 +261,7 @@ async def test_a_signal_during_a_slow_build_stops_without_waiting_for_it() -> No
         return []
 
     daemon = asyncio.create_task(
-        run_daemon([Stage("slow", build)], drain_timeout_s=60, announce=story.append)
+        run_daemon([StartStage("slow", build)], drain_timeout_s=60, announce=story.append)
     )
     await story.wait_for("building")
     send(signal.SIGTERM)

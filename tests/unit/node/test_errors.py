@@ -1,16 +1,16 @@
 import grpc
 import pytest
 
-from node.errors import STATUS_OF_REASON, ConfigError, Reason, RefusedError
+from node.errors import ConfigError, Reason, Recovery, RefusedError
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_refusal_has_a_grpc_status(reason: Reason) -> None:
-    assert getattr(grpc.StatusCode, STATUS_OF_REASON[reason]) is not grpc.StatusCode.OK
+    assert getattr(grpc.StatusCode, reason.status) is not grpc.StatusCode.OK
 
 
 def test_a_refusal_says_what_and_how_to_mend_it() -> None:
-    assert str(RefusedError(Reason.FENCED, "too old", fix="fetch again")) == "too old; fetch again"
+    assert str(RefusedError(Reason.WRONG_BASE, "too old", fix="fetch again")) == "too old; fetch again"
 
 
 def test_a_configuration_error_names_key_value_source_rule_and_fix() -> None:
@@ -18,3 +18,23 @@ def test_a_configuration_error_names_key_value_source_rule_and_fix() -> None:
         key="learner.learning_rate", value=-1, source="a.toml", rule="must be above 0", fix="Try 1e-6."
     )
     assert str(error) == "learner.learning_rate = -1 (from a.toml): must be above 0. Try 1e-6."
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_only_waiting_and_planning_again_are_retried(reason: Reason) -> None:
+    assert reason.is_retryable is (reason.recovery in (Recovery.WAIT, Recovery.REPLAN))
+
+
+def test_a_peer_stops_only_where_its_identity_or_configuration_is_wrong() -> None:
+    assert {reason for reason in Reason if reason.recovery is Recovery.STOP} == {
+        Reason.UNAUTHENTICATED,
+        Reason.WRONG_ROLE,
+        Reason.FOREIGN_RUN,
+        Reason.LAYOUT_MISMATCH,
+        Reason.TOKENIZER_MISMATCH,
+        Reason.TASK_MISMATCH,
+        Reason.FENCED,
+        Reason.ROLLBACK,
+        Reason.LEDGER_BEHIND,
+        Reason.BAD_SIGNATURE,
+    }

@@ -113,10 +113,10 @@ def test_a_process_says_what_it_runs_and_how_much_memory_it_takes(registry: Coll
 def test_refusals_are_counted_by_service_and_reason(registry: CollectorRegistry) -> None:
     metrics = NodeMetrics(registry, roles=["coordinator"], clock=ManualClock())
     for _ in range(2):
-        metrics.count_refusal(service="RolloutService", reason=Reason.FENCED)
+        metrics.count_refusal(service="RolloutService", reason=Reason.WRONG_BASE)
     (sample,) = families(registry)["heterorl_node_refusals"].samples
     assert sample == MetricSample(
-        "heterorl_node_refusals_total", {"service": "RolloutService", "reason": "fenced"}, 2.0
+        "heterorl_node_refusals_total", {"service": "RolloutService", "reason": "wrong_base"}, 2.0
     )
 
 

@@ -107,7 +107,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(StartupError, match="cannot be locked: Operation not supported") as caught:
         StateLock.take(tmp_path)
-    assert "has flock" in caught.value.fix
+    assert "supports flock" in caught.value.fix
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -72,4 +72,4 @@ def test_without_systemd_nothing_is_said_and_a_dead_one_is_only_logged(
     Systemd.from_environment({}).announce(Phase.SERVING)
     assert caplog.messages == []
     Systemd.from_environment({"NOTIFY_SOCKET": str(tmp_path / "gone")}).announce(Phase.SERVING)
-    assert caplog.messages == ["systemd cannot be told"]
+    assert caplog.messages == ["systemd cannot be notified"]

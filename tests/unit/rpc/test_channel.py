@@ -5,7 +5,7 @@ import time
 import grpc.aio
 import pytest
 
-from node.errors import STATUS_OF_REASON, Reason, RefusedError
+from node.errors import Reason, RefusedError
 from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classified, classify
 
 
@@ -16,7 +16,7 @@ def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None)
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_a_refusal_is_known_by_its_reason_whatever_its_status(reason: Reason) -> None:
-    status = grpc.StatusCode[STATUS_OF_REASON[reason]]
+    status = grpc.StatusCode[reason.status]
     refused = classify(failure(status, "7 is too many", reason.value))
     assert isinstance(refused, RefusedError)
     assert (refused.reason, str(refused)) == (reason, "7 is too many")

@@ -115,7 +115,7 @@ async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first
     [
         ("PromptRaises", Failure.PROMPT_FAILED, "LookupError: no row 1"),
         ("PromptHangs", Failure.PROMPT_TIMED_OUT, "killed after 0.5 s"),
-        ("PromptIsNoText", Failure.PROMPT_FAILED, "gave int, not a text"),
+        ("PromptIsNoText", Failure.PROMPT_FAILED, "returned int, not a text"),
         ("PromptIsHalfACharacter", Failure.PROMPT_FAILED, "UnicodeEncodeError"),
         ("PromptIsEndless", Failure.PROMPT_TOO_LONG, "5000000 characters"),
         ("PromptDies", Failure.PROMPT_FAILED, "died"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.rollout import RolloutGroup, Verdict
-from sampler.rollouts.group_tally import TELL_EVERY_S, GroupTally
+from sampler.rollouts.group_tally import LOG_EVERY_S, GroupTally
 from support.groups import make_group
 
 
@@ -17,17 +17,16 @@ def group() -> RolloutGroup:
 def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup) -> None:
     tally = GroupTally(now=0.0)
     told = [
-        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=TELL_EVERY_S * n / 1000)
-        for n in range(1, 1001)
+        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=LOG_EVERY_S * n / 1000) for n in range(1, 1001)
     ]
     assert told[:-1] == [None] * 999
     last = told[-1]
     assert last is not None
-    assert (last.groups, last.within_s, last.verdicts) == (1000, TELL_EVERY_S, {"spooled": 1000})
+    assert (last.groups, last.within_s, last.verdicts) == (1000, LOG_EVERY_S, {"spooled": 1000})
     assert (last.tokens, last.reward_mean) == (1000 * group.tokens, 0.5)
     assert (last.sampled_s, last.graded_s) == (2.0, 0.5)
     assert (last.oldest_version, last.newest_version) == (group.oldest_version, group.newest_version)
-    assert tally.rest(now=TELL_EVERY_S) is None
+    assert tally.rest(now=LOG_EVERY_S) is None
 
 
 def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:

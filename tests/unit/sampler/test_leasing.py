@@ -14,9 +14,9 @@ from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.engines.generation import Generation
+from sampler.engines.engine_thread import EngineThread
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
-from sampler.rollouts.work_queue import Stage, Workload
+from sampler.rollouts.work_queue import JobState, WorkQueue
 from support.groups import SAMPLING
 from support.waiting import until
 
@@ -69,12 +69,12 @@ class Desk:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.serving = Serving()
-        self.workload = Workload(concurrency_groups=2, outbox_groups=2)
+        self.work_queue = WorkQueue(concurrency_groups=2, unsubmitted_groups=2)
         self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
         self.leasing = Leasing(
             cast(SamplerRolloutClient, hub),
-            workload=self.workload,
-            generation=cast(Generation, self.serving),
+            work_queue=self.work_queue,
+            engine_thread=cast(EngineThread, self.serving),
             node_metrics=self.node_metrics,
             random=lambda: 0.01,
         )
@@ -84,7 +84,7 @@ class Desk:
         if lease.lease_id in self.unwanted:
             self.leasing.give_back([lease.lease_id])
             return False
-        self.workload.take(lease, now=0.0)
+        self.work_queue.take(lease, now=0.0)
         return True
 
 
@@ -99,10 +99,10 @@ async def leasing(desk: Desk) -> AsyncIterator[None]:
 async def test_leases_are_taken_up_to_the_room_there_is_and_again_when_there_is_more() -> None:
     desk = Desk(Hub(grant("1.1", "2.1"), grant("3.1")))
     async with leasing(desk):
-        await until(lambda: desk.workload.room() == 0)
-        desk.workload.advance("1.1", Stage.GRADING)
+        await until(lambda: desk.work_queue.room() == 0)
+        desk.work_queue.advance("1.1", JobState.GRADING)
         desk.leasing.notice_change()
-        await until(lambda: desk.workload.lease_ids == ("1.1", "2.1", "3.1"))
+        await until(lambda: desk.work_queue.lease_ids == ("1.1", "2.1", "3.1"))
     assert desk.hub.asked == [2, 1]
 
 
@@ -129,7 +129,7 @@ async def test_the_bound_the_hub_names_is_shown_where_it_is_a_known_one(bound: s
 async def test_a_hub_that_is_away_is_asked_again(failure: Exception) -> None:
     desk = Desk(Hub(failure, failure, grant("1.1", "2.1")))
     async with leasing(desk):
-        await until(lambda: desk.workload.room() == 0)
+        await until(lambda: desk.work_queue.room() == 0)
     assert desk.hub.asked == [2, 2, 2]
 
 
@@ -137,14 +137,14 @@ async def test_unwanted_leases_go_back_before_more_are_asked_for() -> None:
     desk = Desk(Hub(grant("1.1", "2.1"), grant("3.1")))
     desk.unwanted = {"2.1"}
     async with leasing(desk):
-        await until(lambda: desk.workload.lease_ids == ("1.1", "3.1"))
+        await until(lambda: desk.work_queue.lease_ids == ("1.1", "3.1"))
     assert desk.hub.released == ["2.1"]
 
 
 async def test_leases_given_back_while_all_room_is_taken_go_back_at_once() -> None:
     desk = Desk(Hub(grant("1.1", "2.1")))
     async with leasing(desk):
-        await until(lambda: desk.workload.room() == 0)
+        await until(lambda: desk.work_queue.room() == 0)
         desk.leasing.give_back(["9.9"])
         await until(lambda: desk.hub.released == ["9.9"])
 
@@ -154,7 +154,7 @@ async def test_a_failed_lease_goes_back_with_its_fault_and_is_told_until_the_hub
     desk.hub.release_failures = [ConnectionLost("cut"), RefusedError(Reason.BUSY, "later")]
     failed = FailedLease("1.1", Failure.GRADING_FAILED, "ValueError: x")
     async with leasing(desk):
-        await until(lambda: desk.workload.room() == 0)
+        await until(lambda: desk.work_queue.room() == 0)
         desk.leasing.give_up(failed)
         await until(lambda: desk.hub.failed == [failed])
     assert desk.hub.release_failures == []

@@ -1,4 +1,4 @@
-"""Whatever line, pace and keyframes: what is held follows the head, and fetches end."""
+"""Whatever link, pace and keyframes: what is held follows the head, and fetches end."""
 
 import math
 import random
@@ -9,12 +9,12 @@ import pytest
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.chain import plan_catch_up
-from node.weights.planning.link_time import Line, Progress
+from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
 from node.weights.planning.retention import surplus
 from node.weights.store.high_water import HighWater
+from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.policy_sync import LOOK_AGAIN_S
-from sampler.versions.sync_state import SyncState
 
 MB = 1_000_000
 KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 20), MB)
@@ -23,7 +23,7 @@ KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 
 def measured(
     round_trip_s: float, mbytes_per_s: float = math.inf, *, version_s: float | None = None
 ) -> Pursuit:
-    return Pursuit(Pace(1, 1.0, version_s), Line(round_trip_s, mbytes_per_s * MB))
+    return Pursuit(Pace(1, 1.0, version_s), Link(round_trip_s, mbytes_per_s * MB))
 
 
 def test_the_pace_is_taken_from_what_is_announced_by_the_learners_clock() -> None:
@@ -76,12 +76,12 @@ def test_after_some_drops_in_a_row_everything_is_finished() -> None:
 
 
 def test_a_longer_round_trip_is_believed_at_once_and_a_shorter_one_slowly() -> None:
-    line = Line().answered(1.0).answered(5.0)
-    assert line.round_trip_s == 5.0
-    assert line.answered(1.0).round_trip_s == 4.5
-    assert line.silent(20.0).round_trip_s == 20.0
-    assert Line().artifact_cost_bytes == 0
-    assert Line(2.0).carried(10 * MB, took_s=5.0).artifact_cost_bytes == 4 * MB
+    link = Link().answered(1.0).answered(5.0)
+    assert link.round_trip_s == 5.0
+    assert link.answered(1.0).round_trip_s == 4.5
+    assert link.silent(20.0).round_trip_s == 20.0
+    assert Link().artifact_cost_bytes == 0
+    assert Link(2.0).carried(10 * MB, took_s=5.0).artifact_cost_bytes == 4 * MB
 
 
 def test_people_are_told_what_keeps_a_far_sampler_from_the_bound() -> None:
@@ -91,7 +91,7 @@ def test_people_are_told_what_keeps_a_far_sampler_from_the_bound() -> None:
 
 @dataclass
 class World:
-    """A learner that publishes, the hub's store, and a line: a fake of everything around the decisions."""
+    """A learner that publishes, the hub's store, and a link: a fake of everything around the decisions."""
 
     random: random.Random
     round_trip_s: float
@@ -145,6 +145,11 @@ class World:
         return 2 * self.round_trip_s * (1 + self.jitter) + self.keyframe_bytes / self.bytes_per_s
 
     @property
+    def look_again_s(self) -> float:
+        """As in ``PolicySync``, but no more than about 300 looks at one fetch."""
+        return max(LOOK_AGAIN_S, self.fetch_s / 300)
+
+    @property
     def bound_versions(self) -> float:
         """How far a version may be behind the head: see ``node.weights.planning.pursuit``."""
         delta_s = self.round_trip_s + self.delta_bytes / self.bytes_per_s
@@ -159,7 +164,7 @@ class Sampler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = 0.0
-        self.state = SyncState(PolicyVersion(0), HighWater())
+        self.state = FetchPlan(PolicyVersion(0), HighWater())
         self.pursuit = Pursuit()
         self.taken: list[tuple[float, int]] = []
         self.begun = self.longest_in_vain = self.in_vain = 0
@@ -174,28 +179,28 @@ class Sampler:
             self.pursuit = self.pursuit.announced(said)
 
     def answered(self, took_s: float) -> None:
-        self.pursuit = self.pursuit.measured(self.pursuit.line.answered(took_s))
+        self.pursuit = self.pursuit.measured(self.pursuit.link.answered(took_s))
 
     def run(self, until_s: float) -> None:
         while self.now < until_s:
             self.hear(self.now)
             path = self.state.path()
             if not path:
-                self.now += LOOK_AGAIN_S
+                self.now += self.world.look_again_s
             elif self.pursuit.keeps_up(path, behind_versions=self.state.behind_versions):
                 self.fetch(path[0], first=ROUND_TRIPS)
             else:
                 self.fetch_what_comes()
 
     def fetch_what_comes(self) -> None:
-        world, cost = self.world, self.pursuit.line.artifact_cost_bytes
+        world, cost = self.world, self.pursuit.link.artifact_cost_bytes
         there_s = self.now + world.trip_s()
         said = world.announcement(there_s)
         assert said is not None
         held = self.state.held.number
         path = plan_catch_up(held, said.head.number, said.artifacts, artifact_cost_bytes=cost)
         if not path:
-            self.now += LOOK_AGAIN_S
+            self.now += self.world.look_again_s
             return
         back_s = there_s + world.trip_s()
         self.answered(back_s - self.now)
@@ -228,7 +233,7 @@ class Sampler:
                 self.now += 1.0
                 self.missed()
                 return
-            self.now = min(self.now + LOOK_AGAIN_S, whole_s)
+            self.now = min(self.now + world.look_again_s, whole_s)
             self.hear(self.now)
             if self.now >= signed_s and progress.signed_at_s is None:
                 progress.signed(artifact.size_bytes, now=signed_s)
@@ -241,12 +246,12 @@ class Sampler:
             if self.state.is_useless(artifact.key) and not self.pursuit.is_worth_finishing(
                 progress, artifact, instead=instead, now=self.now
             ):
-                line = self.pursuit.line.silent(progress.silence_s(self.now))
-                self.pursuit = self.pursuit.dropped().measured(line)
+                link = self.pursuit.link.silent(progress.silence_s(self.now))
+                self.pursuit = self.pursuit.dropped().measured(link)
                 self.missed()
                 return
-        line = self.pursuit.line.carried(artifact.size_bytes, took_s=whole_s - first_s)
-        self.pursuit = self.pursuit.measured(line).took()
+        link = self.pursuit.link.carried(artifact.size_bytes, took_s=whole_s - first_s)
+        self.pursuit = self.pursuit.measured(link).took()
         self.state = self.state.advanced(PolicyVersion(artifact.key.version, b"r"), HighWater())
         self.taken.append((self.now, artifact.key.version))
         self.in_vain = 0

@@ -1,11 +1,11 @@
 """Who takes nothing for long says so, at first soon and then ever more rarely."""
 
-from node.weights.planning.link_time import Line
-from sampler.versions.starvation import FIRST_TOLD_S, DroppedFetch, Starvation
+from node.weights.planning.link_time import Link
+from sampler.versions.starvation import FIRST_LOGGED_S, DroppedFetch, Starvation
 
 
-def told_at(starvation: Starvation, line: Line, *, until_s: int) -> list[int]:
-    return [now for now in range(until_s) if starvation.is_to_be_told(line, now=float(now))]
+def told_at(starvation: Starvation, link: Link, *, until_s: int) -> list[int]:
+    return [now for now in range(until_s) if starvation.is_log_due(link, now=float(now))]
 
 
 def test_starving_is_told_after_a_while_and_again_after_twice_as_long() -> None:
@@ -14,17 +14,17 @@ def test_starving_is_told_after_a_while_and_again_after_twice_as_long() -> None:
     starvation.announced(behind_versions=1, now=0.0)
     starvation.announced(behind_versions=9, now=20.0)
     assert starvation.for_s(20.0) == 20.0
-    assert told_at(starvation, Line(), until_s=300) == [
-        FIRST_TOLD_S,
-        2 * FIRST_TOLD_S,
-        4 * FIRST_TOLD_S,
-        8 * FIRST_TOLD_S,
+    assert told_at(starvation, Link(), until_s=300) == [
+        FIRST_LOGGED_S,
+        2 * FIRST_LOGGED_S,
+        4 * FIRST_LOGGED_S,
+        8 * FIRST_LOGGED_S,
     ]
 
 
 def test_on_a_far_line_it_is_told_only_when_something_is_wrong() -> None:
     starvation = Starvation(behind_since_s=0.0)
-    assert told_at(starvation, Line(10.0), until_s=100) == [60]
+    assert told_at(starvation, Link(10.0), until_s=100) == [60]
 
 
 def test_who_takes_a_version_does_not_starve_though_it_is_not_the_newest() -> None:
@@ -33,6 +33,6 @@ def test_who_takes_a_version_does_not_starve_though_it_is_not_the_newest() -> No
     starvation.took(behind_versions=3, now=25.0)
     assert not starvation.dropped
     assert starvation.for_s(30.0) == 5.0
-    assert not starvation.is_to_be_told(Line(), now=40.0)
+    assert not starvation.is_log_due(Link(), now=40.0)
     starvation.took(behind_versions=0, now=41.0)
     assert starvation.for_s(90.0) == 0.0

@@ -8,10 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
-from sampler.engines.distribution import sampling_distribution
+from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.torch_engine import TorchEngine, canonical_tensors
-from sampler.versions.model_words import ArrayWords, copy_words
+from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.sampling_distribution import sampling_distribution
+from sampler.engines.torch_engine import TorchEngine
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from node.errors import StartupError
 from node.weights.format.layout import FrameSpan, Layout, TensorSpec
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_words import LiveTensors, TorchWords, aliases
-from sampler.versions.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def test_what_is_written_into_the_live_words_is_in_the_model_and_also_in_tensors
 def test_tensors_tied_under_two_shapes_are_refused() -> None:
     model = Tied()
     model.alias.data = model.embed.data.view(3, 4)
-    with pytest.raises(StartupError, match="also one of"):
+    with pytest.raises(StartupError, match="is tied to one of"):
         live_tensors(model, torch.float32)
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.whole_versions import EncodedVersion, WholeVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, Stage, WrongBaseError, rebuild_frame
-from node.weights.assembly.encode import EncodedVersion
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from support.weights import LAYOUT, SPECS, Learner
@@ -20,11 +20,11 @@ BASE = LEARNER.versions[1]
 WANTED = LEARNER.versions[2]
 
 
-def staged(encoded: EncodedVersion, base: HeldPolicy | None) -> Stage:
-    return Stage(encoded.manifest, layout=LAYOUT, base=base)
+def staged(encoded: EncodedVersion, base: HeldPolicy | None) -> WholeVersion:
+    return WholeVersion(encoded.manifest, layout=LAYOUT, base=base)
 
 
-def put_all(stage: Stage, encoded: EncodedVersion) -> HeldPolicy:
+def put_all(stage: WholeVersion, encoded: EncodedVersion) -> HeldPolicy:
     assert stage.take_held() == ()
     for frame in stage.missing():
         stage.put(frame, encoded.payloads[frame])
@@ -57,7 +57,7 @@ def test_a_chain_takes_two_arrays() -> None:
     arrays = {id(held.words), id(spare)}
     for version in (2, 3, 4):
         encoded = LEARNER.encode(version, version - 1)
-        stage = Stage(encoded.manifest, layout=LAYOUT, base=held, spare=spare)
+        stage = WholeVersion(encoded.manifest, layout=LAYOUT, base=held, spare=spare)
         spare, held = held.words, put_all(stage, encoded)
         assert {id(held.words), id(spare)} == arrays
     assert held.version == LEARNER.versions[4].version
@@ -76,7 +76,7 @@ def test_a_delta_does_not_start_from_anything_but_its_base(base: HeldPolicy | No
 
 def test_another_layout_is_refused_before_anything_is_allocated() -> None:
     with pytest.raises(RefusedError) as refused:
-        Stage(DELTA.manifest, layout=Layout.of(SPECS, frame_words=512), base=None)
+        WholeVersion(DELTA.manifest, layout=Layout.of(SPECS, frame_words=512), base=None)
     assert refused.value.reason is Reason.LAYOUT_MISMATCH
 
 
@@ -120,7 +120,7 @@ def test_a_wrong_base_is_found_in_its_frame_alone() -> None:
         stage.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
     assert stage.missing() == (2,)
-    stage.mend(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
+    stage.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
     np.testing.assert_array_equal(stage.finish().words, WANTED.words)
 
 
@@ -135,7 +135,7 @@ def test_a_wrong_base_is_found_where_nothing_changed() -> None:
     stage = staged(encoded, HeldPolicy(learner.versions[0].version, held))
     assert stage.missing() == (0,)
     assert stage.take_held() == (3,)
-    stage.mend(3, words[LAYOUT.frames[3].slice])
+    stage.repair(3, words[LAYOUT.frames[3].slice])
     stage.put(0, encoded.payloads[0])
     np.testing.assert_array_equal(stage.finish().words, words)
 
@@ -143,7 +143,7 @@ def test_a_wrong_base_is_found_where_nothing_changed() -> None:
 def test_a_frame_is_not_mended_with_other_words() -> None:
     stage = staged(DELTA, BASE)
     with pytest.raises(DamagedFrameError):
-        stage.mend(2, BASE.words[LAYOUT.frames[2].slice])
+        stage.repair(2, BASE.words[LAYOUT.frames[2].slice])
 
 
 def test_a_version_is_not_finished_while_a_frame_is_missing() -> None:
@@ -157,7 +157,7 @@ def test_a_version_is_not_finished_while_a_frame_is_missing() -> None:
 
 def test_words_that_change_after_they_were_verified_are_found() -> None:
     spare = np.empty_like(BASE.words)
-    stage = Stage(DELTA.manifest, layout=LAYOUT, base=BASE, spare=spare)
+    stage = WholeVersion(DELTA.manifest, layout=LAYOUT, base=BASE, spare=spare)
     for frame, payload in enumerate(DELTA.payloads):
         stage.put(frame, payload)
     spare[-1] ^= 1
@@ -186,7 +186,7 @@ def test_a_frame_is_not_rebuilt_across_a_hole_or_from_a_damaged_payload() -> Non
 def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
     other = replace(KEYFRAME.manifest.frames[0], new_check=1)
     manifest = replace(KEYFRAME.manifest, frames=(other, *KEYFRAME.manifest.frames[1:]))
-    stage = Stage(manifest, layout=LAYOUT, base=None)
+    stage = WholeVersion(manifest, layout=LAYOUT, base=None)
     with pytest.raises(DamagedFrameError, match="words decoded"):
         stage.put(0, KEYFRAME.payloads[0])
 
@@ -194,10 +194,10 @@ def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
 def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
     other = replace(DELTA.manifest.frames[2], new_check=1)
     manifest = replace(DELTA.manifest, frames=(*DELTA.manifest.frames[:2], other, *DELTA.manifest.frames[3:]))
-    stage = Stage(manifest, layout=LAYOUT, base=BASE)
+    stage = WholeVersion(manifest, layout=LAYOUT, base=BASE)
     with pytest.raises(WrongBaseError, match="frame 2: what is held does not make version 2: the words"):
         stage.put(2, DELTA.payloads[2])
     words = rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT)
     with pytest.raises(DamagedFrameError, match="another digest than signed"):
-        stage.mend(2, words)
+        stage.repair(2, words)
     assert stage.missing() == (0, 1, 2, 3, 4)

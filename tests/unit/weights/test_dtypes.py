@@ -5,8 +5,8 @@ import pytest
 import torch
 import zstandard
 
+from bench.whole_versions import encode_version
 from node.errors import Reason, RefusedError
-from node.weights.assembly.encode import encode_version
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.format.digests import Words, words_digest

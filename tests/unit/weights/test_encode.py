@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.whole_versions import encode_version
 from node.errors import Reason, RefusedError
-from node.weights.assembly.encode import CodedFrame, code_frames, encode_version, join
+from node.weights.assembly.encode import CodedFrame, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec

@@ -109,7 +109,10 @@ def test_the_digest_depends_on_dtypes() -> None:
 def test_the_pieces_of_a_frame_say_where_each_tensor_is() -> None:
     layout = Layout.of([TensorSpec("a", (3,)), TensorSpec("b", (25,)), TensorSpec("c", (2,))], frame_words=10)
     told = [
-        [(piece.tensor.name, piece.tensor_word, piece.frame_word, piece.words) for piece in layout.pieces(n)]
+        [
+            (piece.tensor.name, piece.tensor_word, piece.frame_word, piece.words)
+            for piece in layout.overlaps(n)
+        ]
         for n in range(len(layout.frames))
     ]
     assert told == [

@@ -2,19 +2,24 @@
 
 import json
 import struct
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from node.weights.format.model_files import StoredDtypes
 
+_BITS = {"BF16": 16, "F16": 16, "F32": 32, "F64": 64, "F8_E4M3": 8, "I64": 64, "I8": 8, "U8": 8}
+
 
 def save(path: Path, **tensors: tuple[str, list[int]]) -> None:
-    header = {
-        name: {"dtype": d, "shape": shape, "data_offsets": [0, 0]} for name, (d, shape) in tensors.items()
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"anything")
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + prod(shape) * _BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
 
 
 def test_each_tensor_has_the_dtype_of_its_file(tmp_path: Path) -> None:
@@ -66,7 +71,15 @@ def test_without_files_everything_is_bfloat16() -> None:
 )
 def test_what_safetensors_does_not_make_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError):  # noqa: PT011 - pydantic's own, or ours
+    with pytest.raises(ValueError, match=r"model\.safetensors: Error while deserializing header"):
+        StoredDtypes.of(tmp_path)
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(path, a=("BF16", [4]))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not fully covered"):
         StoredDtypes.of(tmp_path)
 
 

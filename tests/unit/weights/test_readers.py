@@ -26,10 +26,10 @@ def test_what_was_asked_for_stays_for_a_while_after_it_became_surplus() -> None:
     readers, asked, other = Readers(monotonic=clock), ArtifactKey(10), ArtifactKey(20)
     ask(readers, asked)
     ask(readers, other, lingers=False)
-    assert readers.leavable([asked, other]) == {other}
+    assert readers.removable([asked, other]) == {other}
     assert readers.lingering_artifacts == 1
     clock.now = LINGER_S
-    assert readers.leavable([asked]) == {asked}
+    assert readers.removable([asked]) == {asked}
     assert readers.lingering_artifacts == 0
 
 
@@ -39,7 +39,7 @@ def test_those_asked_for_last_stay_and_no_more_of_them_than_the_disk_can_bear() 
     keys = [ArtifactKey(number) for number in range(LINGERING_ARTIFACTS + 3)]
     for clock.now, key in enumerate(keys):
         ask(readers, key)
-    assert readers.leavable(keys) == {*keys[:3]}
+    assert readers.removable(keys) == {*keys[:3]}
     assert readers.lingering_artifacts == LINGERING_ARTIFACTS
 
 
@@ -55,8 +55,8 @@ def test_what_is_read_is_not_removed_whoever_else_is_done_with_it() -> None:
         for _ in range(2):
             readings.enter_context(readers.reading(key, find=lambda: None, lingers=False))
         ask(readers, key, lingers=False)
-        assert readers.unless_read(key, remove) is None
-    assert readers.unless_read(key, remove)
+        assert readers.remove_unless_read(key, remove) is None
+    assert readers.remove_unless_read(key, remove)
     assert removed == [key]
 
 
@@ -68,4 +68,4 @@ def test_who_asks_for_what_is_not_there_reads_nothing() -> None:
 
     with pytest.raises(KeyError), readers.reading(key, find=missing, lingers=True):
         pass
-    assert readers.leavable([key]) == {key}
+    assert readers.removable([key]) == {key}

@@ -14,7 +14,8 @@ from node.errors import Reason, RefusedError, StartupError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
-from node.weights.store.artifact_store import INCOMING_ARTIFACTS, ArtifactStore
+from node.weights.store.artifact_directories import INCOMING_ARTIFACTS
+from node.weights.store.artifact_store import ArtifactStore
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version
 
 
@@ -344,7 +345,7 @@ def test_what_a_reader_has_found_is_not_cleaned_away_before_it_is_leased(
     store = learner.store(tmp_path, retained_keyframes=1)
     learner.put(store, (1, None))
     old, new = ArtifactKey(1), learner.signed(2, None)
-    find = store._find
+    find = store._directories.find
     cleaners: list[threading.Thread] = []
 
     def find_while_the_cleaner_runs(key: ArtifactKey) -> object:
@@ -355,7 +356,7 @@ def test_what_a_reader_has_found_is_not_cleaned_away_before_it_is_leased(
             cleaners[0].join(timeout=0.5)
         return found
 
-    monkeypatch.setattr(store, "_find", find_while_the_cleaner_runs)
+    monkeypatch.setattr(store._directories, "find", find_while_the_cleaner_runs)
     with store.lease(old):
         cleaners[0].join(timeout=10)
         assert (2, -1) in keys(store)
@@ -373,7 +374,7 @@ def test_what_is_arriving_is_announced_and_awaited_until_it_is_whole_or_given_up
     assert keys(store) == [(1, 0)]
     assert store.whole() == ()
     heard = []
-    with store.hearing_frames(lambda: heard.append(1)):
+    with store.listening_to_frames(lambda: heard.append(1)):
         store.write_frame(key, 0, payloads[0])
         assert not store.is_awaited(key, 0)
         assert store.is_awaited(key, 1)

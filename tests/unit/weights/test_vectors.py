@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from node.weights.assembly.apply import Stage
+from bench.whole_versions import WholeVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import Fault
@@ -94,7 +94,7 @@ def test_an_artifact_applies_with_every_digest_as_written() -> None:
     assert manifest.root == version_root(layout.digest, digests)
     assert (manifest.root.hex(), manifest.base_root.hex()) == (artifact["root"], artifact["base_root"])
     base = HeldPolicy.of(manifest.base_version, words_of(artifact["base"]), layout=layout)
-    stage = Stage(manifest, layout=layout, base=base)
+    stage = WholeVersion(manifest, layout=layout, base=base)
     for frame, payload in enumerate(payloads):
         stage.put(frame, payload)
     np.testing.assert_array_equal(stage.finish().words, words_of(artifact["words"]))

@@ -1,7 +1,7 @@
 """Bit streams and the one number code of the exponent-conditioned format, in numpy and plain Python.
 
-Bits fill each byte from its lowest on. A number with k low bits is, in this order: ones, a zero,
-and its low bits, of which there are k; from GROWS_AT ones on every further one adds a low bit:
+Bits fill each byte from the lowest. A number with k low bits is coded, in this order, as ones, a zero and
+its k low bits. From GROWS_AT ones on, every further one adds a low bit:
 
     ones u < 8     u << k                  + the k low bits
     ones u = 8+g   (7 + 2^g) << k          + the k+g low bits
@@ -21,7 +21,7 @@ Numbers = NDArray[np.int64]
 
 
 class BitWriter:
-    """Collects fields, packs them at the end."""
+    """Collects fields, and packs them at the end."""
 
     def __init__(self) -> None:
         self._values: list[Numbers] = []
@@ -32,11 +32,11 @@ class BitWriter:
         self._put(np.array([value]), np.array([width]))
 
     def put_flags(self, flags: NDArray[np.bool_]) -> None:
-        """Write a bit each."""
+        """Write a bit for each flag."""
         self._put(flags.astype(np.int64), np.ones(flags.size, np.int64))
 
     def put_numbers(self, numbers: Numbers, low_bits: int) -> None:
-        """Write non-negative numbers with so many low bits."""
+        """Write non-negative numbers with ``low_bits`` low bits."""
         ones = numbers >> low_bits
         grows = ones >= GROWS_AT
         # frexp of an integer is exact: 1 more than the floor of its binary logarithm.
@@ -46,7 +46,7 @@ class BitWriter:
         self._put((1 << ones) - 1 | (numbers - start) << ones + 1, ones + 1 + low_bits + growth)
 
     def to_bytes(self) -> bytes:
-        """Return everything written; the last byte is filled up with zeros."""
+        """Return everything written. Zeros fill up the last byte."""
         values, widths = np.concatenate(self._values), np.concatenate(self._widths)
         ends = np.cumsum(widths)
         places = np.arange(ends[-1]) - np.repeat(ends - widths, widths)
@@ -59,7 +59,7 @@ class BitWriter:
 
 
 class BitReader:
-    """Reads fields. Past the end there are zeros, and every field that touches them is refused."""
+    """Reads fields. Refuses every field that reaches past the end."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -78,10 +78,10 @@ class BitReader:
         return value
 
     def take_number(self, low_bits: int) -> int:
-        """Read a number with so many low bits.
+        """Read a number with ``low_bits`` low bits.
 
         Raises:
-            BrokenPayloadError: NUMBER, if no frame has so large a number; TRUNCATED.
+            BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
         """
         first = self._at >> 3
         window = int.from_bytes(self._payload[first : first + 8], "little") >> (self._at & 7)
@@ -95,7 +95,7 @@ class BitReader:
         return (start << low_bits) + low
 
     def finish(self) -> None:
-        """Check that nothing is left but the zeros that fill up the last byte.
+        """Check that only the zeros that fill up the last byte are left.
 
         Raises:
             BrokenPayloadError: TRAILING.

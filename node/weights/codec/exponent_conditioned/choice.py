@@ -1,4 +1,4 @@
-"""Which implementation of the exponent-conditioned codec this process uses."""
+"""Chooses the implementation of the exponent-conditioned codec that this process uses."""
 
 import functools
 from typing import Protocol
@@ -11,21 +11,21 @@ from node.weights.format.digests import Words
 
 
 class Implementation(Protocol):
-    """What both have in common. A frame has at least one word and at most limits.FRAME_WORDS."""
+    """An implementation. A frame has at least one word and at most limits.FRAME_WORDS."""
 
     @property
     def name(self) -> str:
-        """What runs, in words, for the log."""
+        """What runs, for the log."""
 
     def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
-        """Code what makes ``words`` of ``base``."""
+        """Return what makes ``words`` from ``base``."""
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Make the words in ``out``, and give their digest, or raise BrokenPayloadError."""
+        """Write the words to ``out`` and return their digest, or raise BrokenPayloadError."""
 
 
 @functools.cache
 def implementation() -> Implementation:
-    """Return the C kernel, or the reference in numpy where there is none: native.load warns of that."""
+    """Return the C kernel, or the reference in numpy where there is none; ``native.load`` then warns."""
     kernel = kernels.load()
     return reference if kernel is None else NativeCodec(kernel)

@@ -1,4 +1,4 @@
-"""The exponent-conditioned codec by the C kernel."""
+"""The exponent-conditioned codec in the C kernel."""
 
 from node.weights.codec.exponent_conditioned.payload_format import (
     INFINITY_BITS,
@@ -11,7 +11,7 @@ from node.weights.format.digests import Words, words_digest
 
 
 class NativeCodec:
-    """The codec on one path of the kernel."""
+    """The codec, on one path of the kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -21,7 +21,7 @@ class NativeCodec:
         return f"C, {self._kernel.path}"
 
     def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
-        """Code ``words``."""
+        """Return what makes ``words`` from ``base``."""
         payload, facts = self._kernel.encode(words, base=base, limit_bytes=limit_bytes)
         return Delta(
             payload,
@@ -31,7 +31,7 @@ class NativeCodec:
         )
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Make the words in ``out``, and give their digest.
+        """Write the words to ``out`` and return their digest.
 
         Raises:
             BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.

@@ -1,6 +1,6 @@
-"""The numbers of the exponent-conditioned format (proto/WEIGHTS.md), and what coding and decoding give.
+"""The constants of the exponent-conditioned format (proto/WEIGHTS.md), its faults, and the coded delta.
 
-The kernel has the same numbers in node/weights/codec/native/format.h; a test compares them.
+The kernel has the same constants in node/weights/codec/native/format.h; a test compares them.
 """
 
 import enum
@@ -9,38 +9,38 @@ from typing import Final
 
 EXPONENT_SHIFT: Final = 7
 EXPONENT_MASK: Final = 0xFF
-"""Where the exponent is in a bfloat16. Words of another meaning are coded as faithfully, only longer."""
+"""Where the exponent is in a bfloat16. Words of another dtype are coded as exactly, only longer."""
 
 INFINITY_BITS: Final = 0x7F80
-"""The smallest bfloat16, signs aside, that is not finite."""
+"""The smallest bfloat16, sign aside, that is not finite."""
 
 CLASSES: Final = 16
-"""Exponents told apart in one frame: how many byte counters fit a 128-bit register."""
+"""Exponents distinguished in one frame: as many as byte counters fit a 128-bit register."""
 
 NUMBER_BITS: Final = 20
 """Low bits of the largest number; a frame has at most 2^20 words."""
 
 GROWS_AT: Final = 8
-"""Ones after which a number grows: far enough not to lengthen gaps, near enough for the tail of sizes."""
+"""Ones after which a number grows: enough not to lengthen gaps, few enough for the tail of sizes."""
 
 LARGEST_STEP: Final = 1 << 15
 
 FIRST_POSITIONS: Final = (7, -7)
 FIRST_LARGE: Final = (7, -6)
 FIRST_SIZE_BITS: Final = 6
-"""What the first class of a frame is predicted from: (width, mode), (width, mode), low bits."""
+"""The prediction for the first class of a frame: (width, mode), (width, mode), low bits."""
 
 SAMPLE_BLOCK: Final = 1024
 SAMPLE_WORDS: Final = 1 << 15
 SAMPLE_CHANGES: Final = 32
-"""The encoder's sample: blocks of so many words, about so many words; everything if it has fewer changes."""
+"""The encoder's sample: words of a block, words in all, and the changes below which it takes all words."""
 
 COST_ONES: Final = 24
 """The encoder compares parameters as if no number had more ones than this."""
 
 
 class Fault(enum.IntEnum):
-    """Why a payload is refused. The kernel answers with these numbers."""
+    """Why a payload is refused. The kernel returns these numbers."""
 
     NONE = 0
     TRUNCATED = 1
@@ -78,12 +78,12 @@ class BrokenPayloadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What makes the words of a frame of its base, and what was learnt of the words on the way."""
+    """What makes the words of a frame from its base, and what coding found out about the words."""
 
     payload: bytes | None
-    """Empty if nothing changed; None if it was over the limit."""
+    """Empty: nothing changed; None: it is over the limit."""
     changes: int
     digest: int
     """``words_digest`` of the words."""
     is_finite: bool
-    """Taken as bfloat16, none is a NaN or an infinity."""
+    """As bfloat16, no word is a NaN or an infinity."""

@@ -1,8 +1,7 @@
-"""The exponent-conditioned codec in numpy: what the C kernel must agree with.
+"""The exponent-conditioned codec in numpy: the reference for the C kernel.
 
-Written to be read next to proto/WEIGHTS.md. Encoding is vectorised; decoding reads number after
-number in Python, about a microsecond each. That is enough to try a node without a compiler on a small
-model: DESIGN.md has the figures.
+Read it next to proto/WEIGHTS.md. Encoding is vectorised; decoding reads one number after the other in Python,
+about a microsecond each. That is enough to try a node without a compiler on a small model.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ name: Final = "numpy"
 
 
 def encode(words: Words, *, base: Words, limit_bytes: int) -> Delta:
-    """Code ``words``."""
+    """Return what makes ``words`` from ``base``."""
     changed = words != base
     payload = _payload(words, base=base, changed=changed) if changed.any() else b""
     return Delta(
@@ -47,7 +46,7 @@ def encode(words: Words, *, base: Words, limit_bytes: int) -> Delta:
 
 
 def decode(payload: bytes, *, base: Words, out: Words) -> int:
-    """Make the words in ``out``, and give their digest.
+    """Write the words to ``out`` and return their digest.
 
     Raises:
         BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
@@ -97,9 +96,9 @@ def classes_of(base: Words, *, first: int) -> Numbers:
 
 
 def first_exponent(words: Words, *, base: Words) -> int:
-    """Return the exponent of class 0: from it on, 16 exponents have the most changes of a sample.
+    """Return the exponent of class 0: the CLASSES exponents from it on have the most changes of a sample.
 
-    Of several such, the highest: words of large exponents are many, and want classes of their own.
+    Of several such, the highest: words with large exponents are many, and are better in separate classes.
     """
     stride = max(1, base.size // SAMPLE_WORDS)
     counts = _changes_by_exponent(words, base=base, stride=stride)
@@ -121,10 +120,10 @@ def _exponents(words: Words) -> Numbers:
 
 @dataclass(slots=True)
 class _SubsetPrediction:
-    """How the subset of the next class will be coded, if it is like the last."""
+    """How the subset of the next class is coded, if it is like the last."""
 
     width: int
-    """Binary digits of how many members there are."""
+    """Binary digits of the number of members."""
     mode: int
     """Low bits of the gaps between members; if negative, -1 - the low bits of the runs of members."""
 
@@ -141,14 +140,14 @@ class _Predictions:
 
 
 class _ClassWriter:
-    """Writes one class after another."""
+    """Writes one class after the other."""
 
     def __init__(self, bits: BitWriter) -> None:
         self._bits = bits
         self._next = _Predictions.first()
 
     def put(self, ranks: NDArray[np.intp], steps: Numbers) -> None:
-        """Write the changes of a class: their ranks among its words, and by how much."""
+        """Write the changes of a class: their ranks among its words, and their steps."""
         self._put_subset(ranks, self._next.positions)
         self._bits.put_flags(steps < 0)
         large = np.flatnonzero(np.abs(steps) > 1)
@@ -156,7 +155,7 @@ class _ClassWriter:
         if large.size:
             numbers = np.abs(steps[large]) - 2
             size_bits = best_low_bits(numbers)
-            # A step of the optimizer is twice as many steps of a word whose exponent is one less.
+            # The same change is twice as many steps of a word whose exponent is one less.
             self._put_surprise(size_bits - (self._next.size_bits - 1))
             self._next.size_bits = size_bits
             self._bits.put_numbers(numbers, size_bits)
@@ -176,7 +175,7 @@ class _ClassWriter:
             numbers = _runs(members)
             low_bits = best_low_bits(numbers)
             mode = -1 - low_bits
-        # Half as many words change when the exponent is one more, so gaps double and runs halve.
+        # With the next exponent half as many words change, so gaps double and runs halve.
         self._put_surprise(mode - (next_.mode + 1))
         next_.mode = mode
         self._bits.put_numbers(numbers, low_bits)
@@ -187,7 +186,7 @@ class _ClassWriter:
 
 
 class _ClassReader:
-    """Reads what ``_ClassWriter`` writes, from anyone."""
+    """Reads what ``_ClassWriter`` writes, and checks every field."""
 
     def __init__(self, bits: BitReader, *, words: int) -> None:
         self._bits = bits
@@ -196,10 +195,10 @@ class _ClassReader:
         self._next = _Predictions.first()
 
     def take(self) -> tuple[Numbers, Words]:
-        """Read the changes of a class: their ranks among its words, and what to add, modulo 2^16.
+        """Read the changes of a class: their ranks among its words, and their steps modulo 2^16.
 
         Raises:
-            BrokenPayloadError: there is a fault; its order is that of the fields.
+            BrokenPayloadError: with the first fault, in the order of the fields.
         """
         ranks = self._take_subset(self._next.positions, most=self._words_left, end=self._words)
         if ranks.size == 0:
@@ -250,7 +249,7 @@ class _ClassReader:
         place = start = 0
         while place < count:
             run = self._bits.take_number(low_bits)
-            # Each run ends with a word that is no member, so that empty runs come to an end too.
+            # Each run ends with a word that is no member, so that empty runs end too.
             if run > count - place or start + run > end:
                 raise BrokenPayloadError(Fault.POSITION)
             members[place : place + run] = np.arange(start, start + run)
@@ -264,7 +263,7 @@ class _ClassReader:
 
 
 def best_low_bits(numbers: Numbers) -> int:
-    """Return how many low bits code ``numbers`` shortest, or nearly: the first dip down from their mean."""
+    """Return the low bits that code ``numbers`` shortest, or nearly: the first minimum below their mean."""
     low_bits = (int(numbers.sum()) // numbers.size).bit_length()
     cost = _cost(numbers, low_bits)
     while low_bits > 0 and (lower := _cost(numbers, low_bits - 1)) < cost:

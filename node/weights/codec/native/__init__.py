@@ -1,7 +1,7 @@
-"""The C kernel next to this file, if the installation could compile it (deploy/hatch_build.py).
+"""Loads and calls the C kernel next to this file, if the installation compiled it (deploy/hatch_build.py).
 
-Plain C through ctypes: no headers of Python are needed, one library serves every Python, and ctypes
-lets go of the interpreter lock meanwhile, so that threads code frames on all cores.
+Plain C through ctypes needs no headers of Python, one library serves every Python, and ctypes releases the
+interpreter lock, so that threads code frames on all cores.
 """
 
 import ctypes
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 LIBRARY_FILE: Final = Path(__file__).with_name("kernel.so")
 
 ABI: Final = 2
-"""What the library answers unless it is of other sources than these. kernel.c has the same number."""
+"""The number a library of these sources answers with. kernel.c has the same."""
 
 PORTABLE: Final = "portable"
 PATHS: Final = (PORTABLE, "AVX2", "AVX-512")
-"""By the kernel's numbers; a processor that has one has those before it. The portable path is in vectors of
-16 bytes: SSE2, NEON."""
+"""In the order of the kernel's numbers; a processor that supports one supports those before it. The portable
+path uses vectors of 16 bytes: SSE2, NEON."""
 
 
 class FrameFacts(ctypes.Structure):
-    """What the kernel learns of the words it codes or makes, on the way."""
+    """What the kernel finds out about the words it codes or makes."""
 
     _fields_ = (
         ("digest", ctypes.c_uint64),
@@ -34,15 +34,15 @@ class FrameFacts(ctypes.Structure):
         ("largest", ctypes.c_uint32),
     )
     digest: int
-    """xxh3; 0 if the words are too few for the kernel's variant of it."""
+    """xxh3; 0: the words are too few for the kernel's variant of it."""
     changes: int
     largest: int
-    """The largest word, signs aside."""
+    """The largest word, sign aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Bytes and where they are: asking numpy each time is 5 us, since frames sweep the caches."""
+    """Bytes and their address: to ask numpy each time costs 5 us, since frames flush the caches."""
 
     array: NDArray[np.uint8]
     address: int
@@ -56,7 +56,7 @@ class _Memory:
 class _Room(threading.local):
     """Memory of one thread, kept from frame to frame.
 
-    The pages that were touched, a small part, would otherwise be given back and taken again for each.
+    Otherwise the few pages that were touched would be freed and faulted in again for each frame.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Room(threading.local):
 
 
 class Kernel:
-    """The library on one of its paths. Any thread may call; each keeps memory of its own, 17 bytes a word."""
+    """The library on one of its paths. Any thread may call; each keeps its own memory, 17 bytes a word."""
 
     def __init__(self, library: ctypes.CDLL, *, path: int) -> None:
         self._library = library
@@ -80,7 +80,7 @@ class Kernel:
     def encode(
         self, words: NDArray[np.uint16], *, base: NDArray[np.uint16], limit_bytes: int
     ) -> tuple[bytes | None, FrameFacts]:
-        """Return the payload: empty if nothing changed, None if it is over the limit.
+        """Return the payload and the facts; empty: nothing changed; None: it is over the limit.
 
         Raises:
             ValueError: the arrays are not of the same size and contiguous.
@@ -103,7 +103,7 @@ class Kernel:
     def decode(
         self, payload: bytes, *, base: NDArray[np.uint16], out: NDArray[np.uint16]
     ) -> tuple[int, FrameFacts]:
-        """Return the number of the fault, 0 for none. ``out`` may be ``base``.
+        """Return the number of the fault, 0 for none, and the facts. ``out`` may be ``base``.
 
         Raises:
             ValueError: the arrays are not of the same size and contiguous.
@@ -117,10 +117,10 @@ class Kernel:
         return fault, facts
 
     def join(self, rest: bytes, exponents: bytes, *, out: NDArray[np.uint16]) -> FrameFacts:
-        """Make words of their bytes of sign and mantissa, and of their exponents; only the digest is learnt.
+        """Make words from their bytes of sign and mantissa and of exponent; the facts have only the digest.
 
         Raises:
-            ValueError: there are not as many of each, or ``out`` is not contiguous.
+            ValueError: the sizes differ, or ``out`` is not contiguous.
         """
         _check(out, out)
         if not len(rest) == len(exponents) == out.size:
@@ -143,7 +143,7 @@ class Kernel:
 
 
 def load(path: int | None = None) -> Kernel | None:
-    """Return the kernel on this machine's best path, or on ``path``; None if there is none."""
+    """Return the kernel on this machine's best path, or on ``path``; None: there is none."""
     library = _library()
     if library is None:
         return None

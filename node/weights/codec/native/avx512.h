@@ -1,8 +1,8 @@
 /* The path of x86-64 since Ice Lake and Zen 4, in AVX-512.
  *
- * The classes of a block are 64 bytes of one register; how many words of each class it has is 16 bytes: a shuffle
- * makes each class a single bit, an 8x8 bit transpose collects the bits of eight words by class, a byte-wise
- * population count adds them up.
+ * The classes of a block are 64 bytes of one register, and their counts 16 bytes. A shuffle turns each class into a
+ * single bit, an 8x8 bit transpose collects the bits of eight words by class, and a byte-wise population count
+ * counts them.
  */
 #ifndef HETERORL_AVX512_H
 #define HETERORL_AVX512_H
@@ -18,7 +18,7 @@
 
 AVX512 static inline __m512i exponents_of(const uint16_t *words)
 {
-    /* Of each four words: bits 7, 23, 39 and 55 on, for the low words as the first four bytes of eight. */
+    /* From each four words, the bits from 7, 23, 39 and 55 on; from the low words as the first four bytes of eight. */
     const __m512i where = _mm512_set1_epi64(0x3727170737271707);
     const __m512i in_order = _mm512_set_epi32(15, 13, 11, 9, 7, 5, 3, 1, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i low = _mm512_multishift_epi64_epi8(where, _mm512_loadu_si512(words));
@@ -32,7 +32,7 @@ AVX512 static inline __m512i classes_of(__m512i exponents, unsigned first)
     return _mm512_min_epu8(above, _mm512_set1_epi8(CLASSES - 1));
 }
 
-/* Return how many words of each class there are, as 16 bytes. */
+/* Return the number of words of each class, as 16 bytes. */
 AVX512 static inline __m128i population(__m512i classes)
 {
     const __m512i bit_if_low = _mm512_broadcast_i32x4(_mm_set_epi64x(0, (long long)0x8040201008040201));
@@ -82,7 +82,7 @@ AVX512 static inline uint32_t nth_bit_avx512(uint64_t bits, uint32_t n)
     return (uint32_t)_tzcnt_u64(_pdep_u64((uint64_t)1 << n, bits));
 }
 
-/* Sixteen are written without asking how many there are, which is a branch that cannot be predicted. */
+/* Always writes sixteen: to ask how many there are is a branch that cannot be predicted. */
 AVX512 static inline uint16_t *append_places_avx512(uint16_t *places, uint64_t bits, uint32_t start)
 {
     const __m512i each = _mm512_set_epi64(0x3F3E3D3C3B3A3938, 0x3736353433323130, 0x2F2E2D2C2B2A2928,

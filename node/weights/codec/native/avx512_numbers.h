@@ -7,13 +7,13 @@
 
 enum { LANES = 16 };
 
-/* Return the lanes that there are numbers for. */
+/* Return a mask of the lanes that have a number. */
 AVX512 static inline __mmask16 valid_lanes(uint32_t numbers)
 {
     return (__mmask16)_bzhi_u32(0xFFFF, numbers < LANES ? numbers : LANES);
 }
 
-/* Append the chosen of 16 numbers; give how many. */
+/* Append the chosen ones of 16 numbers; return how many. */
 AVX512 static inline uint32_t append_chosen(uint32_t *to, __m512i numbers, __mmask16 chosen)
 {
     uint32_t count = (uint32_t)_mm_popcnt_u32(chosen);
@@ -55,7 +55,7 @@ AVX512 static uint64_t count_ones_avx512(const uint32_t *numbers, uint32_t count
     return (uint32_t)_mm512_reduce_add_epi32(sum);
 }
 
-/* As many codes as lanes are made at once and joined in pairs, each of which is written in one go. */
+/* Makes as many codes as there are lanes at once, joins them in pairs and writes each pair at once. */
 AVX512 static void put_numbers_avx512(struct bit_writer *writer, const uint32_t *numbers, uint32_t count,
                                       unsigned low_bits)
 {
@@ -71,7 +71,7 @@ AVX512 static void put_numbers_avx512(struct bit_writer *writer, const uint32_t 
                 put_number(&local, numbers[j], low_bits);
             continue;
         }
-        /* At most 7 ones, a zero and 20 bits: a pair has 56, what put_bits takes. */
+        /* At most 7 ones, a zero and 20 bits: a pair has at most 56, which put_bits takes. */
         __m512i low = _mm512_sub_epi32(some, _mm512_sll_epi32(ones, shift));
         __m512i unary = _mm512_sub_epi32(_mm512_sllv_epi32(one, ones), one);
         __m512i code = _mm512_or_si512(unary, _mm512_sllv_epi32(low, _mm512_add_epi32(ones, one)));

@@ -1,4 +1,4 @@
-/* AVX-512 as it is since Ice Lake and Zen 4. */
+/* The AVX-512 extensions of Ice Lake and Zen 4, and later. */
 #ifndef HETERORL_AVX512_TARGET_H
 #define HETERORL_AVX512_TARGET_H
 

@@ -1,4 +1,4 @@
-/* Bit streams, lowest bit of the first byte first, and the number code. bits.py says what it is. */
+/* Bit streams, lowest bit of the first byte first, and the number code that bits.py describes. */
 #ifndef HETERORL_BITS_H
 #define HETERORL_BITS_H
 
@@ -8,17 +8,17 @@
 
 struct bit_writer {
     uint8_t *bytes;
-    size_t limit, size; /* Whole bytes. Those at `limit` and after it are not stored. */
+    size_t limit, size; /* Whole bytes. Bytes from `limit` on are not stored. */
     uint64_t pending;
     unsigned pending_bits; /* Fewer than 8 between calls. */
 };
 
-/* Write `width` bits, at most 56; the bits of `value` above them are zero. */
+/* Write `width` bits, at most 56. The higher bits of `value` are zero. */
 static inline void put_bits(struct bit_writer *writer, uint64_t value, unsigned width)
 {
     writer->pending |= value << writer->pending_bits;
     writer->pending_bits += width;
-    /* All that is pending is stored, though the last bits of it will be once more: no branch on how much. */
+    /* Store everything pending, though the last bits are stored again later: this saves a branch on how much. */
     if (__builtin_expect(writer->size + 8 <= writer->limit, 1))
         memcpy(writer->bytes + writer->size, &writer->pending, 8);
     else if (writer->size < writer->limit)
@@ -41,7 +41,7 @@ static inline void put_number(struct bit_writer *writer, uint32_t number, unsign
     put_bits(writer, (uint64_t)low << (ones + 1) | ((1u << ones) - 1), ones + 1 + width);
 }
 
-/* Return how many bytes all that was written takes. */
+/* Return the size of everything written, in bytes. */
 static inline size_t bytes_written(const struct bit_writer *writer)
 {
     return writer->size + (writer->pending_bits > 0);
@@ -50,10 +50,10 @@ static inline size_t bytes_written(const struct bit_writer *writer)
 struct bit_reader {
     const uint8_t *bytes;
     size_t size;
-    uint64_t at, end; /* Bits. A field may be looked at while at <= end. */
+    uint64_t at, end; /* Bits. A field may be read while at <= end. */
 };
 
-/* Return how many ones come first, at most 63. */
+/* Return the number of leading ones, at most 63. */
 static inline unsigned leading_ones(uint64_t window)
 {
     return (unsigned)__builtin_ctzll(~window | (uint64_t)1 << 63);
@@ -103,8 +103,8 @@ static inline enum fault take_number(struct bit_reader *reader, unsigned low_bit
     return skip_bits(reader, ones + 1 + width);
 }
 
-/* Bits that were looked at and are not used up. The chain from one number to the next is what reading
- * costs: this halves it. */
+/* Bits that were loaded and not yet used. Reading is limited by the dependency of each number on the one before;
+ * this halves it. */
 struct bit_window {
     uint64_t bits;
     unsigned valid;

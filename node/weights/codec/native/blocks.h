@@ -1,12 +1,12 @@
-/* The loops over words, in blocks of 64. Each path includes this file, after it has defined
+/* The loops over words, in blocks of 64. Each path includes this file after defining
  *
  *     PATH(name)     the name with the path's own ending
  *     TARGET         the attribute that lets the compiler use the path's instructions
- *     SLOT(class_)   where among CLASSES counters that class is counted
+ *     SLOT(class_)   the index of a class among the CLASSES counters
  *
- * and what these loops leave to it, each for one block:
+ * and these operations, each for one block:
  *
- *     note_classes(leaf, block, words, first)   Note the class of each word; add them to the leaf's counts.
+ *     note_classes(leaf, block, words, first)   Store the class of each word; add them to the leaf's counts.
  *     differing(left, right)                    Return a bit for each word that differs.
  *     equal(classes, class_)                    Return a bit for each word of that class.
  *     append_places(places, bits, start)        Append the places of the bits that are set, counted from `start`;
@@ -27,8 +27,8 @@ TARGET static void PATH(count_changes)(uint32_t by_exponent[EXPONENT_MASK + 1], 
         by_exponent[exponent_of(base[i])] += base[i] != words[i];
 }
 
-/* Note the classes of the last block of a frame, which has `count` words, fewer than BLOCK. It is filled up with
- * zeros, which are of class 0, after the words: nothing that is counted up to a word sees them. */
+/* Store the classes of the last block of a frame, which has `count` words, fewer than BLOCK. Zeros, which are of
+ * class 0, fill it up after the words, where no count up to a word includes them. */
 TARGET static void PATH(note_last_classes)(struct leaf *leaf, uint32_t block, const uint16_t *words, uint32_t count,
                                            unsigned first)
 {
@@ -43,7 +43,7 @@ TARGET static void PATH(find)(struct changes *changes, const struct class_map *m
 {
     struct leaf leaf;
     uint16_t places[LEAF_WORDS + PLACES_AT_ONCE], *end_of_places = places;
-    const unsigned first = map->first; /* A copy: for all that C knows, a byte that is stored could change it. */
+    const unsigned first = map->first; /* A copy: by the rules of C, storing a byte could change the original. */
     uint32_t block = 0;
     begin_leaf(&leaf);
     for (; BLOCK * (block + 1) <= count; block++) {
@@ -75,7 +75,7 @@ TARGET static void PATH(find)(struct changes *changes, const struct class_map *m
         largest = (new & 0x7FFF) > largest ? new & 0x7FFF : largest;
         add_change(changes, class_, rank, (uint16_t)(new - old));
     }
-    /* What did not change is as finite as the base. */
+    /* Words that did not change are as finite as the base. */
     for (int i = 0; i < BLOCK; i++)
         largest = leaf.largest_exponent[i] == EXPONENT_MASK ? INFINITY_BITS : largest;
     changes->largest = largest;
@@ -83,15 +83,15 @@ TARGET static void PATH(find)(struct changes *changes, const struct class_map *m
         changes->seen[class_] += leaf.total[SLOT(class_)];
 }
 
-/* Make the changes of one class. */
+/* Apply the changes of one class. */
 TARGET static void PATH(change)(struct cursors *cursors, const struct leaf *leaf, unsigned class_, uint16_t *words)
 {
     const unsigned slot = SLOT(class_);
     const uint32_t start = cursors->seen[class_], end = start + leaf->total[slot];
     const uint32_t *rank = cursors->rank[class_];
     const uint16_t *step = cursors->step[class_];
-    /* Two loops: in one, the steps from a rank to its word are so many that the processor sees few of them at once,
-     * and waits: 1.15 times as fast at 3 % of changes. */
+    /* Two loops: in a single one, a rank takes so many instructions that the processor overlaps few of them and
+     * waits. Two are 1.15 times as fast at 3 % of changes. */
     uint8_t blocks[LEAF_WORDS];
     uint32_t count = 0;
     for (; rank[count] < end; count++)
@@ -129,7 +129,7 @@ TARGET static void PATH(apply)(struct cursors *cursors, const struct class_map *
         PATH(change)(cursors, &leaf, class_, words);
 }
 
-/* Past the caches: a line that is only written need not be read first. */
+/* Past the caches, so that lines that are only written are not read first. */
 TARGET static void PATH(store)(uint16_t *to, const uint16_t *from, uint32_t count, uint64_t lanes[XXH3_LANES],
                                size_t hash_blocks)
 {

@@ -1,17 +1,17 @@
-/* A payload -> the changes of a frame. Nothing in it is believed. */
+/* Decodes a payload to the changes of a frame. Every field is checked. */
 #ifndef HETERORL_DECODE_H
 #define HETERORL_DECODE_H
 
 #include "bits.h"
 #include "path.h"
 
-/* Room for the changes of a frame by class, each class's ranks with NO_RANK after them. */
+/* Memory for the changes of a frame by class; NO_RANK follows the ranks of each class. */
 struct decode_room {
     uint32_t *rank, *large;
     uint16_t *step;
 };
 
-/* Bytes of all that: for each word, and beyond. */
+/* Bytes of all this: for each word, and in addition. */
 enum { DECODE_ROOM = 2 * sizeof(uint32_t) + sizeof(uint16_t), DECODE_ROOM_MORE = CLASSES * sizeof(uint32_t) };
 
 static struct decode_room decode_room_in(void *memory, uint32_t words)
@@ -63,7 +63,7 @@ static enum fault take_runs(struct bit_reader *reader, unsigned low_bits, uint32
     for (uint32_t made = 0; made < count; next++) {
         uint32_t run;
         CHECK(take_number(reader, low_bits, &run));
-        /* Each run is followed by a place that is no member, so that empty runs come to an end too. */
+        /* Each run is followed by a place that is no member, so that empty runs end too. */
         if (run > count - made || next > end || run > end - next)
             return POSITION;
         for (uint32_t after = next + run; next < after; next++)
@@ -96,7 +96,7 @@ static enum fault take_subset(struct bit_reader *reader, struct subset_predictio
     return take_runs(reader, (unsigned)low_bits, *count, end, members);
 }
 
-/* Read a sign for each change, as the step it would be if it were small. */
+/* Read a sign for each change, and store it as a step of size 1. */
 static enum fault take_signs(struct bit_reader *reader, uint32_t count, uint16_t *steps)
 {
     for (uint32_t i = 0; i < count; i += 32) {

@@ -1,17 +1,17 @@
-/* The changes of a frame -> its payload. reference.py says the same in fewer words. */
+/* Encodes the changes of a frame as its payload. reference.py is a shorter version of the same. */
 #ifndef HETERORL_ENCODE_H
 #define HETERORL_ENCODE_H
 
 #include "path.h"
 
-/* Room for the changes of a frame, in the order they are found and by class, and for numbers made of them. */
+/* Memory for the changes of a frame, in the order they are found and by class, and for numbers made of them. */
 struct encode_room {
     uint32_t *found_gap, *gap, *number;
     uint16_t *found_step, *step;
     uint8_t *found_class;
 };
 
-/* Bytes of all that for each word of the frame. */
+/* Bytes of all this for each word of the frame. */
 enum { ENCODE_ROOM = 3 * sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint8_t) };
 
 static struct encode_room encode_room_in(void *memory, uint32_t words)
@@ -26,7 +26,7 @@ static struct encode_room encode_room_in(void *memory, uint32_t words)
     return room;
 }
 
-/* Count the changes in the first of every `stride` blocks, by exponent; give how many there are. */
+/* Count the changes in the first of every `stride` blocks, by exponent; return their number. */
 static uint32_t sample_changes(const struct path *path, const uint16_t *base, const uint16_t *words, uint32_t count,
                                uint32_t stride, uint32_t by_exponent[EXPONENT_MASK + 1])
 {
@@ -77,7 +77,7 @@ static uint64_t sum_of(const uint32_t *numbers, uint32_t count)
     return sum;
 }
 
-/* Return how many low bits code the numbers shortest, or nearly: the first dip down from their mean. */
+/* Return how many low bits code the numbers shortest, or nearly: the first minimum down from their mean. */
 static unsigned best_low_bits(const struct path *path, const uint32_t *numbers, uint32_t count)
 {
     unsigned low_bits = 0;
@@ -98,7 +98,8 @@ static void put_surprise(struct bit_writer *writer, int surprise)
     put_number(writer, (uint32_t)(surprise >= 0 ? 2 * surprise : -2 * surprise - 1), 0);
 }
 
-/* Return the members before each non-member that has a member after it, and after the last: sum of gaps + 1. */
+/* Write the runs of members: before each non-member that has a member after it, and after the last such one.
+ * Return their number, the sum of the gaps + 1. */
 static uint32_t runs_of(const uint32_t *gaps, uint32_t count, uint32_t *runs)
 {
     uint32_t run = 0, made = 0;
@@ -109,7 +110,7 @@ static uint32_t runs_of(const uint32_t *gaps, uint32_t count, uint32_t *runs)
     return made;
 }
 
-/* Write which places are members, given the gaps before each. `room` is for as many numbers. */
+/* Write which places are members, given the gap before each. `room` has memory for as many numbers. */
 static void put_subset(struct bit_writer *writer, const struct path *path, struct subset_prediction *next,
                        const uint32_t *gaps, uint32_t count, uint32_t *room)
 {
@@ -129,7 +130,7 @@ static void put_subset(struct bit_writer *writer, const struct path *path, struc
     path->put_numbers(writer, numbers, number_count, low_bits);
 }
 
-/* Write the changes of one class. `gaps` are overwritten. */
+/* Write the changes of one class. Overwrites `gaps`. */
 static void put_class(struct bit_writer *writer, const struct path *path, struct predictions *next, uint32_t *gaps,
                       const uint16_t *steps, uint32_t count, struct encode_room *room)
 {
@@ -147,8 +148,8 @@ static void put_class(struct bit_writer *writer, const struct path *path, struct
     path->put_numbers(writer, sorted.large_size, sorted.large, size_bits);
 }
 
-/* Return the size of the payload; of one over the limit, some size over the limit. What was found is sorted by class,
- * and its room used for something else. */
+/* Write the payload and return its size; if it is over the limit, return any size over the limit. Sorts what was
+ * found by class, and reuses its memory. */
 static size_t write_payload(const struct path *path, const struct changes *found, unsigned first,
                             struct encode_room *room, uint8_t *payload, size_t limit)
 {

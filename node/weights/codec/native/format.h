@@ -1,4 +1,4 @@
-/* The numbers of the exponent-conditioned format: proto/WEIGHTS.md, and format.py, which gives the reasons. */
+/* The constants of the exponent-conditioned format. proto/WEIGHTS.md has the format, payload_format.py the reasons. */
 #ifndef HETERORL_FORMAT_H
 #define HETERORL_FORMAT_H
 
@@ -48,7 +48,7 @@ static inline struct class_map class_map_from(unsigned first)
     return map;
 }
 
-/* What is predicted of the next class, from the last. */
+/* How the next class is predicted to be coded, from the last. */
 struct subset_prediction {
     int width, mode;
 };

@@ -1,6 +1,6 @@
 /* The exponent-conditioned codec as a shared library that depends on nothing, not even on Python.
  *
- * The caller gives the memory, `heterorl_room` says how much: nothing is allocated or kept here, so that every
+ * The caller provides the memory; `heterorl_room` returns how much. Nothing is allocated or kept here, so any
  * thread may call. Little-endian machines only.
  */
 #include "decode.h"
@@ -16,17 +16,17 @@
 #error "words and digests are little-endian"
 #endif
 
-/* What is learnt of the words of a frame on the way. */
+/* What coding or making the words of a frame also finds out about them. */
 struct frame_facts {
-    uint64_t digest;  /* Of the new words; only if they are more than XXH3_LONG bytes. */
+    uint64_t digest;  /* Of the new words; 0 unless they are more than XXH3_LONG bytes. */
     uint32_t changes;
     uint32_t largest; /* The largest of the new words, signs aside: a NaN or an infinity is INFINITY_BITS or more. */
 };
 
 enum { PATH_PORTABLE, PATH_AVX2, PATH_AVX512 };
 
-/* Goes up with each change of a function that is exported, of its arguments and structures, or of the format. A
- * library left over from older sources answers with another number, and is not used. */
+/* Raise it with each change of an exported function, of its arguments and structures, or of the format. A library
+ * left over from older sources answers with another number, and is not used. */
 enum { ABI = 2 };
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -47,7 +47,7 @@ EXPORTED int heterorl_abi(void)
     return ABI;
 }
 
-/* Return the best path that this machine can take. */
+/* Return the best path that this machine supports. */
 EXPORTED int heterorl_best_path(void)
 {
 #ifdef HAS_SSE2
@@ -59,7 +59,7 @@ EXPORTED int heterorl_best_path(void)
     return PATH_PORTABLE;
 }
 
-/* Return how many bytes of memory encoding or decoding a frame of `words` words needs. */
+/* Return the bytes of memory that encoding or decoding a frame of `words` words needs. */
 EXPORTED size_t heterorl_room(uint32_t words)
 {
     size_t encode = (size_t)words * ENCODE_ROOM, decode = (size_t)words * DECODE_ROOM + DECODE_ROOM_MORE;
@@ -76,7 +76,7 @@ static uint16_t largest_magnitude(const uint16_t *words, uint32_t count)
     return largest;
 }
 
-/* Return how many blocks of a leaf are hashed with it. The frame's last block is left to xxh3_finish. */
+/* Return how many blocks of a leaf are hashed with it. The last block of the frame is left to xxh3_finish. */
 static size_t hash_blocks_of(uint32_t start, uint32_t leaf_words, uint32_t count)
 {
     size_t left = xxh3_block_count(2 * (size_t)count) - 2 * (size_t)start / XXH3_BLOCK;
@@ -96,8 +96,8 @@ static inline uint32_t leaf_words_at(uint32_t start, uint32_t count)
     return count - start < LEAF_WORDS ? count - start : LEAF_WORDS;
 }
 
-/* Code `count` >= 1 words. Returns the bytes of the payload; 0 if nothing changed; more than `limit` if it would
- * be longer than that, and then it is worthless. */
+/* Encode `count` >= 1 words. Return the size of the payload in bytes: 0 if nothing changed; more than `limit` if it
+ * would be longer than that, and then the payload is worthless. */
 EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uint16_t *words, uint32_t count,
                                 void *memory, uint8_t *payload, size_t limit, struct frame_facts *facts)
 {
@@ -111,7 +111,7 @@ EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uin
         leaf = leaf_words_at(start, count);
         path->find(&changes, &map, base + start, words + start, leaf, lanes, hash_blocks_of(start, leaf, count));
     }
-    /* Only now it matters whether it is the base that is not finite. */
+    /* It may be the base that is not finite: look at the new words alone. */
     if (changes.largest >= INFINITY_BITS)
         changes.largest = largest_magnitude(words, count);
     facts->digest = finish_hash(lanes, words, count);
@@ -120,8 +120,8 @@ EXPORTED size_t heterorl_encode(int path_number, const uint16_t *base, const uin
     return changes.count == 0 ? 0 : write_payload(path, &changes, map.first, &room, payload, limit);
 }
 
-/* Make `count` >= 1 words of their base, which may be themselves, and a payload. Returns a fault; if there is one,
- * `words` are worthless. */
+/* Make `count` >= 1 words from a payload and their base, which may be the same memory. Return a fault; unless it is
+ * NONE, `words` are worthless. */
 EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t size, const uint16_t *base,
                              uint16_t *words, uint32_t count, void *memory, struct frame_facts *facts)
 {
@@ -146,7 +146,7 @@ EXPORTED int heterorl_decode(int path_number, const uint8_t *payload, size_t siz
     return NONE;
 }
 
-/* Make `count` >= 1 words of two bytes each: sign and mantissa in one, the exponent in the other. */
+/* Make `count` >= 1 words from two bytes each: sign and mantissa in one, the exponent in the other. */
 EXPORTED void heterorl_join(int path_number, const uint8_t *rest, const uint8_t *exponents, uint16_t *words,
                             uint32_t count, struct frame_facts *facts)
 {

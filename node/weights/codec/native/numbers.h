@@ -1,4 +1,4 @@
-/* The loops over numbers in plain C, for each path that has none of its own. PATH and TARGET are as in blocks.h. */
+/* The loops over numbers in plain C, for paths that have none of their own. PATH and TARGET are as in blocks.h. */
 
 TARGET static void PATH(sort_steps)(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count)
 {
@@ -8,7 +8,7 @@ TARGET static void PATH(sort_steps)(struct sorted_steps *sorted, const uint16_t 
         for (uint32_t j = 0; j < width; j++) {
             uint32_t is_down = steps[i + j] >> 15, size = is_down ? 0x10000u - steps[i + j] : steps[i + j];
             signs |= is_down << j;
-            /* Overwritten by the next one unless it is large: no branch that nothing could predict. */
+            /* The next one overwrites it unless it is large: this saves a branch that cannot be predicted. */
             sorted->large_gap[large] = gap;
             sorted->large_size[large] = size - 2;
             large += size > 1;

@@ -1,8 +1,8 @@
-/* The loops over words or numbers that take the time. Each path is a set of them, for some processors:
+/* The loops over words and numbers that take most of the time. A path is a set of them for some processors:
  *
- *     blocks.h                      the loops over words, for all paths, and what they leave to each
- *     vector_blocks.h               that, in vectors of any width: portable.h has 16 bytes, avx2.h 32
- *     avx512.h                      that, in AVX-512
+ *     blocks.h                      the loops over words, for all paths, and the operations each path provides
+ *     vector_blocks.h               these operations in vectors of any width: portable.h has 16 bytes, avx2.h 32
+ *     avx512.h                      these operations in AVX-512
  *     numbers.h, avx512_numbers.h   the loops over numbers
  *
  * Everything else in the kernel is shared, so that paths cannot differ in the format. */
@@ -12,8 +12,8 @@
 #include "bits.h"
 #include "xxh3.h"
 
-/* Words looked at in one go: they and the notes about them stay in the first-level cache. A multiple of the
- * hash's blocks. */
+/* Words processed at a time: they and the data about them stay in the first-level cache. A multiple of the hash's
+ * blocks. */
 enum { LEAF_WORDS = 1 << 12 };
 
 /* The changes of a frame in the order of their positions. */
@@ -23,7 +23,7 @@ struct changes {
     uint32_t *gap;  /* Unchanged words of the class since its last change. */
     uint16_t *step; /* New - old, modulo 2^16. */
     uint32_t seen[CLASSES];       /* Words of each class so far. */
-    uint32_t after_last[CLASSES]; /* Words of each class up to its last change, with it. */
+    uint32_t after_last[CLASSES]; /* Words of each class up to and including its last change. */
     uint32_t of_class[CLASSES];   /* Changes of each class. */
     uint16_t largest; /* No less than the largest of the new words, signs aside; INFINITY_BITS or more only if the
                        * base or the new words have a NaN or an infinity. */
@@ -50,25 +50,25 @@ static const uint32_t NO_RANK = UINT32_MAX;
 
 /* What is written of the steps of a class. */
 struct sorted_steps {
-    uint32_t *is_down;    /* A bit for each step, 32 together. */
+    uint32_t *is_down;    /* A bit for each step, 32 to an element. */
     uint32_t *large_gap;  /* Steps of size 1 before each larger one. */
     uint32_t *large_size; /* Less 2. */
     uint32_t large;
 };
 
-/* Memory is what both directions wait for. So words are hashed piece by piece in the loop that reads or writes
- * them anyway, instead of in a loop of its own while memory idles. */
+/* Both directions are limited by memory. So words are hashed in the loop that reads or writes them, instead of in a
+ * loop of its own while memory idles. */
 struct path {
     /* Count the changes of `count` words by the exponent of their base. */
     void (*count_changes)(uint32_t by_exponent[EXPONENT_MASK + 1], const uint16_t *base, const uint16_t *words,
                           uint32_t count);
-    /* Add the changes of the next `count` <= LEAF_WORDS words of the frame, and hash so many blocks of them. */
+    /* Add the changes of the next `count` <= LEAF_WORDS words of the frame, and hash `hash_blocks` blocks of them. */
     void (*find)(struct changes *changes, const struct class_map *map, const uint16_t *base, const uint16_t *words,
                  uint32_t count, uint64_t lanes[XXH3_LANES], size_t hash_blocks);
     /* Make the next `count` <= LEAF_WORDS words of the frame. `words` is aligned to 64 bytes. */
     void (*apply)(struct cursors *cursors, const struct class_map *map, const uint16_t *base, uint16_t *words,
                   uint32_t count);
-    /* Copy words to memory that nobody will read soon, and hash so many blocks of them. */
+    /* Copy words to memory that is not read soon, and hash `hash_blocks` blocks of them. */
     void (*store)(uint16_t *to, const uint16_t *from, uint32_t count, uint64_t lanes[XXH3_LANES],
                   size_t hash_blocks);
     void (*sort_steps)(struct sorted_steps *sorted, const uint16_t *steps, uint32_t count);

@@ -1,4 +1,4 @@
-/* The path of every processor: vectors of 16 bytes, which are SSE2 on x86-64 and NEON on 64-bit ARM. */
+/* The path of every processor: vectors of 16 bytes, SSE2 on x86-64 and NEON on 64-bit ARM. */
 #ifndef HETERORL_PORTABLE_H
 #define HETERORL_PORTABLE_H
 

@@ -1,11 +1,11 @@
-/* What blocks.h leaves to a path, in the vectors that GCC and Clang have on every processor. Each width of them
- * includes this file, after it has defined
+/* The operations blocks.h needs, in the vectors that GCC and Clang provide on every processor. Each width includes
+ * this file after defining
  *
  *     VECTOR         bytes of a vector: 16 (SSE2, NEON, or whatever the compiler makes of it) or 32 (AVX2)
- *     PATH, TARGET   as blocks.h has them
+ *     PATH, TARGET   as in blocks.h
  *
- * Classes are counted without a table: a unit is shifted to the place of the class among the sixteen pairs of bits of
- * a lane of 32. Pairs are added up to nibbles, those to bytes, and then the lanes.
+ * Classes are counted without a table: a unit is shifted to the place of the class among the sixteen bit pairs of a
+ * 32-bit lane. Pairs are summed to nibbles, nibbles to bytes, and then the lanes.
  */
 
 typedef uint8_t PATH(bytes) __attribute__((vector_size(VECTOR), may_alias));
@@ -28,7 +28,7 @@ TARGET static inline uint64_t PATH(high_bits)(const uint8_t bytes[BLOCK])
     for (int i = BLOCK / VECTOR - 1; i >= 0; i--)
         bits = bits << VECTOR | (uint32_t)_mm_movemask_epi8(_mm_loadu_si128((const __m128i *)bytes + i));
 #elif defined(HAS_NEON)
-    /* Each byte keeps the bit of its place among eight; eight of those are added up. */
+    /* Each byte keeps the bit of its place among eight; then eight bytes are summed. */
     const uint8x16_t place = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
     uint8x16_t low = vpaddq_u8(vandq_u8(vld1q_u8(bytes), place), vandq_u8(vld1q_u8(bytes + 16), place));
     uint8x16_t high = vpaddq_u8(vandq_u8(vld1q_u8(bytes + 32), place), vandq_u8(vld1q_u8(bytes + 48), place));
@@ -60,7 +60,7 @@ TARGET static inline uint64_t PATH(equal)(const uint8_t classes[BLOCK], unsigned
     return PATH(high_bits)((const uint8_t *)flags);
 }
 
-/* Return left - right, or 0 where that would be less. */
+/* Return left - right, or 0 where that is negative. */
 TARGET static inline PATH(bytes) PATH(excess)(PATH(bytes) left, PATH(bytes) right)
 {
 #if VECTOR == 32
@@ -74,10 +74,10 @@ TARGET static inline PATH(bytes) PATH(excess)(PATH(bytes) left, PATH(bytes) righ
 #endif
 }
 
-/* Make a lane's unit of the class in byte `number` of `four`. */
+/* Return each lane's unit of the class in byte `number` of `four`. */
 #undef UNIT
 #if VECTOR == 16 && defined(HAS_SSE2)
-/* SSE2 shifts all lanes alike. But 2^n is the float whose exponent is n and a bias. */
+/* SSE2 shifts all lanes by the same amount. But 2^n is the float whose biased exponent is n. */
 #define UNIT(four, number) \
     ((PATH(lanes))_mm_cvttps_epi32((__m128)(((four) << 8 * (3 - (number)) & 0x0F000000) + 0x3F800000)))
 #else
@@ -85,7 +85,7 @@ TARGET static inline PATH(bytes) PATH(excess)(PATH(bytes) left, PATH(bytes) righ
     (((PATH(lanes)){0} + 1) << ((number) == 3 ? (four) * 2 >> 24 : (four) * 2 >> 8 * (number) & 0xFF))
 #endif
 
-/* add_to_counts leaves the counters in this order. */
+/* The order in which add_to_counts leaves the counters. */
 #undef SLOT
 #define SLOT(class_) ((class_) % 4 * 4 + (class_) / 4)
 
@@ -95,7 +95,7 @@ TARGET static inline void PATH(add_to_counts)(struct leaf *leaf, uint32_t block)
     const PATH(lanes) *classes = (const PATH(lanes) *)leaf->class_[block];
     PATH(lanes) counts[4] = {{0}, {0}, {0}, {0}}; /* Byte b of each lane of counts[i] is for class 4 b + i. */
     for (int part = 0; part < BLOCK / VECTOR; part += 2) {
-        /* Three units to a pair of bits, eight to a nibble. */
+        /* A bit pair takes three units, a nibble eight. */
         const PATH(lanes) left = classes[part], right = classes[part + 1];
         const PATH(lanes) some = UNIT(left, 0) + UNIT(left, 1) + UNIT(left, 2);
         const PATH(lanes) more = UNIT(left, 3) + UNIT(right, 0) + UNIT(right, 1);
@@ -147,7 +147,7 @@ TARGET static inline uint32_t PATH(count_bits)(uint64_t bits)
 #endif
 }
 
-/* Four places are written without asking how many there are, which is a branch that cannot be predicted. */
+/* Always writes four places: to ask how many there are is a branch that cannot be predicted. */
 TARGET static inline uint16_t *PATH(append_places)(uint16_t *places, uint64_t bits, uint32_t start)
 {
     uint16_t *end = places + PATH(count_bits)(bits);
@@ -158,20 +158,20 @@ TARGET static inline uint16_t *PATH(append_places)(uint16_t *places, uint64_t bi
     return end;
 }
 
-/* Without PDEP, which is slow before Zen 3. */
+/* Does without PDEP, which is slow before Zen 3. */
 TARGET static inline uint32_t PATH(nth_bit)(uint64_t bits, uint32_t n)
 {
     const uint64_t high = 0x80 * BYTE_ONES;
     const uint64_t up_to = bits_by_byte(bits) * BYTE_ONES; /* Byte b: the bits in bytes 0 to b. */
     const uint32_t byte = PATH(count_bits)(((n * BYTE_ONES | high) - up_to) & high);
     const uint64_t within = n - (up_to << 8 >> 8 * byte & 0xFF);
-    /* The same of the bits of that byte, each in a byte of its own. */
+    /* The same for the bits of that byte, each in a byte of its own. */
     uint64_t spread = (bits >> 8 * byte & 0xFF) * BYTE_ONES & 0x8040201008040201;
     spread = ((spread + 0x7F * BYTE_ONES) >> 7 & BYTE_ONES) * BYTE_ONES;
     return 8 * byte + PATH(count_bits)(((within * BYTE_ONES | high) - spread) & high);
 }
 
-/* Multiply the lower halves of 64 bits. */
+/* Multiply the lower halves of 64-bit elements. */
 TARGET static inline PATH(pairs) PATH(multiply)(PATH(pairs) left, PATH(pairs) right)
 {
 #if VECTOR == 32

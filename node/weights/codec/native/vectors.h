@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* HETERORL_PLAIN: as on a processor that is neither; the tests have no other. */
+/* HETERORL_PLAIN: as on a processor that is neither. The tests have no such processor. */
 #if defined(__x86_64__) && !defined(HETERORL_PLAIN)
 #define HAS_SSE2 1
 #include <immintrin.h>
@@ -15,7 +15,7 @@
 
 typedef uint32_t lanes_of_16 __attribute__((vector_size(16), may_alias));
 
-/* Return the elements of two vectors that have these numbers. */
+/* Return the elements of two vectors that have these indices. */
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(left, right, ...) __builtin_shufflevector(left, right, __VA_ARGS__)
 #else
@@ -24,7 +24,7 @@ typedef uint32_t lanes_of_16 __attribute__((vector_size(16), may_alias));
 
 #define BYTE_ONES ((uint64_t)0x0101010101010101)
 
-/* Return how many bits are set in each byte. */
+/* Return the number of set bits in each byte. */
 static inline uint64_t bits_by_byte(uint64_t bits)
 {
     bits -= bits >> 1 & 0x55 * BYTE_ONES;

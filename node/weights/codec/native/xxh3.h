@@ -1,4 +1,4 @@
-/* XXH3-64 (seed 0) of more than 240 bytes, in pieces, so that words are hashed while they are in the cache.
+/* XXH3-64 (seed 0) of more than 240 bytes, block by block, so that words are hashed while they are in the cache.
  *
  * Source: the XXH3 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
  */
@@ -51,7 +51,7 @@ static inline void xxh3_stripe(uint64_t lanes[XXH3_LANES], const uint8_t *data, 
     }
 }
 
-/* How many of `size` bytes' blocks are to be taken in before the end; never all of them. */
+/* Return how many blocks of `size` bytes are hashed before xxh3_finish; never all of them. */
 static inline size_t xxh3_block_count(size_t size)
 {
     return (size - 1) / XXH3_BLOCK;
@@ -63,7 +63,7 @@ static inline uint64_t xxh3_fold(uint64_t left, uint64_t right)
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Return the digest, after all whole blocks but the last were taken in. */
+/* Return the digest, after all blocks but the last were hashed. */
 static uint64_t xxh3_finish(uint64_t lanes[XXH3_LANES], const uint8_t *data, size_t size)
 {
     size_t done = XXH3_BLOCK * xxh3_block_count(size);

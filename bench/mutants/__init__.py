@@ -1,0 +1,1 @@
+"""Faults planted in the code, to see whether the tests catch them."""

@@ -1,0 +1,66 @@
+"""Which groups the next step takes; pure.
+
+    admitted --> buffered --> batch      whole groups, oldest behaviour version first
+                    '-------> evicted    too stale to be taken now
+
+Oldest first: newer groups can still wait.
+"""
+
+from learner.intake.group_verdict import stale
+from node.rollout import DeliveredGroup, GroupVerdict
+
+
+class BatchBuffer:
+    """Admitted groups that wait for a step, at most ``capacity_groups``.
+
+    Raises:
+        ValueError: the capacity is below one batch, which could then never fill.
+    """
+
+    def __init__(self, *, capacity_groups: int, batch_groups: int, max_staleness_versions: int) -> None:
+        if not 1 <= batch_groups <= capacity_groups:
+            raise ValueError(f"a buffer of {capacity_groups} groups never fills a batch of {batch_groups}")
+        self._capacity_groups = capacity_groups
+        self._batch_groups = batch_groups
+        self._max_staleness_versions = max_staleness_versions
+        self._waiting: dict[str, DeliveredGroup] = {}  # in the order of arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, delivered: DeliveredGroup) -> None:
+        """Keep an admitted group.
+
+        Raises:
+            ValueError: the buffer is full or holds this group already; the coordinator's credits rule
+                both out.
+        """
+        group_id = delivered.group.group_id
+        if group_id in self._waiting:
+            raise ValueError(f"group {group_id} is buffered already")
+        if len(self._waiting) == self._capacity_groups:
+            raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
+        self._waiting[group_id] = delivered
+
+    def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, GroupVerdict]]:
+        """Remove and return, with its verdict, every group that is too stale at ``version``."""
+        evicted = []
+        for group_id, delivered in list(self._waiting.items()):
+            verdict = stale(
+                delivered.group, version=version, max_staleness_versions=self._max_staleness_versions
+            )
+            if verdict is not None:
+                del self._waiting[group_id]
+                evicted.append((delivered, verdict))
+        return evicted
+
+    def take_batch(self) -> tuple[DeliveredGroup, ...]:
+        """Remove and return the oldest whole batch, by behaviour version and arrival; empty if none is
+        full."""
+        if len(self._waiting) < self._batch_groups:
+            return ()
+        by_version = sorted(self._waiting.values(), key=lambda delivered: delivered.group.oldest_version)
+        batch = tuple(by_version[: self._batch_groups])
+        for delivered in batch:
+            del self._waiting[delivered.group.group_id]
+        return batch

@@ -1,0 +1,199 @@
+"""``heterorl-node status``: who is in the run, how far behind, and how the run goes.
+
+One call to the coordinator as an operator, which changes nothing there. `init` makes an operator's
+certificate; on any other machine the first call obtains one with a token.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import Clock, SystemClock
+from node.commands.status_view import render
+from node.enrolment.enrolment_client import enrol_with_token
+from node.enrolment.init_run import IDENTITY_DIRECTORY
+from node.enrolment.token_file import how_to_get_a_token
+from node.errors import RefusedError, StartupError
+from node.exit_code import ExitCode
+from node.identity.files import cannot_make
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import Identity, load_identity
+from node.identity.peer import Peer
+from node.identity.run_description import FILE_NAME, RunDescription
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
+from node.rpc.channel import ConnectionLost, Purpose, call, dial
+from node.rpc.clock_comparison import comparison_with
+from node.run import Role, RunStatus
+from node.wire.members import run_status_from_wire
+
+TIMEOUT_S: Final = 10.0
+"""Deadline of the call: a handshake and two round trips on the slowest link."""
+
+REFRESH_S: Final = 2.0
+
+EXAMPLE: Final = """\
+  on the coordinator's machine:
+    heterorl-node status --state-dir runs/first --coordinator 127.0.0.1:7700 --watch
+  on any other, with run.json copied there, and once a token that was made on the coordinator's by
+  `heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token`:
+    heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
+      --coordinator hub.example.org:7700
+"""
+
+_PIPE_COLUMNS: Final = 1 << 16
+"""Wider than any line: 11 columns of at most a few hundred characters."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``heterorl-node status``."""
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the operator's certificate is: the directory that `init` made, or on any other machine "
+        "a directory of your own, where --token-file puts it",
+    )
+    parser.add_argument(
+        "--run-file", type=Path, metavar="FILE", help=f"the run's description; default: DIR/{FILE_NAME}"
+    )
+    parser.add_argument(
+        "--coordinator",
+        required=True,
+        metavar="HOST:PORT",
+        help="the coordinator's members port (coordinator.listen); there is no default port, since a "
+        f"coordinator has two: {MEMBERS_PORT} for members and {ENROLMENT_PORT} for enrolment, by default",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a token from `heterorl-node token --role operator`: used once, then not needed",
+    )
+    parser.add_argument("--no-tls", action="store_true", help="for a coordinator on this machine without TLS")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--watch", action="store_true", help=f"refresh every {REFRESH_S:g} s until Ctrl-C")
+
+
+def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
+    """Run the command; return 1 if the coordinator cannot be reached or refuses."""
+    clock = clock or SystemClock()
+    check_target(arguments.coordinator, flag="--coordinator", example_port=MEMBERS_PORT)
+    description = RunDescription.load(arguments.run_file or arguments.state_dir / FILE_NAME)
+    try:
+        return asyncio.run(_answer(arguments, description, clock=clock))
+    except KeyboardInterrupt:
+        return ExitCode.DRAINED
+
+
+async def _answer(arguments: argparse.Namespace, description: RunDescription, *, clock: Clock) -> ExitCode:
+    coordinator = arguments.coordinator
+    caller = await _caller(arguments, description, now=clock.now())
+    show = _show_for_ever if arguments.watch else _show_once
+    try:
+        await show(coordinator, caller, as_json=arguments.json, clock=clock)
+    except (ConnectionLost, RefusedError) as error:
+        comparison = comparison_with(
+            coordinator, caller if isinstance(caller, Identity) else None, clock=clock
+        )
+        finding = None if comparison is None else await comparison.after(error)
+        print(f"heterorl-node: no status from {coordinator}: {finding or error}", file=sys.stderr)
+        return ExitCode.FAILED
+    return ExitCode.DRAINED
+
+
+async def fetch_status(coordinator: str, caller: Identity | Peer, *, clock: Clock | None = None) -> RunStatus:
+    """Ask the coordinator at ``host:port`` for the state of the run.
+
+    Raises:
+        RefusedError, ConnectionLost: see ``node.rpc.channel``.
+    """
+    now = (clock or SystemClock()).now()
+    async with dial(coordinator, caller, purpose=Purpose.CONTROL, now=now) as channel:
+        stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        response = await call(stub.GetStatus, membership_pb2.GetStatusRequest(), timeout_s=TIMEOUT_S)
+    return run_status_from_wire(response)
+
+
+def to_json(status: RunStatus) -> str:
+    """Return the run's state as one JSON object; digests in hexadecimal."""
+    return json.dumps(dataclasses.asdict(status), default=bytes.hex)
+
+
+async def _show_once(coordinator: str, caller: Identity | Peer, *, as_json: bool, clock: Clock) -> None:
+    _print(await fetch_status(coordinator, caller, clock=clock), as_json=as_json)
+
+
+async def _show_for_ever(coordinator: str, caller: Identity | Peer, *, as_json: bool, clock: Clock) -> None:
+    is_live = sys.stdout.isatty() and not as_json
+    live = Live(auto_refresh=False) if is_live else None
+    with live or contextlib.nullcontext():
+        while True:
+            try:
+                status = await fetch_status(coordinator, caller, clock=clock)
+            except ConnectionLost as lost:
+                # It may be restarting: keep watching.
+                print(f"heterorl-node: no status from {coordinator}: {lost}", file=sys.stderr)
+            else:
+                if live is None:
+                    _print(status, as_json=as_json)
+                else:
+                    live.update(render(status), refresh=True)
+            await asyncio.sleep(REFRESH_S)
+
+
+def _print(status: RunStatus, *, as_json: bool) -> None:
+    if as_json:
+        print(to_json(status), flush=True)
+    else:
+        # A pipe has no width, and its reader wants whole lines.
+        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(render(status))
+
+
+async def _caller(
+    arguments: argparse.Namespace, description: RunDescription, *, now: float
+) -> Identity | Peer:
+    if arguments.no_tls:
+        return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
+    directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
+    identity = load_identity(directory)
+    if identity is not None:
+        check_own(identity, description, Role.OPERATOR, now)
+        return identity
+    if arguments.token_file is None:
+        raise StartupError(
+            f"There is no operator's certificate in {directory}",
+            fix="Where the coordinator runs, --state-dir is the directory that `heterorl-node init` made. "
+            f"Anywhere else: {how_to_get_a_token(Role.OPERATOR)}, and name it once with --token-file.",
+        )
+    try:
+        identity = await enrol_with_token(
+            arguments.token_file,
+            run=description,
+            role=Role.OPERATOR,
+            node_id=None,
+            directory=directory,
+            now=now,
+            warn=_say,
+            patience_s=TIMEOUT_S,
+        )
+    except OSError as error:
+        raise cannot_make(directory, error, fix="Choose another --state-dir.") from error
+    _say(
+        f"enrolled as {identity.node_id}: the certificate is in {directory}, the token is spent, and "
+        "--token-file may be left out from now on"
+    )
+    return identity
+
+
+def _say(sentence: str) -> None:
+    print(f"heterorl-node: {sentence}", file=sys.stderr)

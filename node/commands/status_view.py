@@ -1,0 +1,142 @@
+"""What ``heterorl-node status`` prints: a few lines on the run and a row for each peer."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from node.policy import PolicyVersion
+from node.rollout import Verdict
+from node.run import PeerStatus, Role, RunStatus, StepReport
+
+SHOW_TWINS_S: Final = 120.0
+"""How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
+
+CLOCKS_APART_S: Final = 60.0
+"""Offset from which a clock is shown as wrong: above any link's delay, far below what certificates allow."""
+
+_REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
+
+_BAD_PROMPTS_SHOWN: Final = 5
+"""Enough to see the cause; --json has more."""
+
+_STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
+
+
+def render(status: RunStatus) -> RenderableType:
+    """Return the run's state for a terminal: a few lines on the run, a row for each peer."""
+    # One space between columns: the table fits a terminal of 80.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("node", "role", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("holds", "behind", "lag s", "seen s", "stale", "trained"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("refused")
+    table.add_column("waits for")
+    for peer in status.peers:
+        table.add_row(*_row(peer))
+    return Group(_header(status), Text(), table, *_twins(status.peers))
+
+
+def _header(status: RunStatus) -> Text:
+    slots = ", ".join(f"{n} {state}" for state, n in status.slots.items() if n) or "none yet"
+    verdicts = _counts(status.verdicts, Verdict) or "none yet"
+    return Text("\n").join(
+        Text.assemble((f"{name:10}", "bold"), value)
+        for name, value in (
+            ("run", f"{status.run_id}, learner epoch {status.learner_epoch}"),
+            ("head", f"version {_number(status.head)}"),
+            ("step", _step(status.step)),
+            ("slots", slots),
+            ("groups", verdicts),
+            ("ledger", _ledger(status.ledger_gap)),
+            ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
+            ("clocks", _clocks(status.peers)),
+            ("bad", f"\n{'':10}".join(_bad_prompts(status))),
+        )
+        if value
+    )
+
+
+def _ledger(gap: str) -> Text:
+    """Return a warning of what the ledger lacks; empty if nothing is known to be missing."""
+    return Text(f"behind: {_printable(gap)}" if gap else "", "bold red")
+
+
+def _clocks(peers: Iterable[PeerStatus]) -> str:
+    """Return the peers whose clock is far from the coordinator's; empty if there are none."""
+    return ", ".join(
+        f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s "
+        + ("behind" if peer.clock_offset_s > 0 else "ahead")
+        for peer in peers
+        if abs(peer.clock_offset_s) >= CLOCKS_APART_S
+    )
+
+
+def _bad_prompts(status: RunStatus) -> Iterator[str]:
+    """Yield a line on the prompts that no sampler could answer, and one on each of the newest."""
+    if not status.bad_prompts:
+        return
+    of = f" of {status.prompts}" if status.prompts else ""
+    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are skipped for a while"
+    for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
+        retry_s = bad.retry_at_s - status.now_s
+        again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
+        times = "once" if bad.times == 1 else f"{bad.times} times"
+        detail = "".join(filter(str.isprintable, bad.detail))
+        yield f"  prompt {bad.prompt_index}: {bad.reason} {times}, {again}{': ' if detail else ''}{detail}"
+    if status.bad_prompts_total > _BAD_PROMPTS_SHOWN:
+        yield f"  and {status.bad_prompts_total - _BAD_PROMPTS_SHOWN} more; --json has the newest 50"
+
+
+def _step(step: StepReport | None) -> str:
+    if step is None:
+        return "none yet"
+    return (
+        f"{step.version}: reward {step.reward_mean:.3f}, KL {step.kl_nats:.4f}, ESS {step.ess_ratio:.2f}, "
+        f"staleness {step.staleness_mean_versions:.1f} mean, {step.staleness_max_versions} max, "
+        f"{step.step_s:.2f} s"
+    )
+
+
+def _row(peer: PeerStatus) -> tuple[Text, ...]:
+    has_groups = bool(peer.verdicts.get(Verdict.TRAINED))
+    return (
+        Text(peer.node_id),
+        Text(peer.role),
+        Text(peer.state, style=_STATE_STYLES.get(peer.state, "")),
+        Text(_number(peer.held)),
+        Text(str(peer.version_lag_versions)),
+        Text(f"{peer.lag_s:.1f}"),
+        Text(f"{peer.last_seen_s:.1f}"),
+        Text(f"{peer.staleness_mean_versions:.2f}" if has_groups else "-"),
+        Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
+        Text(_counts(peer.verdicts, _REFUSALS)),
+        # From the peer itself: control characters must not reach the terminal.
+        Text(_printable(peer.waits_for)),
+    )
+
+
+def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
+    """Yield a line for each peer of whose name a second process was refused lately."""
+    for peer in peers:
+        if peer.refused_twins and peer.refused_twin_s <= SHOW_TWINS_S:
+            yield Text(
+                f"{peer.node_id}: another process of this name was refused {peer.refused_twins} times, last "
+                f"{peer.refused_twin_s:.0f} s ago; stop one of the two",
+                style="yellow",
+            )
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text))
+
+
+def _counts(verdicts: dict[str, int], shown: Iterable[Verdict]) -> str:
+    return ", ".join(f"{verdicts[v]} {v}" for v in shown if verdicts.get(v))
+
+
+def _number(version: PolicyVersion | None) -> str:
+    return "-" if version is None else str(version.number)

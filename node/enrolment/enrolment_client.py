@@ -1,0 +1,178 @@
+"""A peer's first start: a token and a key of its own become a certificate.
+
+The key never leaves the peer. Every step may be repeated: the key is on disk before the token is shown, and
+the coordinator gives the holder of the same key a certificate again.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.enrolment.authority import signing_request
+from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
+from node.enrolment.tokens import Token
+from node.errors import RefusedError, StartupError
+from node.identity.certificates import key_to_pem
+from node.identity.clock_skew import moment
+from node.identity.files import make_private_directory, write_public
+from node.identity.identity_checks import check_own
+from node.identity.identity_store import Identity, load_or_make_key, make_identity, save_identity
+from node.identity.peer import is_name
+from node.identity.run_description import RunDescription
+from node.rpc.address import ENROLMENT_PORT
+from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
+from node.run import Role
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S: Final = 15.0
+"""Deadline of one try: a handshake, a call and one fsync, on the worst link."""
+
+PATIENCE_S: Final = 60.0
+"""How long to go on trying: machines of a run start in any order."""
+
+NAME_FILE: Final = "node_id"
+
+
+async def enrol_with_token(
+    token_file: Path,
+    *,
+    run: RunDescription,
+    role: Role,
+    node_id: str | None,
+    directory: Path,
+    now: float,
+    warn: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> Identity:
+    """Enrol with the token in a file; as ``enrol``.
+
+    Args:
+        node_id: the wanted name; None: what the token says, else a random one, kept.
+        warn: called with a sentence if others may read the token.
+    Raises:
+        StartupError: the token cannot be used or was refused, or the coordinator cannot be reached.
+    """
+    found = read_token_file(token_file, how_to_get_one=f"{how_to_get_a_token(role)}.")
+    if found.exposure:
+        warn(found.exposure)
+    return await enrol(
+        found.text,
+        run=run,
+        role=role,
+        node_id=node_id or found.token.node_id or kept_name(directory.parent, role=role),
+        directory=directory,
+        now=now,
+        patience_s=patience_s,
+    )
+
+
+async def enrol(
+    token_text: str,
+    *,
+    run: RunDescription,
+    role: Role,
+    node_id: str,
+    directory: Path,
+    now: float,
+    patience_s: float = PATIENCE_S,
+) -> Identity:
+    """Fetch this peer's certificate and keep it in ``directory``.
+
+    Args:
+        token_text: what `heterorl-node token` printed.
+        run: the run to join; the token must be of the same authority.
+        role: what the peer is started as; the token must be for it.
+        node_id: wanted name.
+        directory: of the identity; may hold the key of an earlier try.
+        now: Unix seconds.
+        patience_s: how long to try while the coordinator does not answer.
+    Raises:
+        StartupError: the token does not fit, was refused, or the coordinator cannot be reached.
+    """
+    new_token = f"{how_to_get_a_token(role)}."
+    try:
+        token = Token.parse(token_text)
+    except RefusedError as refusal:
+        raise StartupError(f"node.token_file: {refusal}", fix=new_token) from refusal
+    check_fits(token, run=run, role=role)
+    key = load_or_make_key(directory)
+    request = membership_pb2.EnrolRequest(
+        token=token_text.strip(), signing_request_der=signing_request(key), node_id=node_id
+    )
+    channel = dial_as_stranger(token.address, run_id=run.run_id, ca_pem=run.ca_certificate_pem)
+    async with channel:
+        try:
+            response = await _exchange(channel, request, patience_s)
+        except RefusedError as refusal:
+            raise _refused(refusal, token, now=now, new_token=new_token) from refusal
+        except ConnectionLost as lost:
+            raise StartupError(
+                f"The enrolment port {token.address} cannot be reached: {lost}",
+                fix="Check that the coordinator runs and that this is its enrolment port "
+                f"(coordinator.enrolment_listen, {ENROLMENT_PORT} unless configured), then start again: "
+                "the token is not lost.",
+            ) from lost
+    try:
+        identity = make_identity(key_to_pem(key), response.certificate_pem.encode(), run.ca_certificate_pem)
+    except (ValueError, RefusedError) as error:
+        raise StartupError(
+            f"The coordinator's certificate for this node is unusable: {error}", fix=new_token
+        ) from error
+    check_own(identity, run, role, now)
+    save_identity(identity, directory)
+    return identity
+
+
+def kept_name(state_dir: Path, *, role: Role) -> str:
+    """Return the random name of this peer, which it takes at its first start and keeps.
+
+    Raises:
+        StartupError: the file that holds it holds something else.
+    """
+    path = state_dir / NAME_FILE
+    try:
+        name = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        name = f"{role}-{secrets.token_hex(4)}"
+        make_private_directory(state_dir)
+        write_public(path, name.encode() + b"\n")
+    if not is_name(name):
+        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
+    return name
+
+
+def _refused(refusal: RefusedError, token: Token, *, now: float, new_token: str) -> StartupError:
+    hub_now_s = refusal.hub_now_s
+    if hub_now_s is None or not now < token.expires_at_s <= hub_now_s:
+        return StartupError(f"The coordinator refused the token: {refusal}", fix=new_token)
+    return StartupError(
+        f"The coordinator refused the token: {refusal.what}. The token is good until "
+        f"{moment(token.expires_at_s)}: the coordinator's clock says {moment(hub_now_s)}, this machine's "
+        f"{moment(now)}",
+        fix=f"If a clock is wrong, set it and start again: the token is not spent. If not: {new_token}",
+    )
+
+
+async def _exchange(
+    channel: grpc.aio.Channel, request: membership_pb2.EnrolRequest, patience_s: float
+) -> membership_pb2.EnrolResponse:
+    stub = membership_pb2_grpc.EnrolmentServiceStub(channel)
+    backoff = Backoff(random.random, cap_s=5.0)
+    clock = asyncio.get_running_loop().time
+    give_up_at_s = clock() + patience_s
+    while True:
+        try:
+            return await call(stub.Enrol, request, timeout_s=CALL_TIMEOUT_S)
+        except ConnectionLost as lost:
+            if clock() >= give_up_at_s:
+                raise
+            logger.warning("enrolment port not reached, trying again", extra={"detail": str(lost)})
+        await backoff.wait()

@@ -1,0 +1,63 @@
+"""The coordinator's half of enrolment: a token and a key go in, a certificate comes out.
+
+Asking again with the same token and the same key succeeds, so a lost answer costs nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+from typing import Any
+
+import grpc.aio
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import Clock
+from node.enrolment.authority import Authority, read_signing_request
+from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.tokens import redeem
+from node.errors import Reason, RefusedError
+from node.identity.peer import Peer, is_name
+from node.identity.revocation import RevocationList
+
+logger = logging.getLogger(__name__)
+
+
+class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
+    """Serves a port of its own, for callers without a certificate."""
+
+    def __init__(
+        self, *, authority: Authority, ledger: EnrolmentLedger, revocations: RevocationList, clock: Clock
+    ) -> None:
+        self._authority = authority
+        self._ledger = ledger
+        self._revocations = revocations
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    async def Enrol(  # noqa: N802 - the name in the .proto
+        self,
+        request: membership_pb2.EnrolRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> membership_pb2.EnrolResponse:
+        """Return a certificate for a token."""
+        node_id = request.node_id
+        if not is_name(node_id):
+            raise RefusedError(
+                Reason.MALFORMED, f"{node_id[:100]!r} is no node id", fix="use 1-63 of [a-z0-9-]"
+            )
+        if self._revocations.is_revoked(node_id):
+            raise RefusedError(
+                Reason.TOKEN_REFUSED, f"{node_id} was revoked", fix="ask the operator of the run"
+            )
+        now = self._clock.now()
+        key = read_signing_request(request.signing_request_der)
+        token = redeem(request.token, authority=self._authority, node_id=node_id, now=now)
+        der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        async with self._turn:
+            await asyncio.to_thread(
+                self._ledger.spend, token, node_id=node_id, key_digest=hashlib.sha256(der).digest(), now=now
+            )
+        certificate_pem = self._authority.issue(Peer(token.run_id, token.role, node_id), key, now=now)
+        logger.info("peer enrolled", extra={"node_id": node_id, "role": token.role, "peer": context.peer()})
+        return membership_pb2.EnrolResponse(certificate_pem=certificate_pem.decode())

@@ -1,0 +1,26 @@
+"""The exit code of a process: what each means, and which one an error leads to."""
+
+import enum
+from collections.abc import Iterable
+
+from node.errors import ConfigError
+
+
+class ExitCode(enum.IntEnum):
+    """How a process ends. README.md has a line on each."""
+
+    DRAINED = 0
+    FAILED = 1
+    CONFIGURATION = 2
+    COULD_NOT_START = 3
+
+
+def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
+    """Return the exit code of a process that these faults kept from starting."""
+    has_config_error = any(isinstance(fault, ConfigError) for fault in faults)
+    return ExitCode.CONFIGURATION if has_config_error else ExitCode.COULD_NOT_START
+
+
+def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
+    """Return the exit code of a daemon whose service raised ``error``, before or after all were ready."""
+    return ExitCode.FAILED if was_serving else exit_code_of_faults([error])

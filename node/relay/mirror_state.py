@@ -1,0 +1,68 @@
+"""Where a relay's store is beside its upstream's announcement, and what it copies next; pure."""
+
+from dataclasses import dataclass, replace
+
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
+from node.weights.planning.chain import PUBLIC_VERSION, newest_reachable, plan_upload, upload_path
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """What upstream announces, what this store has whole, and what it refused."""
+
+    upstream: Announcement | None = None
+    own: tuple[Artifact, ...] = ()
+    unwanted: frozenset[ArtifactKey] = frozenset()
+    """What this store will not have, until something else is announced."""
+
+    def announced(self, upstream: Announcement) -> "MirrorState":
+        """Return the state after an announcement."""
+        return replace(self, upstream=upstream, unwanted=frozenset())
+
+    def refused(self, key: ArtifactKey) -> "MirrorState":
+        """Plan without an artifact."""
+        return replace(self, unwanted=self.unwanted | {key})
+
+    @property
+    def head_version(self) -> int:
+        """The newest version announced."""
+        return PUBLIC_VERSION if self.upstream is None else self.upstream.head.number
+
+    @property
+    def held_version(self) -> int:
+        """The newest version that what is stored leads to."""
+        newest = newest_reachable(self.own)
+        return PUBLIC_VERSION if newest is None else newest
+
+    @property
+    def behind_versions(self) -> int:
+        """How far the announced head is ahead of what is stored."""
+        return max(0, self.head_version - self.held_version)
+
+    def path(self) -> tuple[Artifact, ...]:
+        """Return what moves this store to the head with the fewest bytes; empty if none does."""
+        return upload_path(self._offered(), remote=self.own, head=self.head_version)
+
+    def next_artifact(self) -> Artifact | None:
+        """Return what to copy now; None: the store has all that it would retain."""
+        return next(iter(plan_upload(self._offered(), remote=self.own, head=self.head_version)), None)
+
+    def can_start(self, key: ArtifactKey) -> bool:
+        """Whether an artifact makes something newer than what is stored, of what is stored."""
+        is_here = key.base_version in (self.held_version, PUBLIC_VERSION, NO_BASE)
+        return is_here and key.version > self.held_version and key not in self.unwanted
+
+    def is_useless(self, key: ArtifactKey) -> bool:
+        """Whether the cheapest way to the head does not need an artifact."""
+        if key.version > self.head_version:
+            return False  # a source sent it before it was announced
+        with_it = replace(self, own=(*self.own, Artifact(key, 0)))
+        return _price(self.path()) <= _price(with_it.path())
+
+    def _offered(self) -> tuple[Artifact, ...]:
+        artifacts = () if self.upstream is None else self.upstream.artifacts
+        return tuple(artifact for artifact in artifacts if artifact.key not in self.unwanted)
+
+
+def _price(path: tuple[Artifact, ...]) -> tuple[int, int]:
+    return sum(artifact.size_bytes for artifact in path), len(path)

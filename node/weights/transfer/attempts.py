@@ -1,0 +1,73 @@
+"""Attempts to get one artifact: whom to ask, whom to set aside after a failure, and when to ask again.
+
+``Backoff`` says how long to wait; here the failures in a row are counted, so that nobody asks for ever.
+"""
+
+import logging
+from typing import Final
+
+from node.errors import Reason, Recovery, RefusedError
+from node.policy import ArtifactKey
+from node.rpc.channel import Backoff, ConnectionLost
+from node.weights.transfer.ranges import LyingSourceError
+from node.weights.transfer.source_scores import Fault
+from node.weights.transfer.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 8
+"""In a row without a byte, for each source: with the waits between about 10 s, at most 20 s."""
+
+LONGEST_WAIT_S: Final = 5.0
+"""Between two attempts: another artifact may be had while this one is not."""
+
+
+class Attempts:
+    """Failures in a row, bounded for each source. Progress begins the count anew."""
+
+    def __init__(self, key: ArtifactKey, *, sources: Sources, per_source: int, backoff: Backoff) -> None:
+        self._key = key
+        self._sources = sources
+        self._limit = per_source * len(sources)
+        self._backoff = backoff
+        self._failed = 0
+
+    def names(self) -> tuple[str, ...]:
+        """Return the sources that may have the artifact, at least one.
+
+        Raises:
+            RefusedError: UNKNOWN_VERSION: nobody has it any more.
+        """
+        names = self._sources.candidates(self._key)
+        if not names:
+            raise RefusedError(
+                Reason.UNKNOWN_VERSION,
+                f"no source has version {self._key.version} from {self._key.base_version} any more",
+                fix="plan again from a new announcement",
+            )
+        return names
+
+    def reset(self) -> None:
+        """Record progress: earlier failures no longer count."""
+        self._failed = 0
+        self._backoff.reset()
+
+    async def wait_after(self, name: str, error: ConnectionLost | RefusedError) -> None:
+        """Set a source aside; return when it is time to try again.
+
+        Raises:
+            ConnectionLost, RefusedError: ``error``, if trying again will not help, or not any more.
+        """
+        passes = not isinstance(error, RefusedError) or error.reason.recovery is Recovery.WAIT
+        if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:
+            self._sources.lacks(name, self._key)
+        else:
+            has_lied = not passes or isinstance(error, LyingSourceError)
+            self._sources.fault(name, Fault.LIED if has_lied else Fault.LOST, str(error))
+        has_other = any(other != name for other in self._sources.candidates(self._key))
+        self._failed += 1
+        if not (passes or has_other) or self._failed >= self._limit:
+            raise error
+        logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
+        if not self._sources.has_standing(self._key):
+            await self._backoff.wait()

@@ -1,0 +1,54 @@
+"""Engines by name, imported only when chosen: a wrong name is refused before torch loads.
+
+To add an engine, write a module with a function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``.
+An engine that can only change its weights in place refuses ``settings.apply == "spare"`` with a StartupError.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from node.errors import ConfigError
+from sampler.engines.engine import Engine, EngineSettings
+
+ENGINES: Final[Mapping[str, str]] = {"torch": "sampler.engines.torch_engine:load"}
+"""Name -> ``package.module:function``."""
+
+_IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it is an engine's name or may be an import path.
+
+    Raises:
+        ValueError: it is neither; the message lists the names.
+    """
+    if name in ENGINES or _IMPORT_PATH.fullmatch(name):
+        return name
+    raise ValueError(
+        f"there is no engine {name!r}; there are {', '.join(sorted(ENGINES))}, and package.module:function"
+    )
+
+
+def load_engine(name: str, settings: EngineSettings) -> Engine:
+    """Import an engine and load the base model into it. Takes seconds to minutes.
+
+    Args:
+        name: a key of ``ENGINES``, or an import path.
+    Raises:
+        ConfigError: the engine cannot be imported.
+        StartupError: the engine cannot use the model, the device or another setting.
+    """
+    module, _, function = ENGINES.get(name, name).partition(":")
+    try:
+        load: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            key="sampler.engine",
+            value=name,
+            source="the configuration",
+            rule=f"cannot be imported: {error}",
+            fix="Install what the engine needs, or choose another: " + ", ".join(sorted(ENGINES)),
+        ) from error
+    return load(settings)

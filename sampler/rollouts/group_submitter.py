@@ -1,0 +1,76 @@
+"""Submits finished groups to the hub until it answers; the hub answers a repeat with ``duplicate``.
+
+put --> queue, bounded --> submit --verdict--> settled
+                             |  ^
+                             |  `-- connection lost, hub busy or restarting: backoff
+                             `-- a final refusal: settled without a verdict
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from node.errors import RefusedError
+from node.rollout import RolloutGroup, Verdict
+from node.rpc.channel import Backoff, ConnectionLost
+
+logger = logging.getLogger(__name__)
+
+SUBMISSIONS_IN_FLIGHT: Final = 4
+"""One at a time would limit a hub 300 ms away to three groups a second."""
+
+Submit = Callable[[RolloutGroup], Awaitable[tuple[Verdict, str]]]
+"""``SamplerRolloutClient.submit``."""
+
+Settled = Callable[[RolloutGroup, Verdict | None], None]
+"""Called with the hub's verdict on a group; None: the hub refused it for good."""
+
+
+class GroupSubmitter:
+    """Submits the groups put into it while ``run`` runs; ``random`` draws in [0, 1), for the backoff."""
+
+    def __init__(self, submit: Submit, *, capacity_groups: int, random: Callable[[], float]) -> None:
+        self._submit = submit
+        self._queue: asyncio.Queue[RolloutGroup] = asyncio.Queue(capacity_groups)
+        self._random = random
+
+    async def put(self, group: RolloutGroup) -> None:
+        """Queue a group; wait while the queue is full."""
+        await self._queue.put(group)
+
+    async def run(self, settled: Settled) -> None:
+        """Submit until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(SUBMISSIONS_IN_FLIGHT):
+                tasks.create_task(self._submit_forever(settled))
+
+    async def flushed(self) -> None:
+        """Wait until every group put so far is settled."""
+        await self._queue.join()
+
+    async def _submit_forever(self, settled: Settled) -> None:
+        while True:
+            group = await self._queue.get()
+            settled(group, await self._verdict(group))
+            self._queue.task_done()
+
+    async def _verdict(self, group: RolloutGroup) -> Verdict | None:
+        backoff = Backoff(self._random)
+        while True:
+            try:
+                verdict, detail = await self._submit(group)
+            except ConnectionLost as lost:
+                logger.debug("submission lost", extra={"group_id": group.group_id, "detail": str(lost)})
+            except RefusedError as refused:
+                fields = {"group_id": group.group_id, "reason": refused.reason.value, "detail": str(refused)}
+                if not refused.reason.is_retryable:
+                    logger.warning("group refused", extra=fields)
+                    return None
+                logger.debug("submission put off", extra=fields)
+            else:
+                if detail:
+                    fields = {"group_id": group.group_id, "verdict": verdict.value, "detail": detail}
+                    logger.debug("group judged at once", extra=fields)
+                return verdict
+            await backoff.wait()

@@ -1,0 +1,95 @@
+"""Plans the way from the held version to the head: what to fetch next, and which fetch is useless; pure.
+
+announced  an announcement is not signed, so it only says what may be asked for; one that contradicts a
+           signed version seen before is refused
+next       the first artifact of the cheapest path from the held version to the head
+useless    the cheapest path to a newer head does not need the fetch under way
+failed     an artifact that cannot be used is planned around until it is announced again
+"""
+
+from dataclasses import dataclass, replace
+
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.weights.planning.chain import PUBLIC_VERSION, plan_catch_up, plan_fresh
+from node.weights.store.high_water import HighWater
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What a sampler holds and what is announced."""
+
+    held: PolicyVersion
+    """The version in memory, verified or the base model; the next delta starts from it."""
+    high_water: HighWater
+    announcement: Announcement | None = None
+    unusable: frozenset[ArtifactKey] = frozenset()
+
+    def announced(self, announcement: Announcement) -> "FetchPlan":
+        """Return the plan after an announcement.
+
+        Raises:
+            RefusedError: FENCED or ROLLBACK: a signed version contradicts it.
+        """
+        self.high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
+        return replace(self, announcement=announcement, unusable=frozenset())
+
+    def advanced(self, held: PolicyVersion, high_water: HighWater) -> "FetchPlan":
+        """Return the plan with another version held."""
+        return replace(self, held=held, high_water=high_water)
+
+    def failed(self, key: ArtifactKey) -> "FetchPlan":
+        """Return the plan without an artifact."""
+        return replace(self, unusable=self.unusable | {key})
+
+    def reconsidered(self) -> "FetchPlan":
+        """Return the plan with every artifact: some faults pass."""
+        return replace(self, unusable=frozenset())
+
+    @property
+    def is_at_head(self) -> bool:
+        """Whether the held version is the newest announced one, root included."""
+        return self.announcement is not None and self.held == self.announcement.head
+
+    def next_artifact(self) -> Artifact | None:
+        """Return what to fetch now; None: the head is held, or there is no path to it."""
+        return next(iter(self.path()), None)
+
+    def path(self) -> tuple[Artifact, ...]:
+        """Return the cheapest path to the head in bytes; empty if the head is held or there is no path."""
+        return self._path_from(self.held) or ()
+
+    @property
+    def behind_versions(self) -> int:
+        """How far the announced head is ahead of the held version."""
+        head = self.held.number if self.announcement is None else self.announcement.head.number
+        return max(0, head - self.held.number)
+
+    def can_start(self, key: ArtifactKey) -> bool:
+        """Whether an artifact starts from what is here and leads to a newer version."""
+        is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
+        return is_here and key.version > self.held.number and key not in self.unusable
+
+    def is_useless(self, key: ArtifactKey) -> bool:
+        """Whether the cheapest path to the head no longer needs the version that ``key`` leads to.
+
+        It may be worth finishing all the same: see ``node.weights.planning.pursuit``.
+        """
+        if self.announcement is not None and key.version > self.announcement.head.number:
+            return False  # A source sent it before it was announced.
+        path = self._path_from(self.held)
+        rest = self._path_from(PolicyVersion(key.version))
+        return path is not None and (rest is None or _price(path) <= _price(rest))
+
+    def _path_from(self, held: PolicyVersion) -> tuple[Artifact, ...] | None:
+        if self.announcement is None:
+            return None
+        head = self.announcement.head
+        artifacts = [a for a in self.announcement.artifacts if a.key not in self.unusable]
+        if held.number == head.number and held.root not in (b"", head.root):
+            # The number is right and the words are not.
+            return plan_fresh(head.number, artifacts)
+        return plan_catch_up(held.number, head.number, artifacts)
+
+
+def _price(path: tuple[Artifact, ...]) -> tuple[int, int]:
+    return sum(artifact.size_bytes for artifact in path), len(path)

@@ -1,0 +1,186 @@
+"""The policy on disk: where a restarted sampler finds its version.
+
+    held.words        a whole version, copied now and then
+    delta_log/        the artifacts fetched since
+    base.words        the public base model, from which a chain may start
+    high_water.json   the newest version ever believed: nothing older is believed again
+
+Whenever the process is killed, the disk holds a verified version or none. Blocking: call it in threads, one
+call at a time.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from node.clock import Clock
+from node.errors import Reason, RefusedError, StartupError
+from node.policy import PolicyVersion
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import Manifest
+from node.weights.store.head_file import StoreMark
+from sampler.engines.model_words import LiveWords, ModelWords, copy_words
+from sampler.versions.delta_log import DeltaLog, LoggedArtifact
+from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_files import PublicBase, load_held, save_held
+
+logger = logging.getLogger(__name__)
+
+HELD_FILE: Final = "held.words"
+LOG_DIRECTORY: Final = "delta_log"
+BASE_FILE: Final = "base.words"
+MARK_FILE: Final = "high_water.json"
+
+_WORD_BYTES: Final = 2
+
+
+class SavedPolicy:
+    """The policy in one sampler's state directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        layout: Layout,
+        public_key: bytes,
+        run_id: str,
+        save_every_s: float,
+        count_refusal: Callable[[Reason], None],
+        clock: Clock,
+    ) -> None:
+        """Use ``directory``; nothing is read before ``load``.
+
+        Args:
+            save_every_s: Shortest time between two copies, unless the log becomes larger than a copy.
+            count_refusal: Called with the reason when a version is not logged.
+        """
+        self._directory = directory
+        self._layout = layout
+        self._public_key = public_key
+        self._run_id = run_id
+        self._save_every_s = save_every_s
+        self._count_refusal = count_refusal
+        self._clock = clock
+        self._saved_version = 0
+        self._saved_at_s = clock.monotonic()
+        self._log: DeltaLog
+
+    def keep_base(self, live: ModelWords) -> PublicBase:
+        """Write the base model, which is live, to disk.
+
+        Raises:
+            StartupError: it cannot be written.
+        """
+        return PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
+
+    def load_mark(self) -> StoreMark:
+        """Return the newest version ever believed.
+
+        Raises:
+            StartupError: it cannot be read.
+        """
+        path = self._directory / MARK_FILE
+        try:
+            return StoreMark.load(path)
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"{path} cannot be read: {error}",
+                fix="Restore it. Without it this sampler would believe policies older than it has seen.",
+            ) from error
+
+    def load(self, weights: LiveWords, *, base: PublicBase) -> tuple[PolicyVersion, Manifest | None]:
+        """Load the newest version on disk, else ``base``, into the live words.
+
+        Returns:
+            The version, and its manifest if it came from the log.
+        Raises:
+            StartupError: the log cannot be used.
+        """
+        path = self._directory / LOG_DIRECTORY
+        try:
+            self._log = DeltaLog(
+                path, public_key=self._public_key, run_id=self._run_id, count_refusal=self._count_refusal
+            )
+        except OSError as error:
+            raise StartupError(
+                f"{path} cannot be used: {error}", fix="Set node.state_dir to where this process can write."
+            ) from error
+        while True:
+            held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
+            self._saved_version = 0 if held is None else held.number
+            # After a long absence the log may start from the base model instead of the copy.
+            if held is None or self._log.reach(base.version) > self._log.reach(held):
+                copy_words(base.words, weights.live, layout=self._layout)
+                held = base.version
+            weights.settle()
+            try:
+                return self._walked(held, weights)
+            except RefusedError as refused:
+                # At most once for each artifact, because this one was dropped.
+                logger.warning("logged version not usable", extra={"detail": str(refused)})
+
+    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+        """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""
+        return self._log.begin(manifest, signed)
+
+    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
+        """Make a version durable before it is served: first its payloads, then the mark.
+
+        Raises:
+            RefusedError: DISK, if the mark cannot be written.
+        """
+        if payloads is not None:
+            try:
+                payloads.sync()
+            except OSError as error:
+                logger.warning("version not logged", extra={"detail": str(error)})
+                self._log.drop(payloads.manifest.key)
+        try:
+            mark.save(self._directory / MARK_FILE)
+        except OSError as error:
+            raise RefusedError(
+                Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
+            ) from error
+
+    def compact(self, version: PolicyVersion, words: ModelWords) -> None:
+        """Copy the held version and drop the log up to it, if that is due."""
+        is_outgrown = self._log.size_bytes > _WORD_BYTES * self._layout.words
+        is_due = self._clock.monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
+        if not is_due or version.number == self._saved_version:
+            return
+        try:
+            save_held(self._directory / HELD_FILE, version, words, layout=self._layout)
+        except OSError as error:
+            logger.warning("policy not saved", extra={"detail": str(error)})
+            return
+        self._log.drop_until(version.number)
+        self._saved_version = version.number
+        self._saved_at_s = self._clock.monotonic()
+
+    def _walked(self, held: PolicyVersion, weights: LiveWords) -> tuple[PolicyVersion, Manifest | None]:
+        """Apply the log to the live words, which are ``held``; return as ``load`` does.
+
+        Raises:
+            RefusedError: an artifact is damaged and was dropped; the live words may be no version any more.
+        """
+        newest = None
+        while (logged := self._log.after(held)) is not None:
+            try:
+                assembly = InPlaceAssembly(
+                    logged.manifest,
+                    layout=self._layout,
+                    base=weights.live,
+                    base_version=held,
+                    payloads=logged,
+                    weights=weights,
+                )
+                assembly.take_held()
+                assembly.finish()
+                assembly.apply()
+            except RefusedError:
+                self._log.drop(logged.manifest.key)
+                raise
+            newest = logged.manifest
+            held = newest.policy_version
+        return held, newest

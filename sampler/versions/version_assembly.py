@@ -1,0 +1,278 @@
+"""Assembles a version from one artifact's payloads, verified frame by frame before a live word changes.
+
+    take_held()  frames the base has already, and payloads kept from before a restart
+    put(frame)   payload and words verified; kept in the spare copy, or to be applied in place
+    finish()     every frame is there and the root is right
+    apply()      between two decode steps: a change of pointers, or frame after frame in place
+
+In place needs no second copy of the model. While generation goes on, each frame is decoded once into scratch
+memory, only to be verified; ``apply`` decodes it again from the payload on disk. What can fail has failed
+before ``apply``. If it fails all the same, or the process dies, the disk holds what makes the live words
+again: memory is never the only place a version is in.
+
+CPU work: call it in threads. Different threads may put different frames.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
+from node.weights.format.digests import Words, version_root, words_digest
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import Manifest
+from node.weights.format.payload_codec import Codec
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
+from sampler.versions.delta_log import LoggedArtifact
+
+
+@dataclass(eq=False, repr=False)
+class VersionAssembly(ABC):
+    """One version being assembled.
+
+    Attributes:
+        manifest: Verified.
+        base: What the payloads start from; for a keyframe whatever is held.
+        payloads: Where payloads outlive the process; None: nowhere.
+        weights: What ``apply`` changes.
+        digests: ``words_digest`` of every frame that was verified.
+
+    Raises:
+        RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version than the
+            manifest starts from.
+    """
+
+    manifest: Manifest
+    _: KW_ONLY
+    layout: Layout
+    base: ModelWords
+    base_version: PolicyVersion
+    payloads: LoggedArtifact | None
+    weights: LiveWords
+    digests: list[int] = field(init=False)
+    _verified: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.manifest.check_layout(self.layout)
+        start, held = PolicyVersion(self.manifest.base_version, self.manifest.base_root), self.base_version
+        if not self.manifest.key.is_keyframe and held != start:
+            raise RefusedError(
+                Reason.WRONG_BASE,
+                f"version {self.manifest.version} starts from version {start.number} {start.root.hex()}, "
+                f"but version {held.number} {held.root.hex()} is held",
+                fix="plan again from a keyframe",
+            )
+        self.digests = [0] * len(self.layout.frames)
+        self._verified = np.zeros(len(self.layout.frames), np.bool_)
+
+    def take_held(self) -> tuple[int, ...]:
+        """Take the frames that the base has and the payloads that were kept; return the frames to repair."""
+        records, spans = self.manifest.frames, self.layout.frames
+        to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
+        found = dict(
+            zip(to_look_at, frame_digests(self.base, [spans[frame] for frame in to_look_at]), strict=True)
+        )
+        wrong = []
+        for frame, record in enumerate(records):
+            if frame in found and record.makes(found[frame]):
+                self._take_base(frame, self.base.read(spans[frame]))
+                self._set_verified(frame, found[frame])
+            elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
+                wrong.append(frame)
+        return tuple(wrong)
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the frames whose payload is still needed."""
+        return tuple(
+            frame
+            for frame, record in enumerate(self.manifest.frames)
+            if not self._verified[frame] and record.codec is not Codec.UNCHANGED
+        )
+
+    def put(self, frame: int, payload: bytes) -> None:
+        """Verify a payload, decode it, verify the words and keep it. Doing so twice is harmless.
+
+        Raises:
+            DamagedFrameError: the payload is not the signed one, or does not decode to the signed words.
+            WrongBaseError: this frame has to be repaired.
+        """
+        if self._verified[frame]:
+            return
+        try:
+            words, digest = self._made(frame, payload, out=self._memory(frame))
+        except WrongBaseError:
+            # The payload is as signed, and the log needs all of them.
+            self._keep(frame, payload)
+            raise
+        self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
+        self._set_verified(frame, digest)
+
+    def repair(self, frame: int, words: Words) -> None:
+        """Take the words of a frame that was rebuilt from other artifacts.
+
+        Raises:
+            DamagedFrameError: they are not the signed ones.
+        """
+        digest = words_digest(words)
+        if not self.manifest.frames[frame].makes(digest):
+            raise DamagedFrameError(frame, "the words have another digest than signed")
+        self._take_words(frame, words)
+        self._set_verified(frame, digest)
+
+    def finish(self) -> None:
+        """Verify that no frame is missing and that the root is the signed one.
+
+        Raises:
+            RefusedError: DAMAGED, if frames are missing or the root is not the signed one.
+        """
+        absent = np.flatnonzero(~self._verified)
+        if absent.size:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"version {self.manifest.version} lacks {absent.size} frames, first {absent[0]}",
+            )
+        root = version_root(self.layout.digest, self._final_digests())
+        if root != self.manifest.root:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"every frame of version {self.manifest.version} was verified, but together they have root "
+                f"{root.hex()}, not the signed {self.manifest.root.hex()}",
+                fix="test this machine's memory: something else writes to it, or it is faulty",
+            )
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Change the live words to this version. Call it once, between two decode steps, after ``finish``.
+
+        Raises:
+            RefusedError: DAMAGED; the live words are no version any more.
+        """
+
+    @abstractmethod
+    def _take_base(self, frame: int, words: Words) -> None: ...
+
+    @abstractmethod
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None: ...
+
+    @abstractmethod
+    def _take_words(self, frame: int, words: Words) -> None: ...
+
+    def _take_kept(self, frame: int) -> bool:
+        """Take the payload that arrived before a restart, if any; return False if its base is wrong."""
+        payload = None if self.payloads is None else self.payloads.payload(frame)
+        try:
+            if payload is not None:
+                self.put(frame, payload)
+        except WrongBaseError:
+            return False
+        return True
+
+    def _keep(self, frame: int, payload: bytes) -> bool:
+        return self.payloads is not None and self.payloads.keep(frame, payload)
+
+    def _memory(self, frame: int) -> Words | None:
+        """Return the memory to decode a frame into; None: scratch memory."""
+        return None
+
+    def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> tuple[Words, int]:
+        span = self.layout.frames[frame]
+        words = np.empty(span.words, np.uint16) if out is None else out
+        base = self.base.read(span)
+        return words, make_frame(frame, self.manifest, payload, base=base, out=words, dtype=span.dtype)
+
+    def _set_verified(self, frame: int, digest: int) -> None:
+        self.digests[frame] = digest
+        self._verified[frame] = True
+
+    def _final_digests(self) -> Sequence[int]:
+        return self.digests
+
+
+@dataclass(eq=False, repr=False)
+class SpareAssembly(VersionAssembly):
+    """A version assembled in a second copy, which becomes the live one by a change of pointers.
+
+    Attributes:
+        spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
+            live before.
+    """
+
+    _: KW_ONLY
+    spare: ModelWords
+
+    def apply(self) -> None:
+        self.spare = self.weights.swap(self.spare)
+
+    def _final_digests(self) -> Sequence[int]:
+        # Read the copy again: something else may have written to it meanwhile.
+        return frame_digests(self.spare, self.layout.frames)
+
+    def _take_base(self, frame: int, words: Words) -> None:
+        self._take_words(frame, words)
+
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
+        if self._memory(frame) is None:
+            self._take_words(frame, words)
+
+    def _memory(self, frame: int) -> Words | None:
+        return self.spare.memory(self.layout.frames[frame])
+
+    def _take_words(self, frame: int, words: Words) -> None:
+        self.spare.write(self.layout.frames[frame], words)
+
+
+@dataclass(eq=False, repr=False)
+class InPlaceAssembly(VersionAssembly):
+    """A version verified frame by frame in scratch memory, then written over the live one."""
+
+    _from_base: set[int] = field(init=False, default_factory=set)
+    _from_payload: set[int] = field(init=False, default_factory=set)
+    _unkept: dict[int, bytes] = field(init=False, default_factory=dict)
+    """Payloads that cannot be kept on disk."""
+    _repaired: dict[int, Words] = field(init=False, default_factory=dict)
+
+    def apply(self) -> None:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
+            list(threads.map(self._write, range(len(self.layout.frames))))
+        self.weights.settle()
+
+    def _write(self, frame: int) -> None:
+        words = self._final(frame)
+        if words is not None:
+            self.weights.live.write(self.layout.frames[frame], words)
+            if words_digest(self.weights.live.read(self.layout.frames[frame])) != self.digests[frame]:
+                raise DamagedFrameError(frame, "the words written are not those that were verified")
+
+    def _final(self, frame: int) -> Words | None:
+        """Return the words to write; None: they are live already."""
+        if frame in self._repaired:
+            return self._repaired[frame]
+        if frame in self._from_base:
+            return self.base.read(self.layout.frames[frame])
+        if frame not in self._from_payload:
+            return None
+        payload = self._unkept.get(frame)
+        if payload is None and self.payloads is not None:
+            payload = self.payloads.payload(frame)
+        if payload is None:
+            raise DamagedFrameError(frame, "its payload is gone from the disk")
+        words, _ = self._made(frame, payload)
+        return words
+
+    def _take_base(self, frame: int, words: Words) -> None:
+        if self.base is not self.weights.live:
+            self._from_base.add(frame)
+
+    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
+        self._from_payload.add(frame)
+        if unkept is not None:
+            self._unkept[frame] = unkept
+
+    def _take_words(self, frame: int, words: Words) -> None:
+        self._repaired[frame] = words

@@ -1,0 +1,118 @@
+"""Whole versions in a sampler's state directory: the public base model and a copy of the held policy.
+
+    base.words    words u16...                                                                  little-endian
+    held.words    magic | version i64 | root 16 | BLAKE3-16 of all before | words u16...        little-endian
+
+The root is computed again when a file is read; a damaged copy counts as none.
+"""
+
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import blake3
+import numpy as np
+
+from node import durable
+from node.errors import StartupError
+from node.policy import PolicyVersion
+from node.weights.format.layout import Layout
+from node.weights.planning.chain import PUBLIC_VERSION
+from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, version_of
+
+logger = logging.getLogger(__name__)
+
+_HEADER: Final = struct.Struct("<8s q 16s")
+_DIGEST_BYTES: Final = 16
+_MAGIC: Final = b"HRLHELD\0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublicBase:
+    """Version 0 on disk, from which a chain may start: memory-mapped, so that unread words cost no memory."""
+
+    words: ArrayWords
+    version: PolicyVersion
+
+    @classmethod
+    def keep(cls, path: Path, live: ModelWords, *, layout: Layout) -> "PublicBase":
+        """Write the base model, which is in ``live``, unless the file holds it already.
+
+        Raises:
+            StartupError: the file cannot be written.
+        """
+        version = version_of(PUBLIC_VERSION, live, layout=layout)
+        try:
+            kept = _mapped(path, layout)
+            if kept is None or version_of(PUBLIC_VERSION, kept, layout=layout) != version:
+                with durable.replacing(path) as file:
+                    _write_frames(file.fileno(), live, layout=layout)
+                kept = _mapped(path, layout)
+        except OSError as error:
+            raise StartupError(
+                f"{path} cannot be written: {error}", fix="Make room on the disk of the state directory."
+            ) from error
+        if kept is None:
+            raise StartupError(f"{path} does not have the size that was written", fix="Check the disk.")
+        return cls(kept, version)
+
+
+def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: Layout) -> None:
+    """Replace the copy of the held policy; whatever happens, the old or the new one is whole.
+
+    Raises:
+        OSError: the disk is full or broken; the old copy is unchanged.
+    """
+    with durable.replacing(path) as file:
+        header = _HEADER.pack(_MAGIC, version.number, version.root)
+        file.write(header + _digest(header))
+        file.flush()
+        _write_frames(file.fileno(), words, layout=layout)
+
+
+def load_held(path: Path, *, layout: Layout, into: ModelWords) -> PolicyVersion | None:
+    """Load the copy of the held policy and return its version.
+
+    Return None and write nothing if there is no copy, or if it is damaged or of another model. The file is
+    read twice: nothing is written before all of it is verified.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            is_whole = file.read(_DIGEST_BYTES) == _digest(header)
+            words_at = file.tell()
+        magic, number, root = _HEADER.unpack(header)
+        copy = ArrayWords(np.memmap(path, dtype="<u2", mode="r", offset=words_at))
+        if copy.words.size != layout.words:
+            raise ValueError(f"{copy.words.size} words, but the layout has {layout.words}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, struct.error) as error:
+        logger.warning("saved policy not usable", extra={"path": str(path), "detail": str(error)})
+        return None
+    version = PolicyVersion(number, root)
+    if not is_whole or magic != _MAGIC or version_of(number, copy, layout=layout) != version:
+        logger.warning("saved policy damaged", extra={"path": str(path), "version": number})
+        return None
+    copy_words(copy, into, layout=layout)
+    return version
+
+
+def _mapped(path: Path, layout: Layout) -> ArrayWords | None:
+    if not path.exists() or path.stat().st_size != 2 * layout.words:
+        return None
+    return ArrayWords(np.memmap(path, dtype=np.uint16, mode="r"))
+
+
+def _write_frames(descriptor: int, words: ModelWords, *, layout: Layout) -> None:
+    for frame in layout.frames:
+        rest = words.read(frame).data.cast("B")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _digest(header: bytes) -> bytes:
+    return blake3.blake3(header).digest(length=_DIGEST_BYTES)

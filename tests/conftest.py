@@ -1,0 +1,15 @@
+"""What every test process starts with."""
+
+import os
+
+import pytest
+
+# Before torch is imported, and inherited by the processes that tests start. The models are tiny and pytest
+# runs a worker a core: more threads wait for each other (tests/unit/learner on two
+# cores: 64 s, with one thread each 20 s).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the system tests first: the longest, and most of what they do is waiting for processes."""
+    items.sort(key=lambda item: item.path.parent.name != "system")

@@ -1,0 +1,58 @@
+import pytest
+
+from learner.intake.batch_buffer import BatchBuffer
+from node.rollout import DeliveredGroup, Verdict
+from support.groups import make_group
+
+
+def delivered(group_id: str, version: int) -> DeliveredGroup:
+    return DeliveredGroup(make_group(group_id, version=version), sampler_id="s", spooled_at_s=0.0)
+
+
+def buffer_of(*groups: tuple[str, int], capacity: int = 8, batch: int = 2) -> BatchBuffer:
+    buffer = BatchBuffer(capacity_groups=capacity, batch_groups=batch, max_staleness_versions=2)
+    for group_id, version in groups:
+        buffer.add(delivered(group_id, version))
+    return buffer
+
+
+def ids(batch: tuple[DeliveredGroup, ...]) -> list[str]:
+    return [one.group.group_id for one in batch]
+
+
+def test_a_batch_waits_until_it_is_whole() -> None:
+    buffer = buffer_of(("a", 0))
+    assert buffer.take_batch() == ()
+    assert len(buffer) == 1
+
+
+def test_the_oldest_policy_goes_first_and_then_the_first_to_arrive() -> None:
+    buffer = buffer_of(("new", 3), ("old", 1), ("older", 0), ("old-too", 1))
+    assert ids(buffer.take_batch()) == ["older", "old"]
+    assert ids(buffer.take_batch()) == ["old-too", "new"]
+    assert ids(buffer.take_batch()) == []
+
+
+def test_a_group_is_given_up_as_soon_as_its_staleness_is_beyond_the_bound() -> None:
+    buffer = buffer_of(("old", 1), ("new", 2))
+    assert buffer.evict_stale(3) == []
+    [(evicted, judged)] = buffer.evict_stale(4)
+    assert evicted.group.group_id == "old"
+    assert judged.verdict is Verdict.STALE
+    assert "3 versions" in judged.detail
+    assert len(buffer) == 1
+
+
+def test_nothing_is_taken_in_beyond_the_room_that_was_promised() -> None:
+    with pytest.raises(ValueError, match="full"):
+        buffer_of(("a", 0), ("b", 0), ("c", 0), capacity=2)
+
+
+def test_a_group_is_held_once() -> None:
+    with pytest.raises(ValueError, match="already"):
+        buffer_of(("a", 0), ("a", 0))
+
+
+def test_a_buffer_smaller_than_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="never fills"):
+        buffer_of(capacity=1, batch=2)

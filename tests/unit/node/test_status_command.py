@@ -1,0 +1,146 @@
+"""What ``heterorl-node status`` shows, and how it fails."""
+
+import argparse
+import io
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from node.commands import status_command
+from node.commands.status_view import render
+from node.enrolment.init_run import init_run
+from node.errors import StartupError
+from node.exit_code import ExitCode
+from node.failure import BadPrompt, Failure
+from node.policy import PolicyVersion
+from node.run import PeerStatus, Role, RunStatus, StepReport
+
+PEER = PeerStatus(
+    node_id="far-away",
+    role=Role.SAMPLER,
+    state="live",
+    held=PolicyVersion(40, b"r" * 16),
+    version_lag_versions=2,
+    lag_s=12.34,
+    last_seen_s=0.5,
+    clock_offset_s=0.0,
+    waits_for="prompt lease",
+    verdicts={"trained": 70, "stale": 3},
+    staleness_mean_versions=1.25,
+    joins=1,
+)
+RUN = RunStatus(
+    run_id="example",
+    head=PolicyVersion(42, b"r" * 16),
+    learner_epoch=3,
+    peers=(PEER,),
+    slots={"leased": 4, "trained": 70, "abandoned": 0},
+    verdicts={"trained": 70, "stale": 3},
+    step=StepReport(42, 0.75, 1.5, 4, 0.0123, 0.8, 0.1, 1.0, 2.5, 0.9),
+    capacity_groups=5,
+    capacity_bound="staleness",
+    now_s=0.0,
+)
+
+
+def rendered(run: RunStatus, *, width: int = 140) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width).print(render(run))
+    return output.getvalue()
+
+
+def arguments(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    status_command.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
+    text = rendered(RUN)
+    (row,) = [line for line in text.splitlines() if line.startswith("far-away")]
+    assert row.split() == [
+        "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "70", "3", "stale", "prompt",
+        "lease",
+    ]  # fmt: skip
+    assert "reward 0.750, KL 0.0123, ESS 0.80, staleness 1.5 mean, 4 max" in text
+    assert "5 groups, bound by staleness" in text
+    assert "4 leased, 70 trained" in text
+    assert "abandoned" not in text
+
+
+def test_a_second_process_of_a_name_is_shown_while_it_tries() -> None:
+    twin = replace(PEER, refused_twins=7, refused_twin_s=3.2)
+    assert rendered(replace(RUN, peers=(twin,))).splitlines()[-1] == (
+        "far-away: another process of this name was refused 7 times, last 3 s ago; stop one of the two"
+    )
+    for quiet in (PEER, replace(twin, refused_twin_s=1000.0)):
+        assert "another process" not in rendered(replace(RUN, peers=(quiet,)))
+
+
+def test_a_ledger_that_is_behind_the_learner_is_said_above_the_table() -> None:
+    assert "ledger" not in rendered(RUN)
+    gap = "the learner is at version 910 and the ledger lacks the steps of versions 661 to 909"
+    assert f"ledger    behind: {gap}" in rendered(replace(RUN, capacity_bound="x", ledger_gap=gap))
+
+
+def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again() -> None:
+    bad = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, retry_at_s=1300.0)
+    several = tuple(replace(bad, prompt_index=n, detail="", retry_at_s=0.0, times=1) for n in range(5))
+    run = replace(RUN, prompts=100, bad_prompts=(bad, *several), bad_prompts_total=9, now_s=200.0)
+    text = rendered(run)
+    assert "9 of 100 prompts could not be answered" in text
+    assert "prompt 17: prompt_too_long 2 times, tried again in 1100 s: 300 tokens[2J" in text
+    assert "prompt 3: prompt_too_long once, due to be tried again\n" in "\n".join(
+        line.rstrip() for line in text.splitlines()
+    )
+    assert "and 4 more" in text
+    assert json.loads(status_command.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
+    assert "could not be answered" not in rendered(RUN)
+
+
+def test_a_run_that_has_just_begun_can_be_shown() -> None:
+    newborn = replace(RUN, head=None, step=None, peers=(), slots={}, verdicts={})
+    assert "version -" in rendered(newborn)
+
+
+def test_nothing_a_peer_says_of_itself_can_move_the_cursor_or_set_a_style() -> None:
+    text = rendered(replace(RUN, peers=(replace(PEER, waits_for="\x1b[2J[red]x[/red]\r\n"),)))
+    assert "\x1b" not in text
+    assert "[2J[red]x[/red]" in text
+
+
+@pytest.mark.parametrize(("offset_s", "said"), [(3600.4, "is 3600 s behind"), (-90.0, "is 90 s ahead")])
+def test_a_clock_that_is_off_is_named_before_it_costs_anything(offset_s: float, said: str) -> None:
+    assert f"clocks    far-away {said}" in rendered(
+        replace(RUN, peers=(replace(PEER, clock_offset_s=offset_s),))
+    )
+    assert "clocks" not in rendered(RUN)
+
+
+def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
+    parsed = json.loads(status_command.to_json(RUN))
+    assert parsed["head"] == {"number": 42, "root": "72" * 16}
+    assert parsed["peers"][0]["verdicts"] == {"trained": 70, "stale": 3}
+    assert parsed["step"]["ess_ratio"] == 0.8
+
+
+def test_a_coordinator_that_cannot_be_reached_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init_run(tmp_path, run_id="example", hosts=["localhost"], now=time.time())
+    parsed = arguments("--state-dir", str(tmp_path), "--coordinator", "127.0.0.1:1")
+    assert status_command.run(parsed) == ExitCode.FAILED
+    assert "no status from 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> None:
+    init_run(tmp_path / "run", run_id="example", hosts=["localhost"], now=0)
+    parsed = arguments(
+        "--state-dir", str(tmp_path), "--run-file", str(tmp_path / "run" / "run.json"), "--coordinator", "h:1"
+    )
+    with pytest.raises(StartupError, match="no operator's certificate"):
+        status_command.run(parsed)

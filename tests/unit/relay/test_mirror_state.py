@@ -1,0 +1,63 @@
+"""What a relay copies next, and what of it still helps."""
+
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.relay.mirror_state import MirrorState
+from node.weights.planning.chain import PUBLIC_VERSION
+
+
+def artifact(version: int, base: int, size_bytes: int = 1) -> Artifact:
+    return Artifact(ArtifactKey(version, base), size_bytes)
+
+
+def announcement(head: int, *artifacts: Artifact) -> Announcement:
+    return Announcement(PolicyVersion(head, bytes(16)), 1, 0.0, artifacts)
+
+
+STEPS = tuple(artifact(version, version - 1) for version in range(1, 9))
+KEYFRAME = artifact(8, NO_BASE, 100)
+
+
+def test_nothing_is_copied_before_anything_is_announced() -> None:
+    state = MirrorState(own=STEPS[:2])
+    assert state.next_artifact() is None
+    assert (state.head_version, state.held_version, state.behind_versions) == (PUBLIC_VERSION, 2, 0)
+
+
+def test_the_head_comes_before_the_keyframe() -> None:
+    state = MirrorState(own=STEPS[:6]).announced(announcement(8, *STEPS, KEYFRAME))
+    assert state.path() == STEPS[6:]
+    assert state.next_artifact() == STEPS[6]
+    assert state.behind_versions == 2
+
+
+def test_at_the_head_the_keyframe_is_copied_for_late_joiners() -> None:
+    state = MirrorState(own=STEPS).announced(announcement(8, *STEPS, KEYFRAME))
+    assert state.path() == ()
+    assert state.next_artifact() == KEYFRAME
+
+
+def test_what_was_refused_is_not_copied_until_something_else_is_announced() -> None:
+    state = MirrorState(own=STEPS).announced(announcement(8, *STEPS, KEYFRAME))
+    assert state.refused(KEYFRAME.key).next_artifact() is None
+    assert not state.refused(KEYFRAME.key).can_start(KEYFRAME.key)
+    again = state.refused(KEYFRAME.key).announced(announcement(8, *STEPS, KEYFRAME))
+    assert again.next_artifact() == KEYFRAME
+
+
+def test_only_what_starts_from_what_is_stored_and_leads_further_can_be_started() -> None:
+    state = MirrorState(own=STEPS[:4]).announced(announcement(8, *STEPS, KEYFRAME))
+    assert state.can_start(ArtifactKey(5, 4))
+    assert state.can_start(ArtifactKey(8, PUBLIC_VERSION))
+    assert state.can_start(KEYFRAME.key)
+    assert not state.can_start(ArtifactKey(6, 5))
+    assert not state.can_start(ArtifactKey(4, NO_BASE))
+
+
+def test_an_artifact_is_useless_once_the_cheapest_way_goes_past_it() -> None:
+    state = MirrorState(own=STEPS[:4]).announced(announcement(6, *STEPS[:6]))
+    shortcut = artifact(8, 4, 2)
+    assert not state.is_useless(ArtifactKey(5, 4))
+    past_it = state.announced(announcement(8, *STEPS, shortcut))
+    assert past_it.path() == (shortcut,)
+    assert past_it.is_useless(ArtifactKey(5, 4))
+    assert not past_it.is_useless(ArtifactKey(9, 8)), "a source sent it before it was announced"

@@ -1,0 +1,43 @@
+"""An engine is found by its name and imported only then; a wrong name is refused before torch loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from node.errors import ConfigError
+from sampler.config import SamplerConfig
+from sampler.engines.engine_registry import ENGINES, load_engine
+from sampler.engines.torch_engine import TorchEngine
+from support.tiny_model import make_tiny_model
+
+
+@pytest.mark.parametrize("name", ["torch", ENGINES["torch"]])
+def test_an_engine_is_loaded_by_its_name_or_its_import_path(tmp_path: Path, name: str) -> None:
+    config = SamplerConfig(model_dir=make_tiny_model(tmp_path, hidden=32, layers=1), engine=name)
+    assert isinstance(load_engine(config.engine, config), TorchEngine)
+
+
+@pytest.mark.parametrize("name", ["vlmm", "", "package:", "a.b.c", "rm -rf:x"])
+def test_a_wrong_name_is_refused_with_the_names_there_are(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"there are torch, and package\.module:function"):
+        SamplerConfig(model_dir=Path("model"), engine=name)
+
+
+@pytest.mark.parametrize("name", ["no_such_package.engine:load", "sampler.engines.torch_engine:no_such"])
+def test_an_engine_that_cannot_be_imported_is_refused_by_its_name(name: str) -> None:
+    config = SamplerConfig(model_dir=Path("model"), engine=name)
+    with pytest.raises(ConfigError, match="no_such") as refused:
+        load_engine(config.engine, config)
+    assert refused.value.key == "sampler.engine"
+
+
+def test_torch_is_not_imported_to_check_a_name() -> None:
+    code = (
+        "import sys; from sampler.config import SamplerConfig; import sampler.sampler_role;"
+        "SamplerConfig(model_dir='m', engine='torch');"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,190 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.rollout import SamplingParameters
+from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine_thread import EngineThread
+from sampler.engines.model_words import version_of
+from sampler.engines.torch_engine import TorchEngine
+from sampler.metrics import SamplerMetrics
+from support.tiny_model import make_tiny_model
+
+LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
+SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, layers=1)
+
+
+class Generating:
+    def __init__(self, model_dir: Path) -> None:
+        self.engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=3)
+        self.registry = CollectorRegistry()
+        self.engine_thread = EngineThread(self.engine, metrics=SamplerMetrics(self.registry))
+        self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
+        self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
+
+    def version(self, number: int) -> PolicyVersion:
+        return version_of(number, self.engine.weights.live, layout=self.engine.layout)
+
+    async def serve(self, number: int) -> None:
+        """Hand over a change that changes nothing but the number."""
+        assert await self.engine_thread.hand_over(lambda: self.version(number)) == self.version(number)
+
+    def add(
+        self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
+    ) -> None:
+        ids = self.engine.encode(prompt)
+        self.engine_thread.add(GenerationRequest(name, ids, completions, sampling))
+
+    def refuse(self, request_id: str, error: RefusedError) -> None:
+        self.refused.put_nowait((request_id, error))
+
+    def value(self, name: str) -> float | None:
+        return self.registry.get_sample_value(f"heterorl_sampler_{name}")
+
+
+@asynccontextmanager
+async def generating(model_dir: Path) -> AsyncIterator[Generating]:
+    made = Generating(model_dir)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            made.engine_thread.run(finished=made.finished.put_nowait, refused=made.refuse)
+        )
+        yield made
+        running.cancel()
+
+
+async def test_nothing_is_served_before_the_first_version_is_handed_over(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        assert made.engine_thread.served is None
+        assert made.value("held_version") == -1
+        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
+        await made.serve(0)
+        assert await waiting == made.version(0)
+        assert made.value("held_version") == 0
+
+
+async def test_requests_are_finished_whole(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(0)
+        made.add("a", SHORT)
+        made.add("b", SHORT)
+        finished = {(await made.finished.get()).request_id for _ in range(2)}
+        assert finished == {"a", "b"}
+
+
+async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(0)
+        made.add("a", LONG, completions=64)
+        made.add("first", SHORT)
+        await made.finished.get()
+        await made.serve(6)
+        assert made.engine_thread.served == made.version(6)
+        group = await made.finished.get()
+        versions = {int(v) for completion in group.completions for v in completion.policy_version}
+        assert versions == {0, 6}
+        assert made.value("swap_seconds_count") == 2
+
+
+async def test_the_engine_is_closed_once_its_thread_has_ended(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    async with generating(model_dir) as made:
+        close = made.engine.close
+
+        def noted() -> None:
+            threads.append(threading.current_thread().name)
+            close()
+
+        monkeypatch.setattr(made.engine, "close", noted)
+        await made.serve(0)
+        made.add("a", LONG)
+        made.add("first", SHORT)
+        await made.finished.get()
+        assert threads == []
+    assert threads == ["engine_0"]
+    assert made.engine.running == 0
+
+
+async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        for number in (1, 2, 3):
+            await asyncio.wait_for(made.serve(number), timeout=5)
+        assert made.engine_thread.served == made.version(3)
+
+
+async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(1)
+        made.engine_thread.withdraw()
+        assert made.engine_thread.served is None
+        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
+        await asyncio.wait({waiting}, timeout=0.02)
+        assert not waiting.done()
+        await made.serve(1)
+        assert (await waiting).number == 1
+
+
+def tear() -> PolicyVersion:
+    raise RefusedError(Reason.DAMAGED, "half of it was written")
+
+
+async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_was_made(
+    model_dir: Path,
+) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(1)
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        await made.finished.get()
+        with pytest.raises(RefusedError, match="half of it"):
+            await made.engine_thread.hand_over(tear)
+        assert made.engine_thread.served is None
+        assert made.value("held_version") == -1
+        steps = made.value("decode_steps_total")
+        # Its rendezvous is between two steps, so that one would have been made by now.
+        await made.engine_thread.hand_over(lambda: None)
+        await made.engine_thread.hand_over(lambda: None)
+        assert made.value("decode_steps_total") == steps
+        assert made.engine_thread.served is None
+        await made.serve(2)
+        group = await made.finished.get()
+        versions = {int(v) for completion in group.completions for v in completion.policy_version}
+        assert versions == {1, 2}
+
+
+async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(0)
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        assert (await made.finished.get()).request_id == "first"
+        made.engine_thread.cancel(["long"])
+        made.add("last", SHORT)
+        assert (await made.finished.get()).request_id == "last"
+        assert made.engine.running == 0
+        assert made.finished.empty()
+
+
+async def test_a_prompt_the_engine_will_not_take_is_refused_alone(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(0)
+        made.add("too long", SHORT, prompt="1" * 300)
+        made.add("fine", SHORT)
+        name, error = await made.refused.get()
+        assert (name, error.reason) == ("too long", Reason.OVER_LIMIT)
+        assert (await made.finished.get()).request_id == "fine"

@@ -1,0 +1,240 @@
+"""Nothing live changes before everything was verified, and then it is bit for bit what was signed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.whole_versions import EncodedVersion
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import sign
+from sampler.engines.model_words import ArrayWords, ModelWords
+from sampler.engines.torch_words import LiveTensors
+from sampler.versions.delta_log import DeltaLog, LoggedArtifact
+from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
+from support.model_words import live_words, words_of
+from support.weights import LAYOUT, Learner, flip_bit
+
+LEARNER = Learner()
+DELTA = LEARNER.encode(2, 1)
+KEYFRAME = LEARNER.encode(2, None)
+BASE = LEARNER.versions[1]
+WANTED = LEARNER.versions[2]
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def weights(request: pytest.FixtureRequest) -> LiveTensors:
+    return live_words(BASE.words, dtype=request.param)
+
+
+@pytest.fixture(params=["spare", "in place"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def begun(
+    mode: str,
+    weights: LiveTensors,
+    encoded: EncodedVersion = DELTA,
+    *,
+    held: PolicyVersion = BASE.version,
+    base: ModelWords | None = None,
+    payloads: LoggedArtifact | None = None,
+) -> VersionAssembly:
+    """Begin a version; ``base``: what it starts from, if not what is live."""
+    if mode == "spare":
+        return SpareAssembly(
+            encoded.manifest,
+            layout=LAYOUT,
+            base=base or weights.live,
+            base_version=held,
+            payloads=payloads,
+            weights=weights,
+            spare=weights.new_spare(),
+        )
+    return InPlaceAssembly(
+        encoded.manifest,
+        layout=LAYOUT,
+        base=base or weights.live,
+        base_version=held,
+        payloads=payloads,
+        weights=weights,
+    )
+
+
+def put_all(version: VersionAssembly, encoded: EncodedVersion) -> None:
+    assert version.take_held() == ()
+    for frame in version.missing():
+        version.put(frame, encoded.payloads[frame])
+    version.finish()
+
+
+def logged(directory: Path, encoded: EncodedVersion) -> LoggedArtifact:
+    log = DeltaLog(
+        directory,
+        public_key=LEARNER.key.public_key,
+        run_id=LEARNER.run_id,
+        count_refusal=lambda reason: pytest.fail(reason),
+    )
+    artifact = log.begin(encoded.manifest, sign(encoded.manifest, LEARNER.key))
+    assert artifact is not None
+    return artifact
+
+
+def spoil(weights: LiveTensors, frame: int) -> None:
+    span = LAYOUT.frames[frame]
+    words = weights.live.read(span).copy()
+    words[0] ^= 1
+    weights.live.write(span, words)
+
+
+@pytest.mark.parametrize("encoded", [DELTA, KEYFRAME], ids=["delta", "keyframe"])
+def test_the_live_words_are_those_of_the_base_until_they_are_all_those_of_the_version(
+    mode: str, weights: LiveTensors, encoded: EncodedVersion
+) -> None:
+    version = begun(mode, weights, encoded)
+    put_all(version, encoded)
+    np.testing.assert_array_equal(words_of(weights.live), BASE.words)
+    version.apply()
+    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+
+
+def test_a_chain_from_the_public_base_model_starts_from_what_is_on_disk_and_not_from_what_is_live(
+    mode: str, weights: LiveTensors
+) -> None:
+    # Version 2 has all but one frame from version 0, unchanged; live is version 1.
+    words = LEARNER.versions[0].words.copy()
+    words[LAYOUT.frames[1].start_word] ^= 3
+    learner = Learner(key=LEARNER.key, versions={0: LEARNER.versions[0]})
+    learner.versions[1] = learner.versions[2] = HeldPolicy.of(2, words, layout=LAYOUT)
+    encoded = learner.encode(2, 0)
+    assert [frame for frame, record in enumerate(encoded.manifest.frames) if record.payload_bytes] == [1]
+    public = ArrayWords(LEARNER.versions[0].words)
+    version = begun(mode, weights, encoded, held=LEARNER.versions[0].version, base=public)
+    put_all(version, encoded)
+    version.apply()
+    np.testing.assert_array_equal(words_of(weights.live), words)
+
+
+def test_a_damaged_payload_is_found_and_changes_nothing(mode: str, weights: LiveTensors) -> None:
+    version = begun(mode, weights)
+    bad = bytearray(DELTA.payloads[1])
+    bad[7] ^= 16
+    with pytest.raises(DamagedFrameError) as damaged:
+        version.put(1, bytes(bad))
+    assert damaged.value.frame == 1
+    with pytest.raises(RefusedError, match="lacks 5 frames"):
+        version.finish()
+    np.testing.assert_array_equal(words_of(weights.live), BASE.words)
+    put_all(version, DELTA)
+    version.apply()
+    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+
+
+def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_signed(
+    mode: str, weights: LiveTensors
+) -> None:
+    spoil(weights, 2)
+    version = begun(mode, weights)
+    assert version.take_held() == ()
+    for frame in (0, 1, 3, 4):
+        version.put(frame, DELTA.payloads[frame])
+    with pytest.raises(WrongBaseError) as wrong:
+        version.put(2, DELTA.payloads[2])
+    assert wrong.value.frame == 2
+    with pytest.raises(DamagedFrameError):
+        version.repair(2, BASE.words[LAYOUT.frames[2].slice])
+    version.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
+    version.finish()
+    version.apply()
+    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+
+
+def test_a_delta_does_not_start_from_anything_but_its_base(mode: str, weights: LiveTensors) -> None:
+    for held in (LEARNER.versions[0].version, PolicyVersion(1, b"x" * 16)):
+        with pytest.raises(RefusedError) as refused:
+            begun(mode, weights, held=held)
+        assert refused.value.reason is Reason.WRONG_BASE
+
+
+def test_payloads_that_were_kept_are_not_asked_for_again(
+    mode: str, weights: LiveTensors, tmp_path: Path
+) -> None:
+    first = begun(mode, weights, payloads=logged(tmp_path, DELTA))
+    first.put(0, DELTA.payloads[0])
+    first.put(3, DELTA.payloads[3])
+    again = begun(mode, weights, payloads=logged(tmp_path, DELTA))
+    assert again.take_held() == ()
+    assert again.missing() == (1, 2, 4)
+    for frame in again.missing():
+        again.put(frame, DELTA.payloads[frame])
+    again.finish()
+    again.apply()
+    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+
+
+def test_in_place_a_payload_that_rots_before_it_is_applied_is_never_applied(
+    weights: LiveTensors, tmp_path: Path
+) -> None:
+    version = begun("in place", weights, payloads=logged(tmp_path, DELTA))
+    put_all(version, DELTA)
+    flip_bit(tmp_path / "2-1" / "frames", len(DELTA.payloads[0]))
+    with pytest.raises(DamagedFrameError, match="frame 1: its payload is gone") as torn:
+        version.apply()
+    assert torn.value.reason is Reason.DAMAGED
+
+
+def test_in_place_a_base_that_changes_before_a_frame_is_applied_is_found(weights: LiveTensors) -> None:
+    version = begun("in place", weights)
+    put_all(version, DELTA)
+    spoil(weights, 3)
+    with pytest.raises(WrongBaseError) as torn:
+        version.apply()
+    assert torn.value.frame == 3
+
+
+def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(weights: LiveTensors) -> None:
+    version = begun("spare", weights)
+    put_all(version, DELTA)
+    assert isinstance(version, SpareAssembly)
+    span = LAYOUT.frames[4]
+    words = version.spare.read(span).copy()
+    words[-1] ^= 1
+    version.spare.write(span, words)
+    with pytest.raises(RefusedError, match="not the signed") as refused:
+        version.finish()
+    assert refused.value.reason is Reason.DAMAGED
+    np.testing.assert_array_equal(words_of(weights.live), BASE.words)
+
+
+def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: LiveTensors) -> None:
+    other = EncodedVersion(replace(DELTA.manifest, root=bytes(16)), DELTA.payloads)
+    with pytest.raises(RefusedError, match="not the signed") as refused:
+        put_all(begun(mode, weights, other), other)
+    assert refused.value.reason is Reason.DAMAGED
+
+
+def test_two_copies_are_enough_for_a_chain(weights: LiveTensors) -> None:
+    spare: ModelWords = weights.new_spare()
+    copies, held = {id(weights.live), id(spare)}, BASE.version
+    for number in (2, 3, 4):
+        encoded = LEARNER.encode(number, number - 1)
+        version = SpareAssembly(
+            encoded.manifest,
+            layout=LAYOUT,
+            base=weights.live,
+            base_version=held,
+            payloads=None,
+            weights=weights,
+            spare=spare,
+        )
+        put_all(version, encoded)
+        version.apply()
+        spare, held = version.spare, encoded.manifest.policy_version
+        assert {id(weights.live), id(spare)} == copies
+    np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[4].words)

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+
+from node.rollout import PromptLease
+from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, Prompt, WorkQueue
+from sampler.tasks.grader_pool import TaskPrompt
+from support.groups import SAMPLING
+
+PROMPT = Prompt(TaskPrompt("7=", 0, 1), np.array([1, 2], np.int32))
+
+
+def lease(lease_id: str) -> PromptLease:
+    return PromptLease(lease_id, "addition", 0, 4, SAMPLING, 60.0)
+
+
+def loaded(*lease_ids: str, concurrency_groups: int = 3, unsubmitted_groups: int = 2) -> WorkQueue:
+    work_queue = WorkQueue(concurrency_groups=concurrency_groups, unsubmitted_groups=unsubmitted_groups)
+    for lease_id in lease_ids:
+        work_queue.take(lease(lease_id), now=7.0)
+    return work_queue
+
+
+def generating(*lease_ids: str) -> WorkQueue:
+    work_queue = loaded(*lease_ids)
+    for lease_id in lease_ids:
+        work_queue.make_ready(lease_id, PROMPT, now=7.0)
+        work_queue.begin_next(now=7.0)
+    return work_queue
+
+
+def test_room_is_what_can_be_generated_at_once() -> None:
+    assert loaded().room() == 3
+    assert loaded("a", "b").room() == 1
+    assert loaded("a", "b", "c").room() == 0
+
+
+def test_a_finished_group_makes_room_although_it_is_not_handed_in() -> None:
+    work_queue = loaded("a", "b", "c")
+    work_queue.advance("a", JobState.GRADING)
+    assert work_queue.room() == 1
+
+
+def test_a_full_submission_queue_stops_leasing_however_idle_the_engine() -> None:
+    work_queue = loaded("a", "b", "c", "d", "e")
+    for lease_id in "abcde":
+        work_queue.advance(lease_id, JobState.SUBMITTING)
+    assert work_queue.count(JobState.GENERATING) == 0
+    assert work_queue.room() == 0
+    work_queue.settle("a")
+    assert work_queue.room() == 1
+
+
+def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
+    work_queue = loaded("a", "b")
+    work_queue.advance("a", JobState.SUBMITTING)
+    assert list(work_queue.lease_ids) == ["a", "b"]
+    work_queue.settle("a")
+    assert list(work_queue.lease_ids) == ["b"]
+
+
+def test_lost_leases_drop_what_is_not_finished_and_nothing_that_is() -> None:
+    work_queue = generating("a", "b", "c")
+    work_queue.take(lease("d"), now=7.0)
+    work_queue.finish("b", now=8.0)
+    assert work_queue.drop(NOT_GENERATED, ["a", "b", "d", "unknown"]) == ("a", "d")
+    assert work_queue.lease_ids == ("b", "c")
+    assert work_queue.finish("a", now=8.0) is None
+
+
+def test_what_is_not_begun_outlives_a_doubtful_policy() -> None:
+    work_queue = generating("a", "b")
+    work_queue.take(lease("c"), now=7.0)
+    work_queue.advance("b", JobState.SUBMITTING)
+    assert work_queue.drop({JobState.GENERATING}) == ("a",)
+    assert work_queue.lease_ids == ("b", "c")
+
+
+def test_ready_prompts_begin_in_order_as_far_as_there_are_places() -> None:
+    work_queue = loaded("a", "b", "c", "d", concurrency_groups=2)
+    for lease_id in "bac":
+        work_queue.make_ready(lease_id, PROMPT, now=8.0)
+    begun = [work_queue.begin_next(now=9.0) for _ in range(3)]
+    assert [job.lease.lease_id if job else None for job in begun] == ["a", "b", None]
+    assert work_queue.count(*UNBEGUN) == 2
+    job = work_queue.finish("a", now=11.0)
+    assert job is not None
+    assert (job.lease.lease_id, job.at_s, job.prompt, job.state) == ("a", 9.0, PROMPT, JobState.GRADING)
+    after = work_queue.begin_next(now=11.0)
+    assert after is not None
+    assert after.lease.lease_id == "c"
+
+
+def test_a_prompt_that_comes_after_its_lease_was_lost_is_passed_over() -> None:
+    work_queue = loaded("a")
+    work_queue.drop(NOT_GENERATED, ["a"])
+    work_queue.make_ready("a", PROMPT, now=8.0)
+    assert work_queue.begin_next(now=8.0) is None
+
+
+@pytest.mark.parametrize(("prompt_s", "room"), [(0.01, 3), (0.5, 4), (2.0, 6), (100.0, 6)])
+def test_slow_prompts_are_fetched_ahead_and_fast_ones_are_not(prompt_s: float, room: int) -> None:
+    """Three groups of 2 s each: a place falls free every 0.67 s."""
+    work_queue = loaded("a")
+    work_queue.make_ready("a", PROMPT, now=7.0 + prompt_s)
+    work_queue.begin_next(now=0.0)
+    work_queue.finish("a", now=2.0)
+    work_queue.settle("a")
+    assert work_queue.room() == room
