@@ -62,7 +62,7 @@ class Spool:
         self._clock = clock
         self._drain: DrainStream | None = None
         for verdict, n in accounts.verdicts().items():
-            metrics.count_verdict(verdict, n)
+            metrics.groups.labels(verdict).inc(n)
 
     @property
     def accounts(self) -> Accounts:
@@ -103,7 +103,7 @@ class Spool:
             )
         )
         for fault in released.faults:
-            self._metrics.count_prompt_fault(fault)
+            self._metrics.prompt_faults.labels(fault).inc()
         return released.leases
 
     async def admit_sampler(self, sampler_id: str, *, configured: int | None, prompts: int) -> None:
@@ -156,7 +156,7 @@ class Spool:
             )
 
         submitted = await self._settle(decide)
-        self._metrics.count_verdict(submitted.verdict)
+        self._metrics.groups.labels(submitted.verdict).inc()
         if submitted.verdict is Verdict.SPOOLED and isinstance(group, RolloutGroup):
             for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
                 self._metrics.observe_lag(stage, lag_s)
@@ -242,7 +242,7 @@ class Spool:
         answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged))
         if answer is None:
             return
-        self._metrics.count_verdict(judged.verdict)
+        self._metrics.groups.labels(judged.verdict).inc()
         if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_deliveries.inc()
             logger.error("learner had trained on a group before", extra={"group_id": judged.group_id})
@@ -298,8 +298,8 @@ class Spool:
             logger.info("step recorded", extra={"version": record.version, "groups": len(record.group_ids)})
         now = self._clock.now()
         for trained in outcome.trained:
-            self._metrics.count_verdict(Verdict.TRAINED)
-            self._metrics.observe_staleness(trained.staleness_versions)
+            self._metrics.groups.labels(Verdict.TRAINED).inc()
+            self._metrics.staleness.observe(trained.staleness_versions)
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
             self._tell(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))

@@ -185,11 +185,6 @@ class Ledger:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
         return StoredGroup(slot, attempt, sampler_id, spooled_at_s, data)
 
-    def steps(self) -> tuple[StepRecord, ...]:
-        """Read every step record, oldest first."""
-        rows = self._connection.execute("SELECT * FROM steps ORDER BY version")
-        return tuple(map(_step, rows))
-
     def _write(self, transaction: Transaction) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
         write_each("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, transaction.slots))
