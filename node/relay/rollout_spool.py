@@ -6,7 +6,9 @@ own.
 Blocking: one thread calls this, never the event loop's.
 """
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -88,12 +90,10 @@ class RolloutSpool:
                 fix="try again later",
             )
         row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
-        try:
+        with _disk_refusals():
             done = self._connection.execute(
                 "INSERT OR IGNORE INTO groups (sampler_id, group_id, digest, data) VALUES (?, ?, ?, ?)", row
             )
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         self._size += done.rowcount
         return done.rowcount == 1
 
@@ -103,13 +103,10 @@ class RolloutSpool:
         Raises:
             RefusedError: DISK, if they cannot be read.
         """
-        try:
+        with _disk_refusals():
             rows = self._connection.execute(
-                "SELECT number, sampler_id, group_id, digest, data FROM groups ORDER BY number LIMIT ?",
-                [limit],
+                "SELECT * FROM groups ORDER BY number LIMIT ?", [limit]
             ).fetchall()
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         return tuple(
             SpooledGroup(
                 number, sampler_id, group_id, data if xxhash.xxh3_128_digest(data) == digest else None
@@ -123,16 +120,18 @@ class RolloutSpool:
         Raises:
             RefusedError: DISK, if that cannot be written.
         """
-        try:
+        with _disk_refusals():
             done = self._connection.execute("DELETE FROM groups WHERE number = ?", [number])
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         self._size -= done.rowcount
 
 
-def _disk_error(error: sqlite3.Error) -> RefusedError:
-    return RefusedError(
-        Reason.DISK,
-        f"the rollout spool fails: {error}",
-        fix="make room on the disk of the state directory",
-    )
+@contextlib.contextmanager
+def _disk_refusals() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise RefusedError(
+            Reason.DISK,
+            f"the rollout spool cannot be read or written: {error}",
+            fix="make room on the disk of the relay's state directory",
+        ) from error

@@ -14,7 +14,7 @@ from typing import Final
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.policy import Announcement, ArtifactKey
 from node.rpc.auth import Context
 from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -58,18 +58,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
         self, request: policy_pb2.WatchVersionsRequest, context: Context
     ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-        told = None
-        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
-            while True:
-                changed.clear()
-                announcement = self._store.announcement()
-                if announcement is not None and announcement != told:
-                    told = announcement
-                    yield announcement_to_wire(announcement)
-                else:
-                    await changed.wait()
+        async with contextlib.aclosing(self._announcements()) as announcements:
+            async for announcement in announcements:
+                yield announcement_to_wire(announcement)
 
     async def GetManifest(  # noqa: N802
         self, request: policy_pb2.GetManifestRequest, context: Context
@@ -112,22 +103,31 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
         """Wait for a head newer than ``held``; return the first artifact on the cheapest way to it."""
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+        async with contextlib.aclosing(self._announcements()) as announcements:
+            async for announcement in announcements:
+                path = plan_catch_up(
+                    held,
+                    announcement.head.number,
+                    announcement.artifacts,
+                    artifact_cost_bytes=artifact_cost_bytes,
+                )
+                if path:
+                    return path[0].key
+        raise AssertionError("announcements do not end")
+
+    async def _announcements(self) -> AsyncGenerator[Announcement, None]:
+        """Yield the newest announcement, then each newer one; a slow reader skips some."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        told = None
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
             while True:
                 changed.clear()
                 announcement = self._store.announcement()
-                if announcement is not None:
-                    path = plan_catch_up(
-                        held,
-                        announcement.head.number,
-                        announcement.artifacts,
-                        artifact_cost_bytes=artifact_cost_bytes,
-                    )
-                    if path:
-                        return path[0].key
-                await changed.wait()
+                if announcement is not None and announcement != told:
+                    told = announcement
+                    yield announcement
+                else:
+                    await changed.wait()
 
     async def _chunks(
         self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
