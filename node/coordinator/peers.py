@@ -160,7 +160,7 @@ class Peers:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
 
-    def tell(self, sampler_id: str, verdict: GroupVerdict) -> None:
+    def notify(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
         pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
         self._metrics.dropped_verdicts.inc(pending.put(verdict))

@@ -29,8 +29,8 @@ from node.telemetry.lag import submission_lags
 
 logger = logging.getLogger(__name__)
 
-Tell: TypeAlias = Callable[[str, GroupVerdict], None]
-"""Lets a sampler know what became of its group."""
+Notify: TypeAlias = Callable[[str, GroupVerdict], None]
+"""Reports to a sampler what became of its group."""
 
 
 class Spool:
@@ -45,7 +45,7 @@ class Spool:
         bounds: Bounds,
         lease_ttl_s: float,
         is_published: Callable[[int], bool],
-        tell: Tell,
+        notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
@@ -57,7 +57,7 @@ class Spool:
         self._bounds = bounds
         self._lease_ttl_s = lease_ttl_s
         self._is_published = is_published
-        self._tell = tell
+        self._notify = notify
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
@@ -248,7 +248,7 @@ class Spool:
             logger.error("learner had trained on a group before", extra={"group_id": judged.group_id})
         if answer.spooled_at_s is not None:
             self._metrics.observe_lag("delivered", self._clock.now() - answer.spooled_at_s)
-        self._tell(answer.sampler_id, judged)
+        self._notify(answer.sampler_id, judged)
 
     async def record_step(self, drain: DrainStream, record: StepRecord) -> None:
         """Put a step on disk and acknowledge it.
@@ -302,7 +302,7 @@ class Spool:
             self._metrics.staleness.observe(trained.staleness_versions)
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
-            self._tell(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
+            self._notify(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
 
 
 def _fenced() -> RefusedError:

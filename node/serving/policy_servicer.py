@@ -118,13 +118,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def _announcements(self) -> AsyncGenerator[Announcement, None]:
         """Yield the newest announcement, then each newer one; a slow reader skips some."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        told = None
+        sent = None
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
             while True:
                 changed.clear()
                 announcement = self._store.announcement()
-                if announcement is not None and announcement != told:
-                    told = announcement
+                if announcement is not None and announcement != sent:
+                    sent = announcement
                     yield announcement
                 else:
                     await changed.wait()
