@@ -107,6 +107,10 @@ class LearnerConfig(BaseModel):
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""
 
+    keep_every_versions: int = Field(default=0, ge=0)
+    """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
+    four bytes a parameter on disk. 0: the newest two only."""
+
     keyframe_every_versions: int = Field(default=64, ge=1)
     """Versions from one keyframe, which needs no base, to the next. A shorter distance lets a late sampler in
     with fewer bytes; a longer one uploads less."""

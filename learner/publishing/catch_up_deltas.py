@@ -10,7 +10,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import Manifest, sign
+from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -28,40 +28,27 @@ class CatchUpDeltas:
 
     def make(self, head: HeldPolicy, key: ArtifactKey, *, is_superseded: Callable[[], bool]) -> bool:
         """Code, sign and store one delta, unless ``is_superseded`` meanwhile; False if it cannot be made."""
+        announcement = self._store.announcement()
+        base = stored_version(self._store, key.base_version, layout=self._layout, words0=self._words0)
         try:
-            manifest = self._merge(head, key, is_superseded)
+            with self._store.draft() as draft, base as base_frame:
+                manifest = merge_version(
+                    head,
+                    base_version=key.base_version,
+                    base_frame=base_frame,
+                    layout=self._layout,
+                    run_id=self._signer.run_id,
+                    learner_epoch=self._signer.learner_epoch,
+                    published_at_s=0.0 if announcement is None else announcement.published_at_s,
+                    put=draft.append,
+                    is_superseded=is_superseded,
+                )
+                if manifest is not None:
+                    self._store.put_version(sign(manifest, self._signer.key), draft)
         except RefusedError as refused:
             logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             return False
         if manifest is not None:
-            told = {"version": key.version, "base_version": key.base_version}
-            logger.info("merged", extra={**told, "size_bytes": manifest.size_bytes})
+            fields = {"version": key.version, "base_version": key.base_version}
+            logger.info("merged", extra={**fields, "size_bytes": manifest.size_bytes})
         return True
-
-    def _merge(
-        self, head: HeldPolicy, key: ArtifactKey, is_superseded: Callable[[], bool]
-    ) -> Manifest | None:
-        with (
-            self._store.draft() as draft,
-            stored_version(
-                self._store, key.base_version, layout=self._layout, words0=self._words0
-            ) as base_frame,
-        ):
-            manifest = merge_version(
-                head,
-                base_version=key.base_version,
-                base_frame=base_frame,
-                layout=self._layout,
-                run_id=self._signer.run_id,
-                learner_epoch=self._signer.learner_epoch,
-                published_at_s=self._published_at_s(),
-                put=draft.append,
-                is_superseded=is_superseded,
-            )
-            if manifest is not None:
-                self._store.put_version(sign(manifest, self._signer.key), draft)
-            return manifest
-
-    def _published_at_s(self) -> float:
-        announcement = self._store.announcement()
-        return 0.0 if announcement is None else announcement.published_at_s

@@ -154,8 +154,8 @@ class Publisher:
                     await self._publish(version, partial(self._make_version, version))
                 except RefusedError as refused:
                     if refused.reason is not Reason.DISK and refused.reason.is_retryable:
-                        told = {"version": version, "error": str(refused)}
-                        logger.error("publishing failed", extra=told)
+                        fields = {"version": version, "error": str(refused)}
+                        logger.error("publishing failed", extra=fields)
                         return False
                     if not stopping.is_set():
                         self._access.put_back()
@@ -175,8 +175,8 @@ class Publisher:
         took_s = self._clock.monotonic() - started_s
         self._metrics.published_version.set(number)
         self._metrics.publish_seconds.observe(took_s)
-        told = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
-        logger.info("published", extra=told)
+        fields = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
+        logger.info("published", extra=fields)
         if self._schedule.is_keyframe_due(number):
             await self._add_keyframe(version)
 
@@ -189,8 +189,8 @@ class Publisher:
         except RefusedError as refused:
             if not refused.reason.is_retryable:
                 raise
-            told = {"version": version.version.number, "error": str(refused)}
-            logger.error("keyframe not stored", extra=told)
+            fields = {"version": version.version.number, "error": str(refused)}
+            logger.error("keyframe not stored", extra=fields)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one catch-up delta, unless a newer version comes first; False if none is due."""

@@ -32,6 +32,7 @@ from learner.training.model import Policy
 from node import durable
 from node.errors import StartupError
 from node.run import StepRecord
+from node.weights.format.layout import Layout
 
 _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
@@ -70,8 +71,14 @@ _SAVED: Final = TypeAdapter(_Saved)
 class CheckpointStore:
     """The checkpoints of one run in one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, keep_every_versions: int = 0) -> None:
+        """Open or make the directory.
+
+        Args:
+            keep_every_versions: the masters of every version that is a multiple of it are kept; 0: of none.
+        """
         self._directory = directory
+        self._keep_every_versions = keep_every_versions
         durable.make_directory(directory)
         for left_over in directory.glob(f"{_STAGED}*"):
             shutil.rmtree(left_over)
@@ -83,7 +90,7 @@ class CheckpointStore:
             OSError: the disk is full or failing; earlier checkpoints are untouched, and nothing is left of
                 this one.
         """
-        name = f"{progress.version:012d}"
+        name = _name(progress.version)
         staged = self._directory / f"{_STAGED}{name}"
         shutil.rmtree(staged, ignore_errors=True)
         is_staged = False
@@ -98,7 +105,10 @@ class CheckpointStore:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         for old in self._names()[:-_KEPT]:
-            shutil.rmtree(self._directory / old, ignore_errors=True)
+            if self._keep_every_versions and int(old) % self._keep_every_versions == 0:
+                (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
+            else:
+                shutil.rmtree(self._directory / old, ignore_errors=True)
 
     def _stage(
         self, staged: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress
@@ -131,10 +141,7 @@ class CheckpointStore:
         if saved.progress.version != int(path.name):
             raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")
         if saved.layout_digest != policy.layout.digest.hex():
-            raise StartupError(
-                f"checkpoint {path} is of another model than learner.model_dir",
-                fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
-            )
+            raise _foreign(path)
         for file_name in (_MODEL, _OPTIMIZER):
             if _digest(path / file_name) != saved.file_digests.get(file_name):
                 raise _damaged(path, f"{file_name} does not have its digest")
@@ -146,7 +153,35 @@ class CheckpointStore:
         return saved.progress
 
     def _names(self) -> list[str]:
-        return sorted(path.name for path in self._directory.iterdir() if path.name.isdecimal())
+        return _names(self._directory)
+
+
+def versions_in(directory: Path) -> list[int]:
+    """Return the versions with a checkpoint in a directory that a learner may be writing to, ascending."""
+    return [int(name) for name in _names(directory)] if directory.is_dir() else []
+
+
+def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, Tensor]:
+    """Return the float32 masters of a version, by name.
+
+    Raises:
+        StartupError: the checkpoint is gone, damaged or of another model.
+    """
+    path = directory / _name(version)
+    saved = _read_progress(path)
+    if saved.layout_digest != layout.digest.hex():
+        raise _foreign(path)
+    if _digest(path / _MODEL) != saved.file_digests.get(_MODEL):
+        raise _damaged(path, f"{_MODEL} does not have its digest")
+    return load_file(path / _MODEL)
+
+
+def _name(version: int) -> str:
+    return f"{version:012d}"
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name.isdecimal())
 
 
 def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -195,9 +230,16 @@ def _digest(path: Path) -> str:
         raise _damaged(path.parent, str(error)) from error
 
 
+def _foreign(path: Path) -> StartupError:
+    return StartupError(
+        f"checkpoint {path} is of another model than learner.model_dir",
+        fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
+    )
+
+
 def _damaged(path: Path, what: str) -> StartupError:
     return StartupError(
         f"checkpoint {path} is damaged: {what}",
-        fix="Restore the directory from a copy. Going back to an older one would make its next version "
-        "number twice; begin a new run with it instead",
+        fix="Restore the directory from a copy. Do not go back to an older checkpoint, whose next version "
+        "number is in use already; begin a new run with it instead",
     )

@@ -74,6 +74,11 @@ class Policy:
             _checkpoint_layers(model)
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model itself, in evaluation mode."""
+        return self._model
+
+    @property
     def parameters(self) -> dict[str, Tensor]:
         """The trainable ones of ``tensors``."""
         return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}

@@ -90,7 +90,8 @@ class TrainingState:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        settings, checkpoints = StepSettings.of(config), CheckpointStore(directory)
+        settings = StepSettings.of(config)
+        checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
         return cls(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=clock)
 
     @property

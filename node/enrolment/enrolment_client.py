@@ -52,60 +52,30 @@ async def enrol_with_token(
     warn: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> Identity:
-    """Enrol with the token in a file; as ``enrol``.
+    """Fetch this peer's certificate with the token in a file, and keep it in ``directory``.
 
     Args:
+        run: the run to join; the token must be of its authority.
+        role: what the peer is started as; the token must be for it.
         node_id: the wanted name; None: what the token says, else a random one, kept.
+        directory: of the identity; may hold the key of an earlier try.
+        now: Unix seconds.
         warn: called with a sentence if others may read the token.
+        patience_s: how long to try while the coordinator does not answer.
     Raises:
         StartupError: the token cannot be used or was refused, or the coordinator cannot be reached.
     """
-    found = read_token_file(token_file, how_to_get_one=f"{how_to_get_a_token(role)}.")
+    new_token = f"{how_to_get_a_token(role)}."
+    found = read_token_file(token_file, how_to_get_one=new_token)
+    token = found.token
     if found.exposure:
         warn(found.exposure)
-    return await enrol(
-        found.text,
-        run=run,
-        role=role,
-        node_id=node_id or found.token.node_id or kept_name(directory.parent, role=role),
-        directory=directory,
-        now=now,
-        patience_s=patience_s,
-    )
-
-
-async def enrol(
-    token_text: str,
-    *,
-    run: RunDescription,
-    role: Role,
-    node_id: str,
-    directory: Path,
-    now: float,
-    patience_s: float = PATIENCE_S,
-) -> Identity:
-    """Fetch this peer's certificate and keep it in ``directory``.
-
-    Args:
-        token_text: what `heterorl-node token` printed.
-        run: the run to join; the token must be of the same authority.
-        role: what the peer is started as; the token must be for it.
-        node_id: wanted name.
-        directory: of the identity; may hold the key of an earlier try.
-        now: Unix seconds.
-        patience_s: how long to try while the coordinator does not answer.
-    Raises:
-        StartupError: the token does not fit, was refused, or the coordinator cannot be reached.
-    """
-    new_token = f"{how_to_get_a_token(role)}."
-    try:
-        token = Token.parse(token_text)
-    except RefusedError as refusal:
-        raise StartupError(f"node.token_file: {refusal}", fix=new_token) from refusal
     check_fits(token, run=run, role=role)
     key = load_or_make_key(directory)
     request = membership_pb2.EnrolRequest(
-        token=token_text.strip(), signing_request_der=signing_request(key), node_id=node_id
+        token=found.text.strip(),
+        signing_request_der=signing_request(key),
+        node_id=node_id or token.node_id or kept_name(directory.parent, role=role),
     )
     channel = dial_as_stranger(token.address, run_id=run.run_id, ca_pem=run.ca_certificate_pem)
     async with channel:
@@ -139,7 +109,7 @@ def kept_name(state_dir: Path, *, role: Role) -> str:
     """
     path = state_dir / NAME_FILE
     try:
-        name = path.read_text(encoding="ascii").strip()
+        name = path.read_text(encoding="ascii", errors="replace").strip()
     except FileNotFoundError:
         name = f"{role}-{secrets.token_hex(4)}"
         make_private_directory(state_dir)

@@ -1,12 +1,12 @@
-"""A token in a file: written for its owner only, and looked at before it is believed.
+"""A token in a file: written for its owner only, and refused if others may have replaced it.
 
     0600, 0400    the owner                                                      taken
     0440          root's, opened to this process's group: a mounted secret       taken
     0640, 0644    others may read it: ``> file`` under umask 022, or a Secret    taken, with a warning
     0620, 0666    others may write it                                            refused
 
-Refusing what others may read would refuse the Secrets that Kubernetes mounts by default; nothing mounts a
-secret that others may write, and a token that anyone may replace says nothing about who is let in.
+Kubernetes mounts Secrets that others may read by default, so these are taken. Nothing mounts a secret that
+others may write, and a token that anyone may replace says nothing about who is let in.
 """
 
 import os
@@ -78,10 +78,10 @@ def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
 
 
 def check_fits(token: Token, *, run: RunDescription, role: Role) -> None:
-    """Check that a token is for this run and this role, and leads somewhere; not whether it has expired.
+    """Check that a token is for this run and role and has an address; not whether it has expired.
 
     Raises:
-        StartupError: it is not.
+        StartupError: it is for another, or its address cannot be used.
     """
     fix = f"{how_to_get_a_token(role)}."
     if token.run_id != run.run_id or not is_same_certificate(
@@ -95,7 +95,7 @@ def check_fits(token: Token, *, run: RunDescription, role: Role) -> None:
     try:
         split_target(token.address)
     except ValueError as error:
-        raise StartupError(f"The token leads nowhere: {error}", fix=fix) from error
+        raise StartupError(f"The address in the token cannot be used: {error}", fix=fix) from error
 
 
 def how_to_get_a_token(role: Role) -> str:

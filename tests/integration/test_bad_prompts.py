@@ -62,14 +62,17 @@ async def pass_time(clock: ManualClock) -> None:
 async def train(
     drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
 ) -> list[RolloutGroup]:
-    """Train on each group by itself, from ``version`` on; give those that came in time."""
+    """Train on each group by itself, from ``version`` on, until each step is acknowledged."""
     trained: list[RolloutGroup] = []
+    acknowledged = version
     passing = asyncio.create_task(pass_time(clock))
     try:
         async with asyncio.timeout(within_s):
-            while len(trained) < groups:
+            while acknowledged < version + groups:
                 response = await drain.hear()
-                if response.WhichOneof("message") == "group":
+                if response.WhichOneof("message") == "step_acknowledged":
+                    acknowledged = response.step_acknowledged.version
+                elif len(trained) < groups:
                     trained.append(group_from_wire(response.group.group))
                     await drain.step(version + len(trained), trained[-1].group_id)
     except TimeoutError:

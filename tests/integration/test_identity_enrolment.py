@@ -13,9 +13,10 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.enrolment_client import enrol
+from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
+from node.enrolment.token_file import write_token_file
 from node.enrolment.tokens import issue_token
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
@@ -62,13 +63,17 @@ def token_for(made: MadeRun, hub: Serving, role: Role = Role.SAMPLER, node_id: s
 async def enrol_sampler(
     made: MadeRun, token: str, directory: Path, node_id: str = "new", *, patience_s: float = 0.0
 ) -> Identity:
-    return await enrol(
-        token,
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    token_file = directory.with_suffix(".token")
+    write_token_file(token_file, token)
+    return await enrol_with_token(
+        token_file,
         run=made.run,
         role=Role.SAMPLER,
         node_id=node_id,
         directory=directory,
         now=made.made_at_s,
+        warn=pytest.fail,
         patience_s=patience_s,
     )
 

@@ -73,7 +73,8 @@ def test_a_random_name_is_kept_over_restarts(tmp_path: Path) -> None:
     assert kept_name(tmp_path / "b", role=Role.SAMPLER) != first
 
 
-def test_a_name_file_that_holds_no_name_is_a_startup_error(tmp_path: Path) -> None:
-    (tmp_path / "node_id").write_text("Not A Name")
+@pytest.mark.parametrize("content", ["Not A Name", "näme"])
+def test_a_name_file_that_holds_no_name_is_a_startup_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "node_id").write_text(content)
     with pytest.raises(StartupError, match="no node id"):
         kept_name(tmp_path, role=Role.SAMPLER)

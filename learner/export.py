@@ -1,0 +1,175 @@
+"""``heterorl-node export``: a version of the run as a model directory that transformers and vLLM load.
+
+    checkpoint's float32 masters -> rounded as they are published -> the base model's own file names
+
+The export is what samplers compute with: it is read back before it gets its name, and must have the
+root that the learner signs. Names, tied weights, tokenizer, chat template and generation settings are
+the base model's.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from learner.training.checkpoint import read_masters, versions_in
+from learner.training.model import Policy, load_policy
+from node.errors import StartupError
+from node.exit_code import ExitCode
+from node.run import Role
+from node.weights.format.digests import version_root, words_digest
+from node.weights.format.model_files import StoredDtypes
+
+EXAMPLE: Final = """\
+  heterorl-node export runs/hand/exported --state-dir runs/hand/learner --model-dir runs/hand/model
+
+The newest version, unless --version names another that the learner still has: its last two checkpoints, and
+every learner.keep_every_versions-th. The learner may be running.
+"""
+
+_WEIGHT_FILES: Final = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "config.json",
+)
+"""Files that the export writes; all others are copied from the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written."""
+
+    directory: str
+    version: int
+    root: str
+    """Hex; as in the signed manifest and in ``heterorl-node status``."""
+    files: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="made by the export; must not exist yet")
+    parser.add_argument("--state-dir", type=Path, required=True, help="the learner's node.state_dir")
+    parser.add_argument(
+        "--model-dir", type=Path, required=True, help="the run's base model: learner.model_dir"
+    )
+    parser.add_argument("--version", type=int, help="which version; default: the newest")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export a version.
+
+    Raises:
+        StartupError: the version is not there, a file is damaged, or the directory cannot be written.
+    """
+    checkpoints = arguments.state_dir / Role.LEARNER / "checkpoints"
+    export = export_version(
+        arguments.directory, checkpoints=checkpoints, model_dir=arguments.model_dir, version=arguments.version
+    )
+    if arguments.json:
+        print(json.dumps(asdict(export)))
+    else:
+        print(f"version {export.version}, root {export.root}, is in {export.directory}")
+    return ExitCode.DRAINED
+
+
+def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, version: int | None) -> Export:
+    """Write a version into ``directory``, which appears only when it is whole.
+
+    Raises:
+        StartupError: as ``run``.
+    """
+    if directory.exists():
+        raise StartupError(f"{directory} is there already", fix="Name a directory that does not exist yet.")
+    version = _chosen(checkpoints, version)
+    policy = load_policy(model_dir, device="cpu")
+    masters = read_masters(checkpoints, version, layout=policy.layout)
+    with torch.no_grad():
+        for name, tensor in policy.tensors.items():
+            tensor.copy_(masters[name])
+    root = _root(policy)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise StartupError(
+            f"{directory} cannot be made: {error.strerror}", fix="Choose another place."
+        ) from error
+    try:
+        _save(policy, staged, model_dir=model_dir)
+        again = load_policy(staged, device="cpu")
+        if (again.layout.digest, _root(again)) != (policy.layout.digest, root):
+            raise StartupError(
+                f"version {version} as written to {directory} is not what samplers compute with",
+                fix="Report this with the model's config.json: transformers renames its tensors.",
+            )
+        staged.chmod(0o755)
+        staged.rename(directory)
+    except OSError as error:
+        raise StartupError(
+            f"{directory} cannot be written: {error.strerror}", fix="Make room, or choose another place."
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    files = tuple(sorted(path.name for path in directory.iterdir()))
+    return Export(str(directory), version, root.hex(), files)
+
+
+def _chosen(checkpoints: Path, version: int | None) -> int:
+    there = versions_in(checkpoints)
+    if not there:
+        raise StartupError(
+            f"there is no checkpoint in {checkpoints}",
+            fix="--state-dir is the learner's node.state_dir; checkpoints come with steps.",
+        )
+    if version is None:
+        return there[-1]
+    if version not in there:
+        raise StartupError(
+            f"version {version} is not there; there are {', '.join(map(str, there))}",
+            fix="Set learner.keep_every_versions to keep more of them.",
+        )
+    return version
+
+
+def _root(policy: Policy) -> bytes:
+    """Return the root of the published words, 16 bytes."""
+    digests = []
+    for number, frame in enumerate(policy.layout.frames):
+        words = np.empty(frame.words, np.uint16)
+        policy.master_words.read(number, words)
+        digests.append(words_digest(words))
+    return version_root(policy.layout.digest, digests)
+
+
+def _save(policy: Policy, directory: Path, *, model_dir: Path) -> None:
+    model = policy.model
+    _round(
+        model, {span.name: getattr(torch, span.dtype.name) for span in policy.layout.tensors}, policy.tensors
+    )
+    model.config.dtype = getattr(torch, StoredDtypes.of(model_dir).most)
+    model.save_pretrained(directory)
+    written_anew = {path.name for pattern in _WEIGHT_FILES for path in model_dir.glob(pattern)}
+    for path in model_dir.iterdir():
+        if path.is_file() and path.name not in written_anew:
+            shutil.copyfile(path, directory / path.name)
+
+
+def _round(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], tensors: Mapping[str, Tensor]) -> None:
+    """Round every tensor of the model to its published dtype; tied ones stay tied."""
+    rounded = {tensor.data_ptr(): tensor.detach().to(dtypes[name]) for name, tensor in tensors.items()}
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.data_ptr() in rounded:
+            tensor.data = rounded[tensor.data_ptr()]

@@ -1,0 +1,140 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from learner.export import export_version
+from learner.training.checkpoint import CheckpointStore, Progress, versions_in
+from learner.training.model import Policy, load_policy
+from learner.training.train_step import train_step
+from node.commands.cli import main
+from node.errors import StartupError
+from node.rollout import RolloutGroup
+from node.weights.assembly.held import HeldPolicy
+from sampler.engines.model_words import version_of
+from sampler.engines.torch_engine import TorchEngine
+from support.groups import make_completion, make_group
+from support.step_settings import make_step_settings
+from support.tiny_model import make_tiny_model
+
+SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def train(model_dir: Path, state_dir: Path, *, versions: int, keep_every_versions: int = 0) -> Policy:
+    """Take steps, each with a checkpoint, and return the policy after the last."""
+    policy = load_policy(model_dir, device="cpu")
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+    checkpoints = CheckpointStore(state_dir / "learner/checkpoints", keep_every_versions=keep_every_versions)
+    for version in range(versions):
+        completions = (make_completion(3, reward=1.0), make_completion(4))
+        groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
+        assert train_step(policy, optimizer, groups, version=version, settings=SETTINGS).is_applied
+        checkpoints.save(policy, optimizer, Progress(version=version + 1))
+    return policy
+
+
+def root_of(policy: Policy, version: int) -> bytes:
+    """Return the root that the learner signs."""
+    words = np.empty(policy.layout.words, np.uint16)
+    policy.snapshot(words)
+    return HeldPolicy.of(version, words, layout=policy.layout).version.root
+
+
+def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_words_signed(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    policy = train(model_dir, state_dir, versions=3)
+    signed = root_of(policy, 3)
+    out = tmp_path / "deep" / "out"
+    export = export_version(
+        out, checkpoints=state_dir / "learner/checkpoints", model_dir=model_dir, version=None
+    )
+    assert (export.version, export.root) == (3, signed.hex())
+    base, written = load_file(model_dir / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in written.items()} == {
+        name: tensor.dtype for name, tensor in base.items()
+    }
+    assert any(not torch.equal(written[name], base[name]) for name in base)
+    assert {path.name for path in model_dir.iterdir()} <= {path.name for path in out.iterdir()}
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    # What a sampler would hold, had it this version.
+    engine = TorchEngine(out, device="cpu", compute_dtype=torch.float32, threads=0, seed=0)
+    assert version_of(3, engine.weights.live, layout=engine.layout).root == signed
+
+
+def test_transformers_generates_from_the_export_what_it_generates_from_the_trained_model(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    policy = train(model_dir, state_dir, versions=3)
+    with torch.no_grad():
+        for tensor in policy.tensors.values():
+            tensor.copy_(tensor.to(torch.bfloat16))
+    out = tmp_path / "out"
+    export_version(out, checkpoints=state_dir / "learner/checkpoints", model_dir=model_dir, version=3)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    assert exported.dtype is torch.bfloat16
+    prompt = tokenizer("12+34=", return_tensors="pt")
+    models: list[Any] = [exported, policy.model]
+    models[0].to(torch.float32)
+    texts = [
+        tokenizer.decode(model.generate(**prompt, max_new_tokens=20, do_sample=False)[0]) for model in models
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
+    model_dir: Path, state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(model_dir, state_dir, versions=7, keep_every_versions=2)
+    checkpoints = state_dir / "learner/checkpoints"
+    assert versions_in(checkpoints) == [2, 4, 6, 7]
+    assert sorted(path.name for path in (checkpoints / "000000000002").iterdir()) == [
+        "model.safetensors",
+        "progress.json",
+    ]
+    flags = ("--state-dir", state_dir, "--model-dir", model_dir)
+    argv = ["export", tmp_path / "two", *flags, "--version", 2, "--json"]
+    assert main([str(argument) for argument in argv]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["version"] == 2
+    assert "model.safetensors" in said["files"]
+    argv = ["export", tmp_path / "three", *flags, "--version", 3]
+    assert main([str(argument) for argument in argv]) == 3
+    assert "version 3 is not there; there are 2, 4, 6, 7" in capsys.readouterr().err
+
+
+def test_a_damaged_or_missing_checkpoint_and_a_directory_that_exists_are_refused(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    checkpoints = state_dir / "learner/checkpoints"
+    with pytest.raises(StartupError, match="no checkpoint in"):
+        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    train(model_dir, state_dir, versions=1)
+    with pytest.raises(StartupError, match="is there already"):
+        export_version(tmp_path, checkpoints=checkpoints, model_dir=model_dir, version=None)
+    (weights,) = checkpoints.glob("*/model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(StartupError, match="does not have its digest"):
+        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=1)
+    assert not (tmp_path / "out").exists()
