@@ -247,7 +247,7 @@ class _Upload:
             raise RefusedError(
                 Reason.MALFORMED,
                 f"{len(data)} bytes of frame {frame} at {offset_bytes}, "
-                f"where frame {self.frame} at {len(self.partial)} of {size_bytes} was due",
+                f"expected was frame {self.frame} at {len(self.partial)} of {size_bytes}",
             )
         self.partial += data
         if len(self.partial) < size_bytes:
@@ -268,13 +268,13 @@ def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) ->
     if max(frames) >= len(manifest.frames):
         raise RefusedError(
             Reason.MALFORMED,
-            f"frame {max(frames)} of version {manifest.version}, which has {len(manifest.frames)}",
+            f"no frame {max(frames)} in version {manifest.version}, which has {len(manifest.frames)} frames",
         )
     size_bytes = manifest.frames[frames[0]].payload_bytes
     if request.first_offset_bytes >= max(size_bytes, 1):
         raise RefusedError(
             Reason.MALFORMED,
-            f"byte {request.first_offset_bytes} of frame {frames[0]}, which has {size_bytes}",
+            f"no byte {request.first_offset_bytes} in frame {frames[0]}, which has {size_bytes} bytes",
         )
     end_bytes = request.end_offset_bytes
     if end_bytes and not (len(frames) == 1 and request.first_offset_bytes < end_bytes <= size_bytes):

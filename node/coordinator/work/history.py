@@ -137,7 +137,7 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
         raise RefusedError(
             Reason.FENCED,
             f"learner {hello.node_id} has epoch {hello.epoch}, "
-            f"learner {learner.node_id} drains with {learner.epoch}",
+            f"learner {learner.node_id} has joined with epoch {learner.epoch}",
             fix="stop one of them; a run has one learner",
         )
     _check_not_behind(accounts, hello.version)
