@@ -1,4 +1,4 @@
-"""What the run left on disk: the learner's step log and the coordinator's ledger, as values."""
+"""The records of a run on disk, as values: the learner's step log and the coordinator's ledger."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Trained:
 
     @property
     def attempt(self) -> int:
-        """1 unless an earlier lease of the slot came to nothing."""
+        """1 unless an earlier lease of the slot failed."""
         return self._parts[1]
 
     @property
@@ -69,7 +69,7 @@ class StepTail:
         self.steps: list[Step] = []
 
     def read(self) -> list[Step]:
-        """Take in the lines that are new and whole; give all steps, oldest first."""
+        """Read new complete lines; return all steps, oldest first."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -81,14 +81,14 @@ class StepTail:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What the coordinator has on disk after its end."""
+    """The coordinator's ledger after its end."""
 
     steps: Mapping[int, tuple[str, ...]]
-    """Version -> ids of the groups it was made of."""
+    """Version -> ids of the groups it was trained on."""
     slots: Mapping[str, int]
-    """State -> slots in it."""
+    """State -> number of slots."""
     verdicts: Mapping[str, Mapping[str, int]]
-    """Sampler -> verdict -> times it was given."""
+    """Sampler -> verdict -> number of groups."""
 
 
 def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:

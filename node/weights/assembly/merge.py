@@ -92,7 +92,7 @@ def stored_version(
     artifacts = () if announcement is None else announcement.artifacts
     path = () if version == PUBLIC_VERSION else plan_fresh(version, artifacts)
     if path is None:
-        raise RefusedError(Reason.UNKNOWN_VERSION, f"nothing stored leads to version {version}")
+        raise RefusedError(Reason.UNKNOWN_VERSION, f"no stored artifacts lead to version {version}")
     with ExitStack() as leases:
         for artifact in path:
             leases.enter_context(store.lease(artifact.key))

@@ -237,7 +237,7 @@ class ArtifactStore:
                 Reason.DAMAGED,
                 f"frame {frame} of version {key.version} from {key.base_version} is "
                 f"{'damaged' if is_here else 'missing'} here",
-                fix="ask again later: it is sent again",
+                fix="ask again later: it is being sent again",
             )
         return payload
 
@@ -324,7 +324,8 @@ class ArtifactStore:
             return StoreMark.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
-                "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
+                "the mark of the store is damaged; taken from what is retained",
+                extra={"error": str(error)},
             )
             epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
             return StoreMark(learner_epoch=max(epochs, default=0))

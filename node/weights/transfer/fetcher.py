@@ -72,7 +72,7 @@ class Fetcher:
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
                 return
-            self._prefetch.forget()
+            self._prefetch.cancel()
         self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,
@@ -193,7 +193,7 @@ class Fetcher:
     async def _asked_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
         attempts = self._attempts(key)
         while True:
-            name = self._sources.choose(attempts.names())
+            name = self._sources.scores.choose(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:
