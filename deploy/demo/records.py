@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.slots import parse_group_id
 
@@ -95,9 +96,13 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
     ledger = Ledger.open(path, run_id=run_id)
     try:
         balance = ledger.balance()
-        steps = {step.version: step.group_ids for step in ledger.steps()}
     finally:
         ledger.close()
+    with reading(path) as connection:
+        steps = {
+            version: tuple(json.loads(group_ids))
+            for version, group_ids in connection.execute("SELECT version, group_ids FROM steps")
+        }
     slots = {state.value: n for state, n in balance.settled.items()}
     for slot in balance.slots:
         slots[slot.state.value] = slots.get(slot.state.value, 0) + 1
