@@ -31,7 +31,7 @@ DECISIONS = [path for path in TRACKED if path.name == "DECISIONS.md"]
 
 def table(heading: str) -> list[tuple[str, str]]:
     """Return the rows of the table whose header begins with ``heading``."""
-    rows = []
+    rows: list[tuple[str, str]] = []
     lines = iter(DESIGN.read_text().splitlines())
     for line in lines:
         if line.startswith(f"| {heading} |"):
