@@ -30,6 +30,7 @@ class Observer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         self._called = set()
+        entry = self.tests[item.nodeid] = {"passed": True, "seconds": 0.0, "functions": []}
         began_s = time.monotonic()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -38,7 +39,6 @@ class Observer:
         finally:
             sys.settrace(None)
             threading.settrace(None)
-            entry = self.tests.setdefault(item.nodeid, {"passed": False})
             entry["seconds"] = round(time.monotonic() - began_s, 3)
             entry["functions"] = sorted(
                 {
@@ -49,11 +49,8 @@ class Observer:
             )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        entry = self.tests.setdefault(report.nodeid, {"passed": True})
-        if report.when == "call" and report.passed:
-            entry["passed"] = True
-        elif not report.passed:
-            entry["passed"] = False
+        if not report.passed:
+            self.tests[report.nodeid]["passed"] = False
 
 
 def main() -> None:

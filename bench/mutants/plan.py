@@ -12,7 +12,7 @@ from bench.mutants.faults import Fault
 NARROW_FILES: Final = 5
 """So many files of tests are tried first: those that call the faulty function and little else."""
 
-MOST_S: Final = 20.0
+MOST_S: Final = 8.0
 """Of tests against one fault at each width, by their time when they were observed."""
 
 _OUTER: Final = ("tests/integration/",)
@@ -87,17 +87,23 @@ class Coverage:
         tests = self._by_function.get((fault.path, function)) or list(self._by_file[fault.path])
         inner = [test for test in tests if not test.file.startswith(_OUTER)]
         outer = [test for test in tests if test.file.startswith(_OUTER)]
-        score: dict[str, float] = defaultdict(float)
-        for test in inner:
-            here = sum(path == fault.path for path, _ in test.functions)
-            score[test.file] = max(score[test.file], here / len(test.functions))
-        nearest = sorted(score, key=lambda file: -score[file])[:NARROW_FILES]
+        near = _nearest(inner, fault.path) | _nearest(outer, fault.path)
         widths = (
-            [test for test in inner if test.file in nearest],
-            [test for test in inner if test.file not in nearest],
-            outer,
+            [test for test in inner if test.file in near],
+            [test for test in outer if test.file in near],
+            [test for test in inner if test.file not in near],
+            [test for test in outer if test.file not in near],
         )
         return [_within(width) for width in widths if width]
+
+
+def _nearest(tests: Sequence[ObservedTest], path: str) -> set[str]:
+    """Return the files of the tests of which most of what they call is in ``path``."""
+    score: dict[str, float] = defaultdict(float)
+    for test in tests:
+        here = sum(called == path for called, _ in test.functions)
+        score[test.file] = max(score[test.file], here / len(test.functions))
+    return set(sorted(score, key=lambda file: -score[file])[:NARROW_FILES])
 
 
 def _within(tests: Sequence[ObservedTest]) -> tuple[list[str], float]:

@@ -62,7 +62,7 @@ async def pass_time(clock: ManualClock) -> None:
 async def train(
     drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
 ) -> list[RolloutGroup]:
-    """Train on each group by itself, from ``version`` on, until each step is acknowledged."""
+    """Train on each group by itself, from ``version`` on, until acknowledged; return the groups."""
     trained: list[RolloutGroup] = []
     acknowledged = version
     passing = asyncio.create_task(pass_time(clock))

@@ -58,8 +58,11 @@ def test_the_newest_are_shown_first_and_the_oldest_forgotten() -> None:
     bad_prompts = BadPrompts(retry_s=600)
     for number in range(BAD_PROMPTS + 2):
         abandon(bad_prompts, number, now=number)
-    abandon(bad_prompts, 5, now=BAD_PROMPTS + 2)
+    abandon(bad_prompts, 2, now=BAD_PROMPTS + 2)
     assert len(bad_prompts) == BAD_PROMPTS
-    assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [5, BAD_PROMPTS + 1]
+    assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [2, BAD_PROMPTS + 1]
     assert 1 not in bad_prompts
     assert bad_prompts.aside(0) <= 1
+    abandon(bad_prompts, BAD_PROMPTS + 2, now=BAD_PROMPTS + 3)
+    assert 2 in bad_prompts  # the oldest to be abandoned first, and the newest to be abandoned last
+    assert 3 not in bad_prompts

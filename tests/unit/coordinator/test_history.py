@@ -199,6 +199,7 @@ def test_all_repeated_records_are_taken_together_or_none(desk: Desk) -> None:
     assert desk.accounts.last_step == 0
     outcome = opened(desk, version=2, steps=[good, replace(bad, group_ids=("1.1",))])
     assert [trained.group_id for trained in outcome.trained] == ["0.1", "1.1"]
+    assert not outcome.accepted_loss
     assert desk.accounts.last_step == 2
 
 

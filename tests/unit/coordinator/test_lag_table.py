@@ -52,6 +52,26 @@ def test_a_clock_set_back_makes_no_negative_lag() -> None:
     assert lag(3, head=7, now=60.0, announced=ANNOUNCED) == Lag(4, 0.0)
 
 
+def test_the_longest_distance_is_that_of_the_sampler_furthest_behind_that_holds_a_version() -> None:
+    table, head = LagTable(VersionLog()), PolicyVersion(9)
+    assert table.longest(head=head) == 0
+    samplers = [Peer("run", Role.SAMPLER, f"s{number}") for number in range(4)]
+    for sampler, held in zip(samplers, (3, 3, 7, 0), strict=True):
+        table.holds(sampler, PolicyVersion(held))
+    table.holds(Peer("run", Role.RELAY, "r"), PolicyVersion(1))
+    assert table.longest(head=head) == 6
+    table.holds(samplers[0], PolicyVersion(8))
+    assert table.longest(head=head) == 6  # another one still holds version 3
+    table.leave(samplers[1])
+    assert table.longest(head=head) == 2
+    assert table.held(samplers[1]) == PolicyVersion(3)
+    table.forget(samplers[2])
+    assert table.longest(head=head) == 1
+    assert table.held(samplers[2]) is None
+    assert table.longest(head=None) == 0
+    assert table.longest(head=PolicyVersion(5)) == 0  # they are ahead of it
+
+
 def test_a_version_keeps_its_first_time_and_root() -> None:
     log = VersionLog([Announced(1, b"a" * 16, 1.0)])
     log.add([Announced(1, b"b" * 16, 9.0)])

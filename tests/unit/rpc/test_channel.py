@@ -39,6 +39,23 @@ def test_what_carries_no_reason_of_ours_is_a_lost_connection(code: grpc.StatusCo
     assert code.name in str(lost)
 
 
+@pytest.mark.parametrize(
+    ("details", "hint"),
+    [
+        ("certificate has expired", "one of the two is wrong"),
+        ("certificate is not yet valid", "one of the two is wrong"),
+        ("SSL_ERROR_SSL: wrong version", "not a hub of this run"),
+        ("Hostname Verification Check failed", "not a hub of this run"),
+        ("Socket closed", "may not accept this node's certificate"),
+        ("Connection refused", "Connection refused"),
+    ],
+)
+def test_a_connection_that_tls_ended_says_what_may_be_wrong(details: str, hint: str) -> None:
+    lost = str(classify(failure(grpc.StatusCode.UNAVAILABLE, details)))
+    assert hint in lost
+    assert lost.endswith(")") == (details != hint)
+
+
 def test_a_reason_nobody_knows_is_not_believed() -> None:
     assert isinstance(classify(failure(grpc.StatusCode.INTERNAL, reason="because")), ConnectionLost)
 

@@ -50,6 +50,26 @@ def test_a_fetch_under_way_is_finished_where_something_else_would_not_be_here_mu
     assert far.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=9.0)
 
 
+def test_a_fetch_is_due_by_the_round_trips_and_bytes_it_still_needs() -> None:
+    link = Link(2.0, 4 * MB)
+    begun = Progress(began_at_s=10.0)
+    assert (
+        begun.remaining_s(link, size_bytes=8 * MB, now=11.0) == 5.0
+    )  # two round trips, 2 s of bytes, 1 s ago
+    begun.signed(12 * MB, now=13.0)
+    assert (
+        begun.remaining_s(link, size_bytes=8 * MB, now=13.5) == 4.5
+    )  # one, and 3 s: the manifest knows better
+    begun.arrived(2 * MB, now=15.0)
+    begun.arrived(2 * MB, now=17.0)
+    assert begun.remaining_s(link, size_bytes=8 * MB, now=17.0) == 4.0  # 8 MB at the 2 MB/s that it has seen
+    assert (
+        begun.remaining_s(Link(2.0, MB), size_bytes=8 * MB, now=17.0) == 8.0
+    )  # the link has got slower since
+    assert begun.silence_s(30.0) == 13.0
+    assert begun.remaining_s(link, size_bytes=8 * MB, now=30.0) == 13.0  # overdue
+
+
 def test_a_keyframe_of_minutes_is_left_for_a_delta_of_a_second() -> None:
     begun = Progress(began_at_s=0.0, size_bytes=KEYFRAME.size_bytes, signed_at_s=0.1)
     narrow = measured(0.1, 1)

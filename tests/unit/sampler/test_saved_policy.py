@@ -315,3 +315,28 @@ def test_an_artifact_that_cannot_be_logged_is_counted(
     encoded, signed = artifact(1, 0)
     assert disk.begin(encoded.manifest, signed) is None
     assert refusals == {Reason.DISK: 1}
+
+
+def test_after_one_payload_that_could_not_be_written_no_other_of_its_version_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: Counter[Reason] = Counter()
+    disk = disk_of(tmp_path, refusals=refusals)
+    load(disk)
+    encoded, signed = artifact(1, 0)
+    staged = disk.begin(encoded.manifest, signed)
+    assert staged is not None
+    assert staged.keep(0, encoded.payloads[0])
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        assert not staged.keep(1, encoded.payloads[1])
+    assert not staged.keep(2, encoded.payloads[2])
+    assert staged.keep(0, encoded.payloads[0])
+    assert [frame for frame in range(5) if staged.payload(frame) is not None] == [0]
+    assert refusals == {Reason.DISK: 1}
+    monkeypatch.setattr(os, "fsync", full)
+    staged.sync()  # nothing more is promised of it

@@ -36,6 +36,18 @@ def test_a_value_that_is_not_finite_is_never_published_and_its_tensor_is_named(b
     assert refused.value.reason is Reason.NON_FINITE
 
 
+@pytest.mark.parametrize(
+    "words",
+    [random_words(1)[:-1], random_words(1).astype(np.uint32), np.repeat(random_words(1), 2)[::2]],
+    ids=["too few", "too wide", "not contiguous"],
+)
+def test_words_that_are_not_one_flat_array_of_the_layout_are_refused(words: Words) -> None:
+    with pytest.raises(ValueError, match="the layout has"):
+        encode_version(
+            words, version=1, base=None, layout=LAYOUT, run_id=RUN_ID, learner_epoch=1, published_at_s=0.0
+        )
+
+
 def test_the_largest_finite_values_zeros_and_denormals_are_published() -> None:
     learner = Learner()
     words = learner.words(1).copy()

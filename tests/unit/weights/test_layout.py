@@ -140,6 +140,14 @@ def test_names_and_shapes_that_break_a_rule_are_refused(specs: list[TensorSpec])
     assert refused.value.reason is Reason.MALFORMED
 
 
+def test_one_frame_more_than_an_artifact_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FRAMES_PER_ARTIFACT", 100)
+    with pytest.raises(RefusedError) as refused:
+        Layout.of([TensorSpec("a", (100 * 64 + 1,))], frame_words=64)
+    assert refused.value.reason is Reason.OVER_LIMIT
+    assert len(Layout.of([TensorSpec("a", (50 * 64,))], frame_words=64).frames) == 50
+
+
 def test_a_model_of_too_many_frames_is_refused_before_they_are_made() -> None:
     with pytest.raises(RefusedError) as refused:
         Layout.of([TensorSpec("a", (1 << 62,))])

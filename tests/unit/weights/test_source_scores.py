@@ -213,6 +213,14 @@ def test_lanes_go_to_sources_in_proportion_to_their_goodput() -> None:
     assert scores.choose(["slow", "fast"]) == "fast"
 
 
+def test_a_lane_that_was_left_weighs_no_more() -> None:
+    scores = SourceScores(["one", "two"])
+    scores.take_lane("one")
+    assert scores.choose(["one", "two"]) == "two"
+    scores.leave_lane("one")
+    assert scores.choose(["one", "two"]) == "one"
+
+
 def test_a_source_never_tried_is_tried() -> None:
     scores = SourceScores(["known", "new"])
     scores.delivered("known", 1 << 20, took_s=1.0)
