@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
-from node.weights.planning.chain import PUBLIC_VERSION, newest_reachable, plan_upload, price, upload_path
+from node.weights.planning.cheapest_chain import (
+    PUBLIC_VERSION,
+    newest_reachable,
+    plan_upload,
+    price,
+    upload_path,
+)
 
 
 @dataclass(frozen=True, slots=True)

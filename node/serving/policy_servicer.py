@@ -19,7 +19,7 @@ from node.rpc.auth import Context
 from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import plan_catch_up
+from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.payload_order import first_batch, pushed_frames
 from node.wire.policies import announcement_to_wire, artifact_key_from_wire

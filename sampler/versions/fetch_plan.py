@@ -10,7 +10,7 @@ failed     an artifact that cannot be used is planned around until it is announc
 from dataclasses import dataclass, replace
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.planning.chain import PUBLIC_VERSION, plan_catch_up, plan_fresh, price
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh, price
 from node.weights.store.high_water import HighWater
 
 

@@ -22,7 +22,7 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until
 from node.weights.format.layout import Layout
-from node.weights.planning.chain import PUBLIC_VERSION
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from node.weights.store.high_water import HighWater
 from node.weights.transfer.advance import Remedy, fetch_into
 from node.weights.transfer.fetcher import Fetcher

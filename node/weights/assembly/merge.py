@@ -15,7 +15,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
 from node.weights.store.artifact_store import ArtifactStore
 
 

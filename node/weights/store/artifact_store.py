@@ -26,7 +26,7 @@ from typing import Final
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.chain import newest_reachable
+from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.planning.retention import surplus
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused

@@ -67,7 +67,7 @@ class Fetcher:
         Args:
             held_version: what the next artifact has to start from, unless it starts from nothing.
             tasks: owns the task.
-            artifact_cost_bytes: as in ``chain.plan_catch_up``, by which the source chooses.
+            artifact_cost_bytes: as in ``cheapest_chain.plan_catch_up``, by which the source chooses.
         """
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:

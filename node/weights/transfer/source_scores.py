@@ -17,7 +17,7 @@ from typing import Final
 from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import newest_reachable, plan_fresh
+from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
 
 PATIENCE_S: Final = 10.0
 """How long the others may be behind before the last resort is asked: longer than a relay takes to reconnect,

@@ -8,7 +8,7 @@ import pytest
 
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.planning.chain import plan_catch_up
+from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
 from node.weights.planning.retention import surplus
