@@ -68,7 +68,15 @@ def _report(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
     frozen = checked(out / _FROZEN, plan, tuning, is_committed=not arguments.quick)
     if not arguments.no_runs:
         _fill(plan.report_cells(frozen.settings), results, arguments)
-    write_report(out, plan, frozen, tuning=tuning, results=results, workers=arguments.workers)
+    write_report(
+        out,
+        plan,
+        frozen,
+        is_committed=not arguments.quick,
+        tuning=tuning,
+        results=results,
+        workers=arguments.workers,
+    )
     print(out / "staleness.md")
 
 

@@ -85,9 +85,11 @@ def _curves(axis: Axes, plan: Plan, table: Table, task: str, methods: Sequence[s
 def _divergence(axis: Axes, plan: Plan, table: Table, task: str, methods: Sequence[str]) -> None:
     for method in methods:
         points = [
-            (s, mean_measure(cell, "kl"))
+            (s, kl)
             for s in plan.staleness
-            if s > 0 and (cell := table.fixed(task, method, s)) is not None
+            if s > 0
+            and (cell := table.fixed(task, method, s)) is not None
+            and (kl := mean_measure(cell, "kl")) > 0
         ]
         if points:
             axis.plot([s for s, _ in points], [kl for _, kl in points], marker=".", **_style(method))

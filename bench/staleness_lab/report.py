@@ -39,7 +39,7 @@ standard error of the difference, the one nearest to the published was frozen.
 
 **Report tasks** ({report}) are of other kinds, and no method was tuned on them. {named} named methods and
 the {screened} best others on the design tasks ran there once on each of {seeds} seeds, with the settings
-of `staleness_frozen.json` (digest {digest}), committed before. {again}
+of `staleness_frozen.json` (digest {digest}), {committed}. {again}
 
 - *letters* write a word of 3 to 6 letters backwards, one-layer decoder; *digits* name an 8x8 image;
   *codes8*, *codes64*, *codes512* set four decisive places among as many tokens, sparse reward; *reuse*
@@ -62,7 +62,14 @@ bits, *outliers* moves one token in 1000 by 3 to 10 nats.
 
 
 def write_report(
-    out: Path, plan: Plan, frozen: Frozen, *, tuning: Results, results: Results, workers: int
+    out: Path,
+    plan: Plan,
+    frozen: Frozen,
+    *,
+    is_committed: bool,
+    tuning: Results,
+    results: Results,
+    workers: int,
 ) -> None:
     """Write ``staleness.md`` and the pictures it shows to ``out``; with whatever is finished."""
     cells = plan.report_cells(frozen.settings)
@@ -81,13 +88,15 @@ def write_report(
         screened=len(frozen.settings) - len(plan.named),
         seeds=len(plan.seeds),
         digest=frozen.digest[:12],
+        committed="committed before" if is_committed else "**not committed: a look, not a result**",
         again=run_before(results.all(), frozen.settings),
         collapsed=COLLAPSED_BELOW,
         learned=LEARNED,
         confidence=CONFIDENCE,
         hours=(
             f"{len(finished)} of {len(cells)} report cells have run. Tuning takes {hours[0]:.2f} processor "
-            f"hours, the report {hours[1]:.2f}: {sum(hours) / workers:.1f} hours with {workers} processes."
+            f"hours, the report {hours[1]:.2f}: {sum(hours) / workers:.1f} hours with {workers} processes, "
+            "of which what has not run is counted like the finished cells of its kind."
         ),
     )
     sections = [f"# The staleness laboratory\n\n{about}", _answers(verdicts(table, plan))]

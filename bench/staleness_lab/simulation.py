@@ -20,7 +20,7 @@ from bench.staleness_lab.batched import Adam
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.delays import lags
 from bench.staleness_lab.drift import Drift
-from bench.staleness_lab.measures import Measures
+from bench.staleness_lab.measures import BINS, Measures
 from bench.staleness_lab.methods import SFPO_SHARE, Method
 from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
 from bench.staleness_lab.seeds import Rows, pull, runs_at_once
@@ -29,6 +29,7 @@ from learner.objective.slow_fast import slow_fast_step
 
 EVALUATIONS: Final = 25
 _MEASURE_EVERY: Final = 10
+"""Versions; more often in a run too short for a measure in every tenth of it."""
 _GRADIENT_CLIP_NORM: Final = 1.0
 _WINDOW: Final = 0.25
 """Share of all prompts that a run whose prompts shift draws from at any time."""
@@ -66,6 +67,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
     at_once = runs_at_once(method, groups=groups, group_size=task.group_size, tokens=task.tokens)
     measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
     evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
+    measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
         if version in evaluated_at:
@@ -78,7 +80,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         step = _Version(task, method, theta, adam, prompt, lag, completions, at_once)
         step.take(cell.mismatch, noise, drift)
         skipped += step.skipped
-        if version % _MEASURE_EVERY == 0:
+        if version % measured_every == 0:
             assert step.policy is not None
             assert step.weight is not None
             measures.add(version, completions=completions, policy=step.policy, weight=step.weight, lag=lag)

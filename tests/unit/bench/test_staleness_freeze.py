@@ -13,7 +13,7 @@ from bench.staleness_lab.frozen import Frozen, RefusedError, checked
 from bench.staleness_lab.methods import DEFAULT, RECIPES, Method
 from bench.staleness_lab.plan import FULL, NAMED, QUICK, TaskPlan
 from bench.staleness_lab.results import Results
-from bench.staleness_lab.trials import TRIALS, Setting, trials
+from bench.staleness_lab.trials import RANGES, TRIALS, Setting, trials
 from bench.staleness_lab.tuning import Tuned, UnfinishedError, chosen, screened
 
 PLAN = replace(
@@ -50,6 +50,10 @@ def test_every_method_is_tried_with_as_many_settings_the_published_one_first(met
         Method.named(method, setting.changes)
     has_own = any(setting.changes for setting in found)
     assert (len(recipes) > 1) == has_own
+
+
+def test_every_range_is_of_a_method_there_is() -> None:
+    assert set(RANGES) <= set(RECIPES)
 
 
 def test_settings_nearest_to_the_published_come_first() -> None:

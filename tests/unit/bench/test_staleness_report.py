@@ -98,7 +98,8 @@ def report(out: Path, tuning: Results, cells: list[Cell]) -> str:
     results = Results(out / "report.jsonl")
     for cell in cells:
         results.add(outcome(cell, 0.6))
-    write_report(out, PLAN, Frozen.of(PLAN, tuning), tuning=tuning, results=results, workers=2)
+    frozen = Frozen.of(PLAN, tuning)
+    write_report(out, PLAN, frozen, is_committed=True, tuning=tuning, results=results, workers=2)
     return (out / "staleness.md").read_text()
 
 
@@ -108,7 +109,7 @@ def test_a_whole_report_has_every_table_and_picture_and_its_own_time(tmp_path: P
     hours = len(cells) / 100
     assert f"{len(cells)} of {len(cells)} report cells have run" in text
     assert f"the report {hours:.2f}: {(hours + len(PLAN.tuning_cells()) / 100) / 2:.1f} hours" in text
-    assert "No method has run there with other settings." in text
+    assert "committed before. No method has run there with other settings." in text
     for title in (
         "palindromes: score at the end",
         "maze: collapse, speed",
