@@ -124,7 +124,8 @@ def _lengths(table: Table, plan: Plan) -> Verdict:
             f"{percent(kept[best])}"
         )
     question = (
-        f"Does `{DEFAULT}` keep {KEPT:.0%} of its on-policy score at {oldest} versions, whatever the length?"
+        f"Does `{DEFAULT}` keep {KEPT:.0%} of its on-policy score at {oldest} versions, whatever the length "
+        "(design tasks)?"
     )
     return Verdict(question, all(holds) if holds else None, tuple(details))
 
