@@ -50,7 +50,8 @@ class Outcome:
 
     cell: Cell
     scores: tuple[tuple[float, ...], ...]
-    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed."""
+    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed. Of a
+    tuning cell the first and the last three."""
     measures: dict[str, tuple[float | None, ...]]
     """Means over the seeds and over tenths of the run, by the names in ``measures``; None: not finite."""
     skipped: float

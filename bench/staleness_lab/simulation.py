@@ -53,7 +53,10 @@ class PolicyHistory:
 
 
 def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
-    """Run a cell from its start policies to its last version."""
+    """Run a cell from its start policies to its last version.
+
+    Of a tuning cell only the start and the end are evaluated, and nothing is measured.
+    """
     started = time.process_time()
     theta = task.start(cell.seeds)
     adam = Adam(theta, cell.learning_rate, gradient_clip_norm=_GRADIENT_CLIP_NORM)
@@ -66,7 +69,9 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
     groups = task.groups // task.steps
     at_once = runs_at_once(method, groups=groups, group_size=task.group_size, tokens=task.tokens)
     measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
-    evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
+    is_followed = cell.purpose == "report"
+    evaluations = np.linspace(0, cell.versions, EVALUATIONS).round().astype(int)
+    evaluated_at = set((evaluations if is_followed else evaluations[[0, -3, -2, -1]]).tolist())
     measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
@@ -80,7 +85,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         step = _Version(task, method, theta, adam, prompt, lag, completions, at_once)
         step.take(cell.mismatch, noise, drift)
         skipped += step.skipped
-        if version % measured_every == 0:
+        if is_followed and version % measured_every == 0:
             assert step.policy is not None
             assert step.weight is not None
             measures.add(version, completions=completions, policy=step.policy, weight=step.weight, lag=lag)

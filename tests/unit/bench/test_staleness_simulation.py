@@ -18,7 +18,7 @@ from bench.staleness_lab.simulation import PolicyHistory, drawn_prompts, simulat
 from bench.staleness_lab.tasks import Task
 from bench.staleness_lab.trials import Setting
 
-CELL = Cell("tune", "digits", "version_aware", Setting(), "", "fixed", 4, "none", 3e-3, (0, 1), 30)
+CELL = Cell("report", "digits", "version_aware", Setting(), "", "fixed", 4, "none", 3e-3, (0, 1), 30)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,14 @@ def test_on_policy_there_is_no_divergence_and_every_weight_counts(bandit: Digits
     measures = simulate(replace(CELL, staleness=0), bandit, Method.named("gspo")).measures
     assert [v for v in measures["kl"] if v is not None] == pytest.approx([0] * 10, abs=1e-9)
     assert [v for v in measures["ess"] if v is not None] == pytest.approx([1] * 10)
+
+
+def test_a_tuning_cell_keeps_the_ends_that_its_whole_curve_has(bandit: DigitsBandit) -> None:
+    whole = simulate(CELL, bandit, Method.named("grpo"))
+    tuned = simulate(replace(CELL, purpose="tune"), bandit, Method.named("grpo"))
+    assert tuned.ends.tolist() == whole.ends.tolist()
+    assert [len(curve) for curve in tuned.scores] == [4, 4]
+    assert not tuned.measures
 
 
 def test_old_behaviour_diverges(bandit: DigitsBandit) -> None:
