@@ -1,7 +1,7 @@
 """One step of a chain: fetch an artifact, apply it to what is held, repair the frames that do not fit.
 
-A caller walks the path of ``cheapest_chain.plan_catch_up``. Before the last step it lets its ``HighWater`` admit the
-manifest, and keeps the new mark.
+A caller walks the path of ``cheapest_chain.plan_catch_up``. Before the last step it lets its ``HighWater``
+admit the manifest, and keeps the new mark.
 """
 
 import asyncio
