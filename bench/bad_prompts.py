@@ -23,7 +23,7 @@ from typing import Final
 from bench import bad_prompt_tasks as tasks
 from deploy.demo.observation import is_ready
 from deploy.demo.plan import Section, to_toml
-from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.processes import ChildError, Children
 from deploy.demo.records import StepTail
 from node.commands.status_command import fetch_status
 from node.identity.peer import Peer
@@ -93,23 +93,23 @@ async def measure(
     (root / "logs").mkdir(parents=True)
     ports = _free_ports(1 + len(DAEMONS))
     hub, telemetry = f"127.0.0.1:{ports[0]}", dict(zip(DAEMONS, ports[1:], strict=True))
-    async with Fleet(
+    async with Children(
         log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as fleet:
-        await fleet.run(
+    ) as children:
+        await children.run(
             "init", "node", "init", str(root / "hub"), "--run-id", "bad-prompts", "--host", "127.0.0.1"
         )
         for name, document in _configurations(kind, root, model, hub=hub, telemetry=telemetry).items():
             (root / f"{name}.toml").write_text(to_toml(document))
             role = name.partition("-")[0]
-            await fleet.start(
+            await children.start(
                 name, "node", "--role", role, "--config", str(root / f"{name}.toml"), environ={}
             )
             if name == "coordinator":
-                await _wait_until_ready(fleet, name, telemetry[name])
+                await _wait_until_ready(children, name, telemetry[name])
             elif name == SAMPLERS[-1]:
                 for sampler in SAMPLERS:
-                    await _wait_until_ready(fleet, sampler, telemetry[sampler])
+                    await _wait_until_ready(children, sampler, telemetry[sampler])
                 await both_wait.wait()
 
         async def trained() -> Measured:
@@ -117,7 +117,7 @@ async def measure(
             deadline_s = time.monotonic() + READY_TIMEOUT_S
             while not tail.read():
                 if time.monotonic() > deadline_s:
-                    raise fleet.failure("learner", f"made no step within {READY_TIMEOUT_S:.0f} s")
+                    raise children.failure("learner", f"made no step within {READY_TIMEOUT_S:.0f} s")
                 await asyncio.sleep(_POLL_S)
             await asyncio.sleep(seconds)
             status = await fetch_status(hub, Peer("bad-prompts", Role.OPERATOR, "operator"))
@@ -126,7 +126,7 @@ async def measure(
             reasons = tuple(sorted({bad.reason for bad in status.bad_prompts}))
             return Measured(kind, groups, seconds, status.bad_prompts_total, reasons, status.slots)
 
-        return await fleet.guard(trained())
+        return await children.guard(trained())
 
 
 def main() -> int:
@@ -169,20 +169,20 @@ async def _measure_pairs(
 
 async def _make_model(root: Path) -> None:
     (root / "logs").mkdir()
-    async with Fleet(
+    async with Children(
         log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as fleet:
-        await fleet.run(
+    ) as children:
+        await children.run(
             "model", "deploy.demo.warm_start", str(root / "model"), "--accuracy", "0.2", "--seed", "0"
         )
 
 
-async def _wait_until_ready(fleet: Fleet, name: str, port: int) -> None:
+async def _wait_until_ready(children: Children, name: str, port: int) -> None:
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while not await is_ready(port):
         if time.monotonic() > deadline_s:
-            raise fleet.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
-        await fleet.wait_for_end(name, timeout_s=_POLL_S)
+            raise children.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
+        await children.wait_for_end(name, timeout_s=_POLL_S)
 
 
 def _configurations(

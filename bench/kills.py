@@ -22,7 +22,7 @@ from bench.kill_lab.campaign import Campaign, describe
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
-from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.processes import ChildError, Children
 from node.identity.run_description import RunDescription
 
 REPOSITORY: Final = Path(__file__).parents[1]
@@ -45,10 +45,10 @@ async def run(plan: Plan, root: Path) -> dict[str, Any]:
     """
     began_s = time.monotonic()
     logs = {name: root / "logs" / f"{name}.log" for name in plan.daemons}
-    async with Fleet(
+    async with Children(
         log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | ENVIRON
-    ) as fleet:
-        stage = Stage(plan, root, fleet=fleet)
+    ) as children:
+        stage = Stage(plan, root, children=children)
 
         async def campaign() -> dict[str, Any]:
             await stage.begin()
@@ -59,7 +59,7 @@ async def run(plan: Plan, root: Path) -> dict[str, Any]:
             await campaign.run()
             return campaign.summary()
 
-        summary = await fleet.guard(campaign())
+        summary = await children.guard(campaign())
     return summary | {"elapsed_s": round(time.monotonic() - began_s, 1)}
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from bench.kill_lab.plan import COORDINATOR, LEARNER
 from bench.kill_lab.stage import Stage
-from deploy.demo.processes import Fleet
+from deploy.demo.processes import Children
 from deploy.demo.records import StepTail
 from node.commands.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine
@@ -79,9 +79,9 @@ class Moment:
 class Campaign:
     """One run and its restores."""
 
-    def __init__(self, stage: Stage, fleet: Fleet, *, moments: int, say: Callable[[str], None]) -> None:
+    def __init__(self, stage: Stage, children: Children, *, moments: int, say: Callable[[str], None]) -> None:
         self._stage = stage
-        self._fleet = fleet
+        self._children = children
         self._count = moments
         self._say = say
         self._draw = random.Random(stage.plan.seed)
@@ -253,7 +253,7 @@ class Campaign:
 
     async def _command(self, verb: str, *arguments: str) -> None:
         state_dir = self._stage.state(COORDINATOR).parent
-        await self._fleet.run(
+        await self._children.run(
             f"ledger-{verb}", "node", "ledger", verb, *arguments, "--state-dir", str(state_dir)
         )
 

@@ -21,7 +21,7 @@ from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kills import ENVIRON
 from bench.restore_lab import Campaign
-from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.processes import ChildError, Children
 
 
 async def run(plan: Plan, root: Path, *, moments: int) -> dict[str, Any]:
@@ -31,19 +31,19 @@ async def run(plan: Plan, root: Path, *, moments: int) -> dict[str, Any]:
         ChildError: a process ended by itself.
     """
     began_s = time.monotonic()
-    async with Fleet(
+    async with Children(
         log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | ENVIRON
-    ) as fleet:
-        stage = Stage(plan, root, fleet=fleet)
+    ) as children:
+        stage = Stage(plan, root, children=children)
 
         async def campaign() -> dict[str, Any]:
             await stage.begin()
             _say(f"{', '.join(plan.daemons)} serve after {time.monotonic() - began_s:.0f} s")
-            campaign = Campaign(stage, fleet, moments=moments, say=_say)
+            campaign = Campaign(stage, children, moments=moments, say=_say)
             await campaign.run()
             return campaign.summary()
 
-        summary = await fleet.guard(campaign())
+        summary = await children.guard(campaign())
     return summary | {"elapsed_s": round(time.monotonic() - began_s, 1)}
 
 

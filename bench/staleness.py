@@ -1,101 +1,138 @@
 """``python -m bench.staleness``: which objective still learns from completions of old policies.
 
-    tune: a learning rate for every method and task --> table: methods x staleness x delay models
-    --> OUT/staleness.jsonl (a line a finished cell; a killed run goes on) --> OUT/staleness.md, .png
+    tune      every method with as many settings on the design tasks --> OUT/staleness_tuning.jsonl,
+              and what follows from them --> OUT/staleness_frozen.json; commit both
+    report    the frozen settings on the report tasks --> OUT/staleness_report.jsonl, staleness.md, .png;
+              refuses settings that are not committed or do not follow from the tuning
+    estimate  how long both take here, from a few versions of every kind of cell; about two minutes
 
-``--quick`` looks at eight methods in a few minutes. What is held constant, and what the numbers
-mean, is written at the top of the report.
+A line is a finished cell, and a run that was cut off goes on where it was. ``--quick`` does all of it, small,
+in minutes. What is held constant, and what the numbers mean, is written at the top of the report.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from bench.staleness_lab.cells import Cell, Outcome
-from bench.staleness_lab.digits import cache_digits
-from bench.staleness_lab.plan import FULL, QUICK, Plan, chosen_rates, last_scores
-from bench.staleness_lab.pool import run_cells
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.staleness_lab.cells import Cell
+from bench.staleness_lab.frozen import Frozen, RefusedError, checked
+from bench.staleness_lab.plan import FULL, QUICK, Plan
+from bench.staleness_lab.pool import cache_data, run_cells
 from bench.staleness_lab.report import write_report
 from bench.staleness_lab.results import Results
+from bench.staleness_lab.trials import Setting
+from bench.staleness_lab.tuning import UnfinishedError
 
 RECORD: Final = Path(__file__).parent / "results"
-"""Where the full table lives."""
+"""Where the full tables live."""
 
 _QUICK_OUT: Final = Path("runs/staleness-quick")
-_DIGITS: Final = Path("runs/digits.npz")
-_RESULTS: Final = "staleness.jsonl"
+_DATA: Final = Path("runs/staleness-data")
+_FROZEN: Final = "staleness_frozen.json"
+_PROBED_VERSIONS: Final = 20
 
 
 def main() -> int:
-    """Fill the table and write the report; gives the exit code."""
+    """Do what was asked; return the exit code."""
     arguments = _arguments()
-    plan = _plan(arguments)
+    plan = QUICK if arguments.quick else FULL
     out = arguments.out or (_QUICK_OUT if arguments.quick else RECORD)
-    results = Results(out / _RESULTS)
-    cache_digits(arguments.digits)
-    if arguments.quick:
-        rates = _recorded_rates(plan)
-    else:
-        tuning = plan.tuning()
-        if not arguments.report_only:
-            _fill(tuning, results, arguments)
-        rates = plan.middle_rates() | chosen_rates(results.of(tuning))
-    cells = plan.table(rates)
-    if not arguments.report_only:
-        _fill(cells, results, arguments)
-    write_report(out, plan, results.of(cells), tuned=results.of(plan.tuning()))
-    print(f"{len(results.of(cells))} of {len(cells)} cells: {out / 'staleness.md'}")
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        if arguments.quick or arguments.command == "tune":
+            _tune(plan, out, arguments)
+        if arguments.quick or arguments.command == "report":
+            _report(plan, out, arguments)
+        if arguments.command == "estimate":
+            _estimate(plan, arguments)
+    except (RefusedError, UnfinishedError) as refusal:
+        print(f"staleness: {refusal}", file=sys.stderr)
+        return 1
     return 0
 
 
-def _recorded_rates(plan: Plan) -> Mapping[tuple[str, str], float]:
-    """Give the rates of the full table as far as it was tuned: a quick look tunes nothing."""
-    return plan.middle_rates() | chosen_rates(Results(RECORD / _RESULTS).of(FULL.tuning()))
+def _tune(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
+    results = Results(out / "staleness_tuning.jsonl")
+    _fill(plan.tuning_cells(), results, arguments)
+    Frozen.of(plan, results).write(out / _FROZEN)
+    print(f"{out / _FROZEN}: commit it with staleness_tuning.jsonl, then run the report")
+
+
+def _report(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
+    tuning, results = Results(out / "staleness_tuning.jsonl"), Results(out / "staleness_report.jsonl")
+    frozen = checked(out / _FROZEN, plan, tuning, is_committed=not arguments.quick)
+    if not arguments.no_runs:
+        _fill(plan.report_cells(frozen.settings), results, arguments)
+    write_report(
+        out,
+        plan,
+        frozen,
+        is_committed=not arguments.quick,
+        tuning=tuning,
+        results=results,
+        workers=arguments.workers,
+    )
+    print(out / "staleness.md")
 
 
 def _fill(cells: list[Cell], results: Results, arguments: argparse.Namespace) -> None:
     missing = [cell for cell in cells if cell not in results]
-    for done, outcome in enumerate(
-        run_cells(missing, workers=arguments.workers, digits=arguments.digits), start=1
+    cache_data({cell.task for cell in missing}, arguments.data)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        bar = progress.add_task("", total=len(missing))
+        for outcome in run_cells(missing, workers=arguments.workers, data=arguments.data):
+            results.add(outcome)
+            cell = outcome.cell
+            about = f"{cell.purpose} {cell.task} {cell.method} {cell.delay} {cell.staleness}"
+            progress.update(bar, advance=1, description=f"{about}: {outcome.ends.mean():.3f}")
+
+
+def _estimate(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Run a few versions of a cell of every kind, with a method of middling cost, and multiply."""
+    cache_data((*plan.design, *plan.report), arguments.data)
+    named = plan.report_cells(dict.fromkeys(plan.named, Setting()))
+    for name, cells, factor in (
+        ("tune", plan.tuning_cells(), 1.0),
+        ("report", named, 1 + plan.screened / len(plan.named)),
     ):
-        results.add(outcome)
-        print(f"[{done}/{len(missing)}] {_line(outcome)}", file=sys.stderr, flush=True)
-
-
-def _line(outcome: Outcome) -> str:
-    cell = outcome.cell
-    return (
-        f"{cell.purpose} {cell.task} {cell.method} {cell.delay} {cell.staleness} lr {cell.learning_rate:g}: "
-        f"{last_scores(outcome.scores).mean():.4f} in {outcome.seconds:.1f} s"
-    )
-
-
-def _plan(arguments: argparse.Namespace) -> Plan:
-    plan = QUICK if arguments.quick else FULL
-    if arguments.methods:
-        plan = replace(plan, methods=tuple(arguments.methods.split(",")))
-    if arguments.tasks:
-        plan = replace(plan, tasks={name: plan.tasks[name] for name in arguments.tasks.split(",")})
-    return plan
+        kinds: dict[tuple[str, bool], list[Cell]] = {}
+        for cell in cells:
+            kinds.setdefault((cell.task, cell.delay == "fixed"), []).append(cell)
+        hours = 0.0
+        for (task, is_fixed), alike in kinds.items():
+            # Two lengths: their difference is free of what a process does once.
+            probe = [replace(alike[0], versions=_PROBED_VERSIONS * times, staleness=8) for times in (1, 1, 3)]
+            _, short, long = (outcome.seconds for outcome in run_cells(probe, workers=1, data=arguments.data))
+            seconds = (long - short) / (2 * _PROBED_VERSIONS) * alike[0].versions
+            hours += seconds * len(alike) * factor / 3600
+            print(
+                f"{name} {task}{'' if is_fixed else ', mixed lags'}: {seconds:.1f} s a cell, "
+                f"{len(alike) * factor:.0f} cells"
+            )
+        print(f"{name}: {hours:.2f} processor hours, {hours / arguments.workers:.2f} h on all workers")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.staleness", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="eight methods, fixed delay, minutes")
+    parser.add_argument("command", nargs="?", choices=("tune", "report", "estimate"))
+    parser.add_argument("--quick", action="store_true", help="tune and report on little, in minutes")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
     parser.add_argument(
-        "--digits", type=Path, default=_DIGITS, help="scikit-learn's digits as .npz; made if it is missing"
+        "--data", type=Path, default=_DATA, help="folder of what packages provide; made if missing"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
-    parser.add_argument("--methods", help="only these, separated by commas")
-    parser.add_argument("--tasks", help="only these, separated by commas")
-    parser.add_argument("--report-only", action="store_true", help="run nothing, report what is finished")
-    return parser.parse_args()
+    parser.add_argument("--no-runs", action="store_true", help="report what is finished, run no cell")
+    arguments = parser.parse_args()
+    if (arguments.command is None) == (not arguments.quick):
+        parser.error("say tune, report or estimate, or --quick")
+    return arguments
 
 
 if __name__ == "__main__":

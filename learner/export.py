@@ -1,4 +1,4 @@
-"""``heterorl-node export``: a version of the run as a model directory that transformers and vLLM load.
+"""``heterorl-node export``: a version as a model directory, with the base model's names and files.
 
     checkpoint's float32 masters -> rounded as they are published -> the base model's own file names
 

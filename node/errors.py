@@ -26,7 +26,7 @@ class Recovery(enum.Enum):
     REPLAN = enum.auto()
     """Join again, or plan again from a new announcement; then ask for something else."""
     DROP_REQUEST = enum.auto()
-    """Give this request up. Others may be taken."""
+    """Abandon this request. Others may succeed."""
     STOP = enum.auto()
     """End: nothing this peer sends is taken before its configuration or identity changes."""
     UNDECIDED = enum.auto()
@@ -90,7 +90,7 @@ class CountRefusal(Protocol):
 
 
 class RefusedError(HeteroRLError):
-    """A request or payload breaks a rule. ``str()`` is sent to whoever sent it.
+    """A request or payload breaks a rule. ``str()`` is sent to its sender.
 
     ``hub_now_s`` is the time on the refusing hub's clock, where it came with the refusal.
     """

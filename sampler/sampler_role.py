@@ -36,8 +36,8 @@ from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
 from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
-from sampler.tasks.grader import Grader
 from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import Grader
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy

@@ -22,7 +22,7 @@ from bench.kill_lab.plan import (
 )
 from deploy.demo.observation import is_ready
 from deploy.demo.plan import to_toml
-from deploy.demo.processes import Fleet
+from deploy.demo.processes import Children
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.identity.identity_store import Identity, load_identity
 from node.run import Role
@@ -34,13 +34,13 @@ _READY_POLL_S: Final = 0.05
 
 
 class Stage:
-    """One run below ``root``. Whoever made the fleet ends what is left in it."""
+    """One run below ``root``. The caller ends the children that are left."""
 
-    def __init__(self, plan: Plan, root: Path, *, fleet: Fleet) -> None:
+    def __init__(self, plan: Plan, root: Path, *, children: Children) -> None:
         self.plan = plan
         self.root = root
         self.run_id = root.name
-        self._fleet = fleet
+        self._children = children
         self._state = {name: root / "state" / name for name in plan.daemons}
         self.ports = _free_ports(plan)
 
@@ -73,7 +73,7 @@ class Stage:
             (HUB_LINK, self.ports.hub_link, self.ports.members),
             (RELAY_LINK, self.ports.relay_link, self.ports.relay),
         ):
-            await self._fleet.start(
+            await self._children.start(
                 name,
                 *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self.plan.seed)),
                 *("--listen", f"127.0.0.1:{port}", "--target", f"127.0.0.1:{target}"),
@@ -92,7 +92,7 @@ class Stage:
     async def start(self, name: str) -> None:
         """Start a daemon; it serves some time later."""
         config = self.root / "config" / f"{name}.toml"
-        await self._fleet.start(name, "node", "--role", role_of(name), "--config", str(config), environ={})
+        await self._children.start(name, "node", "--role", role_of(name), "--config", str(config), environ={})
 
     async def wait_until_ready(self, name: str) -> None:
         """Wait until a daemon serves.
@@ -103,8 +103,8 @@ class Stage:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while not await is_ready(self.ports.telemetry[name]):
             if time.monotonic() > deadline_s:
-                raise self._fleet.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
-            await self._fleet.wait_for_end(name, timeout_s=_READY_POLL_S)
+                raise self._children.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
+            await self._children.wait_for_end(name, timeout_s=_READY_POLL_S)
 
     async def are_all_ready(self) -> bool:
         """Say whether every daemon serves now."""
@@ -112,17 +112,17 @@ class Stage:
 
     async def kill(self, name: str) -> None:
         """End a daemon with SIGKILL."""
-        await self._fleet.kill(name)
+        await self._children.kill(name)
 
     async def stop(self, name: str) -> int:
         """Let a daemon drain; return its exit code."""
-        return await self._fleet.stop(name)
+        return await self._children.stop(name)
 
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; give exit codes."""
         codes: dict[str, int] = {}
         for names in ((LEARNER, *self.plan.samplers), (RELAY,), (COORDINATOR,), (HUB_LINK, RELAY_LINK)):
-            stopping = [asyncio.create_task(self._fleet.stop(name)) for name in names]
+            stopping = [asyncio.create_task(self._children.stop(name)) for name in names]
             codes |= dict(zip(names, await asyncio.gather(*stopping), strict=True))
         return codes
 
@@ -134,7 +134,7 @@ class Stage:
         hub = self._state[COORDINATOR]
         for folder in ("config", "logs", "state"):
             (self.root / folder).mkdir(parents=True)
-        await self._fleet.run(
+        await self._children.run(
             "init", "node", "init", str(hub), "--run-id", self.run_id, "--host", "127.0.0.1"
         )
         for name in (LEARNER, *self.plan.enrolled):
@@ -147,10 +147,12 @@ class Stage:
             (self.root / "config" / f"{name}.toml").write_text(to_toml(document))
 
     async def _make_model(self) -> None:
-        await self._fleet.run("model", "bench.kill_lab.model", str(self.model), "--seed", str(self.plan.seed))
+        await self._children.run(
+            "model", "bench.kill_lab.model", str(self.model), "--seed", str(self.plan.seed)
+        )
 
     async def _let_in(self, name: str) -> None:
-        token = await self._fleet.run(
+        token = await self._children.run(
             f"token-{name}",
             *("node", "token", str(self._state[COORDINATOR]), "--role", role_of(name), "--node-id", name),
             *("--address", f"127.0.0.1:{self.ports.enrolment}"),

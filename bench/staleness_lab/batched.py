@@ -4,11 +4,16 @@ Nothing here mixes rows, so a seed's run is the same whichever seeds run beside 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_MOST_WARM_STEPS: Final = 1500
+_WARM_LEARNING_RATE: Final = 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Shapes:
         return sum(math.prod(shape) for shape in self.named.values())
 
     def views(self, theta: Tensor) -> dict[str, Tensor]:
-        """Give each parameter as [rows, *shape], sharing memory and gradient with ``theta``."""
+        """Return each parameter as [rows, *shape], sharing memory and gradient with ``theta``."""
         columns = torch.split(theta, [math.prod(shape) for shape in self.named.values()], dim=1)
         return {
             name: column.reshape(theta.shape[0], *shape)
@@ -31,7 +36,7 @@ class Shapes:
         }
 
     def initial(self, seeds: tuple[int, ...]) -> Tensor:
-        """Give [seeds, size]: matrices normal with standard deviation 1/sqrt(fan in), vectors 0.
+        """Return [seeds, size]: matrices normal with standard deviation 1/sqrt(fan in), vectors 0.
 
         A name that ends in ``gain`` starts at 1; one that ends in ``embedding`` is N(0, 1/2).
         """
@@ -90,3 +95,36 @@ class Adam:
         if rate_factor is not None:
             move *= rate_factor.unsqueeze(1)
         self._theta.sub_(move, alpha=self._learning_rate / (1 - 0.9**self._steps))
+
+
+def warm_start(
+    theta: Tensor,
+    log_likelihood: Callable[[Tensor, Tensor], Tensor],
+    *,
+    seeds: tuple[int, ...],
+    prompts: int,
+    batch: int,
+    until_score: float,
+) -> None:
+    """Train every row on right answers until it gives them with probability ``until_score``, in place.
+
+    Args:
+        theta: [seeds, parameters]
+        log_likelihood: from theta and prompts [seeds, batch] to the right answers' logprobs, [seeds, batch].
+        seeds: of the rows; a row sees the same batches whichever rows are beside it.
+        prompts: how many there are to draw from.
+        batch: prompts a step.
+        until_score: in (0, 1), mean of a batch.
+    """
+    leaf = theta.detach().requires_grad_()
+    adam = Adam(theta, _WARM_LEARNING_RATE, gradient_clip_norm=1.0)
+    orders = [np.random.default_rng([seed, 0]) for seed in seeds]
+    is_cold = torch.ones(len(seeds))
+    for _ in range(_MOST_WARM_STEPS):
+        index = torch.from_numpy(np.stack([order.integers(prompts, size=batch) for order in orders]))
+        right = log_likelihood(leaf, index)
+        is_cold *= (right.detach().exp().mean(1) < until_score).float()
+        if not bool(is_cold.any()):
+            return
+        (gradient,) = torch.autograd.grad(-right.mean(1).sum(), leaf)
+        adam.step(gradient, is_cold)

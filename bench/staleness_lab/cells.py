@@ -1,14 +1,20 @@
-"""A cell of the table: one method on one task at one staleness, with all its seeds; and its outcome."""
+"""A cell: one method with one setting on one task at one staleness, with all its seeds; and its outcome."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-_REVISION: Final = 1
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.staleness_lab.trials import Setting
+
+_REVISION: Final = 2
 """Raised whenever a change makes finished cells incomparable: they are then run again."""
 
-Purpose = Literal["tune", "table"]
+Purpose = Literal["tune", "report"]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +24,22 @@ class Cell:
     purpose: Purpose
     task: str
     method: str
+    setting: Setting
     recipe: str
-    """The method with all its numbers, see ``methods.described``: others are another cell."""
+    """The method with all its numbers as they were, see ``Recipe``: others are another cell."""
     delay: str
     staleness: int
     """Versions; see ``delays``."""
+    mismatch: str
+    """See ``mismatch``."""
     learning_rate: float
+    """The setting's."""
     seeds: tuple[int, ...]
     versions: int
-    """Optimizer steps."""
 
     @property
     def key(self) -> str:
-        """Give a digest under which a finished cell is found again."""
+        """Return a digest under which a finished cell is found again."""
         text = json.dumps([_REVISION, asdict(self)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -41,28 +50,35 @@ class Outcome:
 
     cell: Cell
     scores: tuple[tuple[float, ...], ...]
-    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed."""
+    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed. Of a
+    tuning cell the first and the last three."""
     measures: dict[str, tuple[float | None, ...]]
     """Means over the seeds and over tenths of the run, by the names in ``measures``; None: not finite."""
     skipped: float
-    """Share of (seed, version) whose gradient was not finite: no step was taken there."""
+    """Share of (seed, step) whose gradient was not finite: no step was taken there."""
     seconds: float
     """Processor time."""
 
+    @property
+    def ends(self) -> Floats:
+        """Return where each seed ends: the mean of its last three evaluations, [seeds]."""
+        ends: Floats = np.asarray(self.scores, dtype=np.float64)[:, -3:].mean(axis=1)
+        return ends
+
     def to_line(self) -> str:
-        """Give one line of JSON, without its newline."""
+        """Return one line of JSON, without its newline."""
         return json.dumps({"key": self.cell.key, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Outcome":
-        """Take what ``to_line`` gave, parsed.
+        """Return what ``to_line`` wrote, from its parsed fields.
 
         Raises:
             KeyError, TypeError: a field is missing or foreign.
         """
-        cell = Cell(**{**fields["cell"], "seeds": tuple(fields["cell"]["seeds"])})
+        cell = fields["cell"]
         return cls(
-            cell=cell,
+            cell=Cell(**{**cell, "seeds": tuple(cell["seeds"]), "setting": Setting(**cell["setting"])}),
             scores=tuple(tuple(curve) for curve in fields["scores"]),
             measures={name: tuple(values) for name, values in fields["measures"].items()},
             skipped=fields["skipped"],

@@ -1,4 +1,4 @@
-"""A contextual bandit on scikit-learn's digits: see an 8x8 image, name the digit, learn if it was right.
+"""A design task, a contextual bandit on scikit-learn's digits: name the digit on an 8x8 image.
 
 The completion is one token. 1437 images to learn from, 360 held out, the same split for every seed.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 from bench.staleness_lab.batched import Shapes, choice
 from bench.staleness_lab.tasks import Completions
 
+_NAME: Final = "digits.npz"
 _PIXELS: Final = 64
 _HIDDEN: Final = 64
 _CLASSES: Final = 10
@@ -21,18 +22,19 @@ _SPLIT_SEED: Final = 0
 _BRIGHTEST: Final = 16.0
 
 
-def cache_digits(path: Path) -> None:
-    """Write scikit-learn's digits to ``path`` (.npz) unless it is there; a run needs only this file.
+def cache_digits(folder: Path) -> None:
+    """Write scikit-learn's digits to ``folder`` unless they are there; a run needs only this file.
 
     Raises:
         ModuleNotFoundError: the file is missing, and so is scikit-learn.
     """
+    path = folder / _NAME
     if path.exists():
         return
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits = load_digits()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, image=digits.data.astype(np.uint8), label=digits.target.astype(np.uint8))
 
 
@@ -42,9 +44,11 @@ class DigitsBandit:
     groups = 16
     group_size = 8
     tokens = 1
+    steps = 1
+    shifts = False
 
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as stored:
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / _NAME) as stored:
             image, label = stored["image"], stored["label"]
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(label))
         images = torch.from_numpy(image[order].astype(np.float32) / _BRIGHTEST)
@@ -60,10 +64,9 @@ class DigitsBandit:
             }
         )
         self.prompts = len(self._label)
-        self.parameters = self._shapes.size
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
-        """Give untrained policies, close to uniform, [seeds, parameters]."""
+        """Return untrained policies, close to uniform, [seeds, parameters]."""
         theta = self._shapes.initial(seeds)
         self._shapes.views(theta)["output"].mul_(0.1)
         return theta
@@ -81,12 +84,12 @@ class DigitsBandit:
         )
 
     def log_probability(self, theta: Tensor, prompt: Tensor, token: Tensor) -> Tensor:
-        """Give [rows, n, G, 1, 10]; every completion of an image shares its distribution."""
+        """Return [rows, n, G, 1, 10]; every completion of an image shares its distribution."""
         each = self._policy(theta, self._image[prompt])
         return each[:, :, None, None].expand(-1, -1, token.shape[2], -1, -1)
 
     def score(self, theta: Tensor) -> Tensor:
-        """Give the held-out accuracy of the most probable digit, [rows]."""
+        """Return the held-out accuracy of the most probable digit, [rows]."""
         images = self._held_out_image.expand(theta.shape[0], -1, -1)
         return (self._policy(theta, images).argmax(-1) == self._held_out_label).float().mean(1)
 

@@ -1,137 +1,166 @@
-"""Which cells there are: what is tuned, on what, and what the table then holds."""
+"""Which cells there are: what is tuned on what, which methods reach the report tasks, what they run there.
 
-from collections.abc import Iterable, Mapping, Sequence
+Design tasks are open to anything: methods are invented, tuned and screened on them. Report tasks are of other
+kinds, and no method is tuned on them. The rules below were written before any result was seen.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.staleness_lab.cells import Cell, Outcome
+from bench.staleness_lab.cells import Cell, Purpose
 from bench.staleness_lab.delays import DELAYS
-from bench.staleness_lab.methods import RECIPES, described
+from bench.staleness_lab.methods import DEFAULT, RECIPES
+from bench.staleness_lab.mismatch import MISMATCHES
+from bench.staleness_lab.trials import TRIALS, Setting, trials
 
-Floats = NDArray[np.float64]
+NAMED: Final = tuple(dict.fromkeys((DEFAULT, "grpo", "gepo", "gspo", "tis", "dppo_tv", "topr", "reinforce")))
+"""Methods that run on the report tasks wherever they stand on the design tasks."""
 
-TUNING_SEEDS: Final = (1000, 1001, 1002, 1003)
-TUNING_STALENESS: Final = (0, 32)
-"""A learning rate is chosen near the policy and has to hold far from it, as in life."""
+TUNING_STALENESS: Final = (0, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """How long a task is trained, and the learning rates to choose from."""
+    """How a task is trained."""
 
     versions: int
-    rates: tuple[float, ...]
+    learning_rate: float
+    """What settings multiply: chosen with GRPO on policy, when the task was made, and for all methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A table to be filled."""
+    """A laboratory's work."""
 
     methods: tuple[str, ...]
-    tasks: Mapping[str, TaskPlan]
+    named: tuple[str, ...]
+    """Of ``methods``: always in the report."""
+    screened: int
+    """How many more may reach the report tasks: the best on the design tasks."""
+    trials: int
+    design: Mapping[str, TaskPlan]
+    report: Mapping[str, TaskPlan]
+    lengths: tuple[str, ...]
+    """Design tasks that differ in length only; the report methods run them at the ends of ``staleness``."""
+    tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
     staleness: tuple[int, ...]
-    """Of the fixed delay."""
-    random_staleness: tuple[int, ...]
-    """Of each of the other delay models."""
+    """Of the fixed delay, ascending; the other delay models have the last as their largest."""
+    mismatch_staleness: int
+    """Of the fixed delay, where the sampler's logprobs are off."""
 
-    def tuning(self) -> list[Cell]:
-        """Give the cells that choose the learning rates."""
+    def tuning(self, method: str) -> list[tuple[Setting, list[Cell]]]:
+        """Return the cells of each setting of a method, the published setting first."""
         return [
-            Cell(
-                "tune", task, method, described(method), "fixed", staleness, rate, TUNING_SEEDS, each.versions
+            (
+                setting,
+                [
+                    self._cell("tune", task, method, setting, "fixed", staleness, "none")
+                    for task, staleness in product(self.design, TUNING_STALENESS)
+                ],
             )
-            for task, each in self.tasks.items()
-            for method in self.methods
-            for staleness in TUNING_STALENESS
-            for rate in each.rates
+            for setting in trials(method)[: self.trials]
         ]
 
-    def table(self, rates: Mapping[tuple[str, str], float]) -> list[Cell]:
-        """Give the cells of the table; ``rates`` by task and method."""
-        delays = [("fixed", staleness) for staleness in self.staleness]
-        delays += [(name, s) for name in DELAYS if name != "fixed" for s in self.random_staleness]
-        return [
-            Cell(
-                "table",
-                task,
-                method,
-                described(method),
-                delay,
-                staleness,
-                rates[task, method],
-                self.seeds,
-                each.versions,
-            )
-            for task, each in self.tasks.items()
-            for delay, staleness in delays
-            for method in self.methods
+    def tuning_cells(self) -> list[Cell]:
+        """Return the cells of all methods and settings."""
+        return [cell for method in self.methods for _, cells in self.tuning(method) for cell in cells]
+
+    def conditions(self) -> list[tuple[str, int, str]]:
+        """Return (delay, staleness, mismatch) of every cell of a report task."""
+        fixed = [("fixed", staleness, "none") for staleness in self.staleness]
+        others = [(delay, self.staleness[-1], "none") for delay in DELAYS if delay != "fixed"]
+        off = [("fixed", self.mismatch_staleness, each) for each in MISMATCHES if each != "none"]
+        return fixed + others + off
+
+    def report_cells(self, settings: Mapping[str, Setting]) -> list[Cell]:
+        """Return the cells of the report methods, which are the keys of ``settings``; cheap tasks first."""
+        cells = [
+            self._cell("report", task, method, setting, *condition)
+            for task, condition in product(self.report, self.conditions())
+            for method, setting in settings.items()
+        ]
+        ends = (self.staleness[0], self.staleness[-1])
+        return cells + [
+            self._cell("report", task, method, setting, "fixed", staleness, "none")
+            for task, staleness in product(self.lengths, ends)
+            for method, setting in settings.items()
         ]
 
-    def middle_rates(self) -> dict[tuple[str, str], float]:
-        """Give the middle of every grid: what is used where nothing has been tuned."""
-        return {
-            (task, method): each.rates[len(each.rates) // 2]
-            for task, each in self.tasks.items()
-            for method in self.methods
-        }
+    def _cell(
+        self,
+        purpose: Purpose,
+        task: str,
+        method: str,
+        setting: Setting,
+        delay: str,
+        staleness: int,
+        mismatch: str,
+    ) -> Cell:
+        each = self.design[task] if task in self.design else self.report[task]
+        return Cell(
+            purpose=purpose,
+            task=task,
+            method=method,
+            setting=setting,
+            recipe=str(RECIPES[method].changed(setting.changes)),
+            delay=delay,
+            staleness=staleness,
+            mismatch=mismatch,
+            learning_rate=each.learning_rate * setting.rate,
+            seeds=self.tuning_seeds if purpose == "tune" else self.seeds,
+            versions=each.versions,
+        )
 
 
 FULL: Final = Plan(
     methods=tuple(RECIPES),
-    tasks={
-        "letters": TaskPlan(versions=1000, rates=(3e-4, 1e-3, 3e-3)),
-        "digits": TaskPlan(versions=1500, rates=(1e-3, 3e-3, 1e-2)),
+    named=NAMED,
+    screened=10,
+    trials=TRIALS,
+    design={
+        "letters": TaskPlan(versions=400, learning_rate=1e-3),
+        "digits": TaskPlan(versions=600, learning_rate=3e-3),
+        "codes8": TaskPlan(versions=400, learning_rate=1e-2),
+        "codes64": TaskPlan(versions=400, learning_rate=1e-2),
+        "codes512": TaskPlan(versions=400, learning_rate=1e-2),
+        "reuse": TaskPlan(versions=300, learning_rate=3e-3),
     },
-    seeds=tuple(range(8)),
-    staleness=(0, 8, 32, 64, 128, 256),
-    random_staleness=(64, 256),
+    report={
+        "routes": TaskPlan(versions=600, learning_rate=1e-3),
+        "maze": TaskPlan(versions=600, learning_rate=1e-3),
+        "palindromes": TaskPlan(versions=500, learning_rate=6e-4),
+    },
+    lengths=("codes8", "codes64", "codes512"),
+    tuning_seeds=(1000, 1001, 1002, 1003),
+    seeds=tuple(range(12)),
+    staleness=(0, 32, 128, 256),
+    mismatch_staleness=32,
 )
 
 QUICK: Final = Plan(
-    methods=(
-        "version_aware",
-        "version_aware_kl",
-        "gepo",
-        "gspo",
-        "grpo",
-        "importance_sampling",
-        "decoupled_ppo",
-        "dg",
-    ),
-    tasks={
-        "letters": TaskPlan(versions=500, rates=FULL.tasks["letters"].rates),
-        "digits": TaskPlan(versions=900, rates=FULL.tasks["digits"].rates),
+    methods=tuple(dict.fromkeys((DEFAULT, "grpo", "reinforce"))),
+    named=tuple(dict.fromkeys((DEFAULT, "grpo"))),
+    screened=1,
+    trials=3,
+    design={
+        "digits": TaskPlan(versions=200, learning_rate=3e-3),
+        "codes8": TaskPlan(versions=200, learning_rate=1e-2),
+        "codes64": TaskPlan(versions=200, learning_rate=1e-2),
+        "codes512": TaskPlan(versions=60, learning_rate=1e-2),
+        "reuse": TaskPlan(versions=100, learning_rate=3e-3),
     },
-    seeds=FULL.seeds,
-    staleness=(0, 32, 128),
-    random_staleness=(),
+    report={
+        "routes": TaskPlan(versions=150, learning_rate=3e-3),
+        "maze": TaskPlan(versions=150, learning_rate=3e-3),
+        "palindromes": TaskPlan(versions=60, learning_rate=1e-3),
+    },
+    lengths=FULL.lengths,
+    tuning_seeds=FULL.tuning_seeds[:2],
+    seeds=FULL.seeds[:6],
+    staleness=(0, 64),
+    mismatch_staleness=64,
 )
-"""A look at the same laboratory in a few minutes; too short to judge large staleness."""
-
-
-def chosen_rates(tuned: Iterable[Outcome]) -> dict[tuple[str, str], float]:
-    """Give, by task and method, the rate whose runs end best over all tuning staleness and seeds.
-
-    Of equal ones the lowest.
-    """
-    ends: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for outcome in tuned:
-        cell = outcome.cell
-        by_rate = ends.setdefault((cell.task, cell.method), {})
-        by_rate.setdefault(cell.learning_rate, []).append(float(np.mean(last_scores(outcome.scores))))
-    return {key: _best_rate(by_rate) for key, by_rate in ends.items()}
-
-
-def last_scores(scores: Sequence[Sequence[float]]) -> Floats:
-    """Give where each seed ends: the mean of its last three evaluations, [seeds]."""
-    last: Floats = np.asarray(scores, dtype=np.float64)[:, -3:].mean(axis=1)
-    return last
-
-
-def _best_rate(ends: Mapping[float, Sequence[float]]) -> float:
-    mean_ends = {rate: float(np.mean(ends[rate])) for rate in sorted(ends)}
-    return max(mean_ends, key=lambda rate: mean_ends[rate])
+"""A look at the same laboratory in a few minutes; its runs are too short to judge anything."""

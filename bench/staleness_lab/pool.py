@@ -2,37 +2,62 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from bench.staleness_lab.cells import Cell, Outcome
-from bench.staleness_lab.digits import DigitsBandit
-from bench.staleness_lab.letters import WordReversal
+from bench.staleness_lab.codes import Codes
+from bench.staleness_lab.digits import DigitsBandit, cache_digits
+from bench.staleness_lab.letters import word_reversal
+from bench.staleness_lab.maze import Maze
 from bench.staleness_lab.methods import Method
+from bench.staleness_lab.palindromes import cache_palindromes, palindrome_generation
+from bench.staleness_lab.routes import Routes
 from bench.staleness_lab.simulation import simulate
 from bench.staleness_lab.tasks import Task
 
 _NICENESS: Final = 10
 
 TASKS: Final[dict[str, Callable[[Path], Task]]] = {
+    "letters": lambda _: word_reversal(),
     "digits": DigitsBandit,
-    "letters": lambda _: WordReversal(),
+    "codes8": lambda _: Codes(8),
+    "codes64": lambda _: Codes(64),
+    "codes512": lambda _: Codes(512),
+    "reuse": lambda _: Codes(16, groups=16, steps=4),
+    "routes": lambda _: Routes(),
+    "maze": lambda _: Maze(),
+    "palindromes": palindrome_generation,
 }
+"""From the folder of cached data."""
+
+_CACHED: Final[dict[str, Callable[[Path], None]]] = {"digits": cache_digits, "palindromes": cache_palindromes}
 
 
-def run_cells(cells: list[Cell], *, workers: int, digits: Path) -> Iterator[Outcome]:
-    """Give the outcome of each cell as it is finished.
+def cache_data(tasks: Iterable[str], folder: Path) -> None:
+    """Write what the tasks read to ``folder``, so that no process needs the packages it comes from.
+
+    Raises:
+        ModuleNotFoundError: a file is missing, and so is its package; ``pip install '.[bench,dev]'``.
+    """
+    for task in tasks:
+        if task in _CACHED:
+            _CACHED[task](folder)
+
+
+def run_cells(cells: list[Cell], *, workers: int, data: Path) -> Iterator[Outcome]:
+    """Yield the outcome of each cell as it is finished.
 
     Ending the iteration early drops what has not begun. What a cell raises is raised here.
     """
     spawn = multiprocessing.get_context("spawn")  # a forked torch may wait for threads that are not there
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_settle) as pool:
-        futures = [pool.submit(run_cell, cell, digits) for cell in cells]
+        futures = [pool.submit(partial(run_cell, data=data), cell) for cell in cells]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -40,9 +65,9 @@ def run_cells(cells: list[Cell], *, workers: int, digits: Path) -> Iterator[Outc
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_cell(cell: Cell, digits: Path) -> Outcome:
+def run_cell(cell: Cell, data: Path) -> Outcome:
     """Run one cell here and now."""
-    return simulate(cell, _task(cell.task, digits), Method.named(cell.method))
+    return simulate(cell, _task(cell.task, data), Method.named(cell.method, cell.setting.changes))
 
 
 def _settle() -> None:
@@ -51,5 +76,5 @@ def _settle() -> None:
 
 
 @cache
-def _task(name: str, digits: Path) -> Task:
-    return TASKS[name](digits)
+def _task(name: str, data: Path) -> Task:
+    return TASKS[name](data)

@@ -1,95 +1,125 @@
-"""The report: what was done, what the questions' answers are, and the tables, as Markdown."""
+"""The report: how it was done, what the questions' answers are, and the tables, as Markdown."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from bench.staleness_lab.cells import Outcome
-from bench.staleness_lab.delays import DELAYS
-from bench.staleness_lab.methods import DEFAULT, described
-from bench.staleness_lab.plan import TUNING_SEEDS, TUNING_STALENESS, Plan, chosen_rates, last_scores
+from bench.staleness_lab.frozen import Frozen
+from bench.staleness_lab.methods import DEFAULT, RECIPES
+from bench.staleness_lab.plan import TUNING_STALENESS, Plan
 from bench.staleness_lab.plots import draw
+from bench.staleness_lab.results import Results
 from bench.staleness_lab.statistics import (
     COLLAPSED_BELOW,
+    CONFIDENCE,
+    LEARNED,
+    Condition,
     Estimate,
     Table,
     collapsed_share,
-    gaps,
     mean_measure,
+    versions_to_learn,
 )
-from bench.staleness_lab.verdicts import RETAINED, Verdict, verdicts
+from bench.staleness_lab.trials import Setting
+from bench.staleness_lab.tuning import LEAST_MARGIN, Tuned, by_score, tuned
+from bench.staleness_lab.verdicts import Verdict, verdicts
 
 _ABOUT: Final = """\
-A policy of version v is trained on completions that the policy of version v - lag wrote; a version is
-one optimizer step. Prompts, the randomness of sampling, start policies and lags are a matter of the seed
-alone, so methods are compared seed by seed. Every method has its published numbers, the same Adam, the
-same bound on the gradient norm, no KL penalty, and a learning rate of its own: the one whose runs end best
-over staleness {tuning_staleness} on {tuning_seeds} other seeds, of
-{rates}.
+A policy of version v is trained on completions that the policy of version v - lag wrote. Prompts, the
+randomness of sampling, lags and injected faults are a matter of the seed alone, so methods are compared
+seed by seed. All have the same Adam, the same bound on the gradient norm, and no KL penalty.
 
-- **digits**: contextual bandit on scikit-learn's digits, a perceptron from scratch, 16 images x 8 actions
-  a version, {digits_versions} versions. Score: accuracy of the most probable digit on 360 held-out images.
-- **letters**: write a word of 3 to 6 letters backwards; a one-layer transformer, warm-started until it
-  does so 15 % of the time; 4 words x 8 completions a version, reward 1 for the whole word,
-  {letters_versions} versions. Score: probability of the right answer on 128 held-out words, which is the
-  expected reward.
+**Design tasks** ({design}) are open to anything. Each of {methods} methods was tuned there with {trials}
+settings of its own numbers and of the learning rate, the published setting among them, at staleness
+{tuning_staleness} on {tuning_seeds} seeds. Of the settings within {margin} of the best, or within the
+standard error of the difference, the one nearest to the published was frozen.
 
-A run *ends* at the mean of its last three of 25 evaluations; its *best* is the best such mean; it has
-*collapsed* if it ends below {collapsed:.0%} of its best. Where one did so on policy, nothing is there to
-retain. Errors are standard errors over {seeds} seeds. p-values are exact sign-flip tests, not corrected
-for their number. The staleness of a fixed delay is every group's lag, of the other delays the largest:
-uniform, or the log-normal and the Weibull of refresh times between 60 s and 1920 s, where 1920 s stands
-for that staleness. An outer discount of old groups does nothing at a fixed delay, where all are equally
-old: Adam ignores scale.
+**Report tasks** ({report}) are of other kinds, and no method was tuned on them. {named} named methods and
+the {screened} best others on the design tasks ran there once on each of {seeds} seeds, with the settings
+of `staleness_frozen.json` (digest {digest}), {committed}. {again}
+
+- *letters* write a word of 3 to 6 letters backwards, one-layer decoder; *digits* name an 8x8 image;
+  *codes8*, *codes64*, *codes512* set four decisive places among as many tokens, sparse reward; *reuse*
+  the same with 16 tokens and four optimizer steps a version, so that clips to the proximal policy act.
+- *routes* orders ten cities, graded reward; *maze* walks up to 20 moves, reward at the goal only;
+  *palindromes* is a two-layer language model on reasoning-gym's palindrome_generation, whose words grow
+  from 4 to 6 letters during the run; it is scored on words of 6.
+
+A run *ends* at the mean of its last three of 25 evaluations and has *collapsed* if that is below
+{collapsed:.0%} of its best. Its *speed* is the version at which its mean score has gone {learned:.0%} of
+the way to the best on-policy end of the task. After ± stand standard errors; intervals of differences
+hold together with a confidence of {confidence:.0%} for all comparisons of an answer (the largest |t|
+under random signs of the seeds). The staleness of a fixed delay is every group's lag, of the others the
+largest: uniform, or the log-normal and the Weibull of refresh times between 60 s and 1920 s, where 1920 s
+stands for that staleness. *bf16* rounds the recorded logprobs, *quantised* samples with weights of 4
+bits, *outliers* moves one token in 1000 by 3 to 10 nats.
+
+{hours}
 """
 
 
-def write_report(out: Path, plan: Plan, outcomes: Sequence[Outcome], *, tuned: Sequence[Outcome]) -> None:
+def write_report(
+    out: Path,
+    plan: Plan,
+    frozen: Frozen,
+    *,
+    is_committed: bool,
+    tuning: Results,
+    results: Results,
+    workers: int,
+) -> None:
     """Write ``staleness.md`` and the pictures it shows to ``out``; with whatever is finished."""
-    table = Table.of(outcomes)
-    about = f"{_about(plan)}\n{_finished(table, plan)}"
+    cells = plan.report_cells(frozen.settings)
+    finished = results.of(cells)
+    table, found = Table.of(finished), tuned(plan, tuning)
+    hours = tuning.hours(plan.tuning_cells()), results.hours(cells)
+    about = _ABOUT.format(
+        design=", ".join(plan.design),
+        methods=len(plan.methods),
+        trials=plan.trials,
+        tuning_staleness=" and ".join(map(str, TUNING_STALENESS)),
+        tuning_seeds=len(plan.tuning_seeds),
+        margin=LEAST_MARGIN,
+        report=", ".join(plan.report),
+        named=len(plan.named),
+        screened=len(frozen.settings) - len(plan.named),
+        seeds=len(plan.seeds),
+        digest=frozen.digest[:12],
+        committed="committed before" if is_committed else "**not committed: a look, not a result**",
+        again=run_before(results.all(), frozen.settings),
+        collapsed=COLLAPSED_BELOW,
+        learned=LEARNED,
+        confidence=CONFIDENCE,
+        hours=(
+            f"{len(finished)} of {len(cells)} report cells have run. Tuning takes {hours[0]:.2f} processor "
+            f"hours, the report {hours[1]:.2f}: {sum(hours) / workers:.1f} hours with {workers} processes, "
+            "of which what has not run is counted like the finished cells of its kind."
+        ),
+    )
     sections = [f"# The staleness laboratory\n\n{about}", _answers(verdicts(table, plan))]
-    for task in plan.tasks:
-        sections.append(_scores(table, plan, task))
-    for task in plan.tasks:
-        sections += [_stability(table, plan, task), _weights(table, plan, task)]
-        if any(delay != "fixed" for _, _, delay, _ in table.cells):
-            sections.append(_delays(table, plan, task))
-    sections += [_rates(plan, tuned, outcomes), _recipes(plan)]
-    pictures = draw(out, plan, table) if outcomes else []
-    sections.insert(2, "## Pictures\n\n" + "\n\n".join(f"![{title}]({name})" for name, title in pictures))
+    pictures = draw(out, plan, table, list(frozen.settings)) if finished else []
+    sections.append("## Pictures\n\n" + "\n\n".join(f"![{title}]({name})" for name, title in pictures))
+    sections += [_scores(table, plan, task) for task in plan.report]
+    sections += [_stability(table, plan, task) for task in plan.report]
+    sections += [_lengths(table, plan), _design(plan, tuning, found, frozen.settings)]
     (out / "staleness.md").write_text("\n\n".join(section.strip() for section in sections) + "\n")
 
 
-def _about(plan: Plan) -> str:
-    rates = "; ".join(
-        f"{', '.join(f'{r:g}' for r in each.rates)} ({task})" for task, each in plan.tasks.items()
+def run_before(outcomes: Sequence[Outcome], settings: Mapping[str, Setting]) -> str:
+    """Say which methods ran on a report task with settings other than the frozen ones."""
+    other = sorted(
+        {
+            o.cell.method
+            for o in outcomes
+            if o.cell.purpose == "report" and settings.get(o.cell.method) != o.cell.setting
+        }
     )
-    versions = {f"{task}_versions": each.versions for task, each in plan.tasks.items()}
-    return _ABOUT.format(
-        **{"digits_versions": "no", "letters_versions": "no"} | versions,
-        rates=rates,
-        tuning_staleness=" and ".join(map(str, TUNING_STALENESS)),
-        tuning_seeds=len(TUNING_SEEDS),
-        collapsed=COLLAPSED_BELOW,
-        seeds=len(plan.seeds),
-    )
-
-
-def _finished(table: Table, plan: Plan) -> str:
-    """Say what the table still lacks; nothing where it is whole."""
-    asked = {(cell.task, cell.method, cell.delay, cell.staleness) for cell in plan.table(plan.middle_rates())}
-    missing = asked - table.cells.keys()
-    if not missing:
-        return ""
-    fixed = sum(delay == "fixed" for _, _, delay, _ in missing)
-    return (
-        f"{len(asked) - len(missing)} of {len(asked)} cells have run; of the {len(missing)} that have not, "
-        f"{fixed} are of a fixed delay. What a table lacks is a dash or a missing row.\n"
-    )
+    if not other:
+        return "No method has run there with other settings."
+    return f"**With other settings, frozen earlier, ran there before: {', '.join(other)}.**"
 
 
 def _answers(found: Sequence[Verdict]) -> str:
@@ -102,100 +132,83 @@ def _answers(found: Sequence[Verdict]) -> str:
 
 
 def _scores(table: Table, plan: Plan, task: str) -> str:
-    """Methods by where they end on average over all staleness, the best first."""
-    retained = [s for s in RETAINED if s in plan.staleness]
-    head = ["method", *(f"{s}" for s in plan.staleness), *(f"retained at {s}" for s in retained), "collapsed"]
-    rows = []
-    for method in _by_mean_end(table, plan, task):
-        cells = [table.get(task, method, s) for s in plan.staleness]
-        row = [_name(method), *(_each(cell, _end) for cell in cells)]
-        for staleness in retained:
-            share = table.retained(task, method, staleness, of=method)
-            row.append("-" if share is None else f"{100 * share.mean:.1f} ± {100 * share.error:.1f} %")
-        finished = [collapsed_share(cell) for cell in cells if cell is not None]
-        rows.append([*row, f"{np.mean(finished):.0%}" if finished else "-"])
-    return f"## {task}: score at the end, by staleness in versions (%)\n\n{_markdown(head, rows)}"
+    """Methods by where they end on average over all conditions, the best first."""
+    conditions = plan.conditions()
+    rows = [
+        [_name(method), *(_each(table.get(task, method, c), _end) for c in conditions)]
+        for method in _ranked(table, task, conditions)
+    ]
+    head = ["method", *map(_condition, conditions)]
+    return f"## {task}: score at the end (%)\n\n{_markdown(head, rows)}"
 
 
 def _stability(table: Table, plan: Plan, task: str) -> str:
-    head = ["method", *(f"{s}" for s in plan.staleness)]
-    rows = [
-        [_name(method), *(_each(table.get(task, method, s), _gap) for s in plan.staleness)]
-        for method in _by_mean_end(table, plan, task)
-    ]
-    return f"## {task}: best minus last (points) / share of collapsed runs\n\n{_markdown(head, rows)}"
-
-
-def _weights(table: Table, plan: Plan, task: str) -> str:
-    ages = [s for s in plan.staleness if s in (0, 32, 128, 256)]
-    head = ["method", *(f"{name} at {s}" for name in ("KL", "ESS", "variance") for s in ages)]
-    rows = [
-        [
-            _name(method),
-            *(
-                _each(table.get(task, method, s), partial(_measure, name=name))
-                for name in ("kl", "ess", "variance_own")
-                for s in ages
-            ),
-        ]
-        for method in _by_mean_end(table, plan, task)
-    ]
-    about = (
-        "Means over the run: exact KL(behaviour || learner) in nats a token; effective sample size over the "
-        "batch, and variance within a group, of the method's own weights (a completion's mean where they are "
-        "tokens')."
-    )
-    return f"## {task}: divergence and weights\n\n{about}\n\n{_markdown(head, rows)}"
-
-
-def _delays(table: Table, plan: Plan, task: str) -> str:
-    columns = [(delay, s) for s in plan.random_staleness for delay in DELAYS]
-    head = ["method", *(f"{delay} {s}" for delay, s in columns)]
-    rows = [
-        [_name(method), *(_each(table.get(task, method, s, delay), _end) for delay, s in columns)]
-        for method in _by_mean_end(table, plan, task)
-        if any(table.get(task, method, s, delay) for delay, s in columns if delay != "fixed")
-    ]
-    return f"## {task}: score at the end, by delay model and largest staleness (%)\n\n{_markdown(head, rows)}"
-
-
-def _rates(plan: Plan, tuned: Sequence[Outcome], outcomes: Sequence[Outcome]) -> str:
-    used = {(o.cell.task, o.cell.method): o.cell.learning_rate for o in outcomes}
-    ends = {(o.cell.task, o.cell.method, o.cell.learning_rate, o.cell.staleness): o for o in tuned}
+    conditions = plan.conditions()
+    fresh = table.methods(task, ("fixed", 0, "none"))
+    goal = max((float(outcome.ends.mean()) for outcome in fresh.values()), default=float("nan"))
+    ages = plan.staleness
+    head = ["method", "collapsed", *(f"{name} at {s}" for name in ("speed", "KL", "ESS") for s in ages)]
     rows = []
-    for task, each in plan.tasks.items():
-        for method in (method for method in plan.methods if (task, method) in used):
-            tried = [
-                " / ".join(_each(ends.get((task, method, rate, s)), _end_alone) for s in TUNING_STALENESS)
-                for rate in each.rates
-            ]
-            rows.append([task, _name(method), *tried, f"{used.get((task, method), float('nan')):g}"])
-    at_edge = sum(
-        used[key] in (plan.tasks[key[0]].rates[0], plan.tasks[key[0]].rates[-1])
-        for key in chosen_rates(tuned)
-        if key in used
-    )
-    head = ["task", "method", "lowest rate", "middle", "highest", "used"]
+    for method in _ranked(table, task, conditions):
+        all_cells = [table.get(task, method, c) for c in conditions]
+        collapsed = np.mean([collapsed_share(cell) for cell in all_cells if cell is not None])
+        cells = [table.fixed(task, method, s) for s in ages]
+        speeds = [_each(cell, lambda o: _versions(versions_to_learn(o, goal=goal))) for cell in cells]
+        measures = [
+            _each(cell, lambda o, name=name: _measure(o, name))  # type: ignore[misc]
+            for name in ("kl", "ess")
+            for cell in cells
+        ]
+        rows.append([_name(method), f"{collapsed:.0%}", *speeds, *measures])
     about = (
-        f"Score at the end (%) on the tuning seeds at staleness {' / '.join(map(str, TUNING_STALENESS))}; "
-        f"{at_edge} of {len(used)} choices lie at an end of the grid."
+        "Collapsed: share of the runs of all conditions. KL: exact, behaviour against learner, nats a token, "
+        "mean of the run. ESS: of the method's own weights over the batch."
     )
-    return f"## Learning rates\n\n{about}\n\n{_markdown(head, rows)}"
+    return f"## {task}: collapse, speed, divergence\n\n{about}\n\n{_markdown(head, rows)}"
 
 
-def _recipes(plan: Plan) -> str:
-    lines = [f"- {_name(method)}: `{described(method)}`" for method in plan.methods]
-    return "## Methods\n\n" + "\n".join(lines)
+def _lengths(table: Table, plan: Plan) -> str:
+    ends = (plan.staleness[0], plan.staleness[-1])
+    head = ["method", *(f"{task} at {s}" for task in plan.lengths for s in ends)]
+    conditions: list[Condition] = [("fixed", s, "none") for s in ends]
+    methods = _ranked(table, plan.lengths[-1], conditions)
+    rows = [
+        [_name(m), *(_each(table.fixed(task, m, s), _end) for task in plan.lengths for s in ends)]
+        for m in methods
+    ]
+    return f"## By completion length (design tasks): score at the end (%)\n\n{_markdown(head, rows)}"
 
 
-def _by_mean_end(table: Table, plan: Plan, task: str) -> list[str]:
-    """Methods with a cell of the task, the best first."""
-    ends = {}
-    for method in plan.methods:
-        cells = [table.get(task, method, s) for s in plan.staleness]
-        if any(cells):
-            ends[method] = np.mean([last_scores(cell.scores).mean() for cell in cells if cell is not None])
-    return sorted(ends, key=lambda method: ends[method], reverse=True)
+def _design(plan: Plan, tuning: Results, found: Mapping[str, Tuned], settings: Mapping[str, Setting]) -> str:
+    columns = [(task, s) for task in plan.design for s in TUNING_STALENESS]
+    rows = []
+    for method in by_score(found):
+        setting = found[method].setting
+        cells = next(cells for each, cells in plan.tuning(method) if each == setting)
+        ends = {(o.cell.task, o.cell.staleness): f"{100 * o.ends.mean():.1f}" for o in tuning.of(cells)}
+        scores = [f"{100 * found[method].score:.1f}", f"{100 * found[method].published:.1f}"]
+        here = "yes" if method in settings else ""
+        rows.append([_name(method), here, str(setting), *scores, *(ends[column] for column in columns)])
+    head = ["method", "in the report", "frozen setting", "mean", "published setting"]
+    recipes = "\n".join(
+        f"- {_name(m)}: `{RECIPES[m].changed(found[m].setting.changes)}`" for m in by_score(found)
+    )
+    table = _markdown([*head, *(f"{task} {s}" for task, s in columns)], rows)
+    return f"## Design tasks: tuned scores (%)\n\n{table}\n\n## Methods as frozen\n\n{recipes}"
+
+
+def _ranked(table: Table, task: str, conditions: Sequence[Condition]) -> list[str]:
+    """Methods with a cell of the task, the best mean end first."""
+    ends: dict[str, list[float]] = {}
+    for condition in conditions:
+        for method, outcome in table.methods(task, condition).items():
+            ends.setdefault(method, []).append(float(outcome.ends.mean()))
+    return sorted(ends, key=lambda method: float(np.mean(ends[method])), reverse=True)
+
+
+def _condition(condition: Condition) -> str:
+    delay, staleness, mismatch = condition
+    return f"{delay} {staleness}" if mismatch == "none" else f"{mismatch} {staleness}"
 
 
 def _name(method: str) -> str:
@@ -207,20 +220,15 @@ def _each(cell: Outcome | None, write: Callable[[Outcome], str]) -> str:
 
 
 def _end(cell: Outcome) -> str:
-    end = Estimate.of(last_scores(cell.scores))
+    end = Estimate.of(cell.ends)
     return f"{100 * end.mean:.1f} ± {100 * end.error:.1f}"
 
 
-def _end_alone(cell: Outcome) -> str:
-    return f"{100 * float(last_scores(cell.scores).mean()):.1f}"
+def _versions(count: float) -> str:
+    return "never" if np.isinf(count) else f"{count:.0f}"
 
 
-def _gap(cell: Outcome) -> str:
-    gap = Estimate.of(gaps(cell))
-    return f"{100 * gap.mean:.1f} ± {100 * gap.error:.1f} / {collapsed_share(cell):.0%}"
-
-
-def _measure(cell: Outcome, *, name: str) -> str:
+def _measure(cell: Outcome, name: str) -> str:
     """Write three digits; what is below a millionth is rounding, and 0."""
     value = mean_measure(cell, name)
     return "0" if abs(value) < 1e-6 else f"{value:.3g}"

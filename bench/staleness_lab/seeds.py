@@ -16,6 +16,8 @@ from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.staleness import sequence_learning_rate_factor
 
 _TOLERANCE: Final = 1e-5
+_EXPECTED_KL: Final = "expected_kl_nats"
+_ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,23 +36,27 @@ class Rows:
     """[seeds, n], versions."""
     group_size: int
     proximal: Tensor | None = None
-    """[seeds, n, t], nats: the learner before the fast steps of this version, if there were any."""
+    """[seeds, n, t], nats: the learner before this version's first step, if one was taken."""
 
-    def of(self, seed: int) -> "Rows":
-        """Give those of one seed, in the same shape."""
-        one = slice(seed, seed + 1)
+    expected_kl: Tensor | None = None
+    """[seeds, n, t], nats: what the ages of the tokens make a learner expect, if it has measured any."""
+
+    def of(self, seeds: slice = _ALL, completions: slice = _ALL) -> "Rows":
+        """Return those of some seeds and completions, in the same shape."""
+        part = (seeds, completions)
         return replace(
             self,
-            learner=self.learner[one],
-            behaviour=self.behaviour[one],
-            mask=self.mask[one],
-            reward=self.reward[one],
-            staleness=self.staleness[one],
-            proximal=None if self.proximal is None else self.proximal[one],
+            learner=self.learner[part],
+            behaviour=self.behaviour[part],
+            mask=self.mask[part],
+            reward=self.reward[part],
+            staleness=self.staleness[part],
+            proximal=None if self.proximal is None else self.proximal[part],
+            expected_kl=None if self.expected_kl is None else self.expected_kl[part],
         )
 
     def batch(self) -> ObjectiveBatch:
-        """Give the rows of all seeds as one batch whose learner logprobs are a leaf."""
+        """Return the rows of all seeds as one batch whose learner logprobs are a leaf."""
         learner = self.learner.flatten(0, 1).requires_grad_()
         return ObjectiveBatch(
             learner_logprob=learner,
@@ -61,7 +67,14 @@ class Rows:
             staleness_versions=self.staleness.flatten(),
             max_tokens=self.learner.shape[2],
             proximal_logprob=None if self.proximal is None else self.proximal.flatten(0, 1),
+            **self._measured(),
         )
+
+    def _measured(self) -> dict[str, Tensor]:
+        """Return the batch's field for what a learner measured, where objectives ask for one."""
+        if self.expected_kl is None or _EXPECTED_KL not in ObjectiveBatch.__dataclass_fields__:
+            return {}
+        return {_EXPECTED_KL: self.expected_kl.flatten(0, 1)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +97,7 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     """Evaluate a method's objective for every seed; ``at_once`` as ``runs_at_once`` says."""
     if at_once:
         return _pull_together(method, rows)
-    each = [_pull_together(method, rows.of(seed)) for seed in range(len(rows.reward))]
+    each = [_pull_together(method, rows.of(slice(seed, seed + 1))) for seed in range(len(rows.reward))]
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
         weight=torch.cat([one.weight for one in each]),
@@ -93,7 +106,7 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
 
 
 def runs_at_once(method: Method, *, groups: int, group_size: int, tokens: int) -> bool:
-    """Tell whether the objective gives each of several runs what it gives it alone.
+    """Return whether the objective gives each of several runs what it gives it alone.
 
     Tried on rows whose ratios, lengths and rewards are far apart, with groups that teach nothing in
     one run and not in another: what is common to a batch differs between the runs.
@@ -118,12 +131,12 @@ def runs_at_once(method: Method, *, groups: int, group_size: int, tokens: int) -
 
 
 def has_weight(weight: Tensor) -> bool:
-    """Tell whether there is an effective sample to speak of: finite weights, one of them above 0."""
+    """Return whether there is an effective sample to speak of: finite weights, one of them above 0."""
     return bool(weight.isfinite().all()) and bool((weight > 0).any())
 
 
 def sample_sizes(weight: Tensor) -> Tensor:
-    """Give each seed's effective share of its completions, [seeds] from [seeds, n]; 0 if nothing is left."""
+    """Return each seed's effective share of its completions, [seeds] of [seeds, n]; 0 if nothing is left."""
     return torch.tensor([effective_sample_size_ratio(w) if has_weight(w) else 0.0 for w in weight])
 
 

@@ -1,9 +1,11 @@
 """One cell: every seed of it trains at once on completions of policies from ``lag`` versions ago.
 
     version v:  prompts, lags -> behaviour = parameters of v - lag -> completions, rewards
-                -> learner logprobs -> objective, a seed at a time -> one optimizer step -> version v + 1
+                -> for each of the task's steps: learner logprobs of its share of the groups
+                   -> objective -> one optimizer step
+                -> version v + 1
 
-A seed whose gradient is not finite takes no step at that version, as the learner would; it is counted.
+A seed whose gradient is not finite takes no step, as the learner would; it is counted.
 """
 
 import time
@@ -17,15 +19,20 @@ from torch import Tensor
 from bench.staleness_lab.batched import Adam
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.delays import lags
-from bench.staleness_lab.measures import Measures
+from bench.staleness_lab.drift import Drift
+from bench.staleness_lab.measures import BINS, Measures
 from bench.staleness_lab.methods import SFPO_SHARE, Method
-from bench.staleness_lab.seeds import Pull, Rows, pull, runs_at_once
+from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
+from bench.staleness_lab.seeds import Rows, pull, runs_at_once
 from bench.staleness_lab.tasks import Completions, Task
 from learner.objective.slow_fast import slow_fast_step
 
 EVALUATIONS: Final = 25
 _MEASURE_EVERY: Final = 10
+"""Versions; more often in a run too short for a measure in every tenth of it."""
 _GRADIENT_CLIP_NORM: Final = 1.0
+_WINDOW: Final = 0.25
+"""Share of all prompts that a run whose prompts shift draws from at any time."""
 
 
 class PolicyHistory:
@@ -40,23 +47,32 @@ class PolicyHistory:
         self._kept[version % self._depth] = theta
 
     def behind(self, version: int, lag: Tensor) -> Tensor:
-        """Give [seeds, groups, parameters]: for each group the policy of ``lag`` [seeds, groups] before."""
+        """Return [seeds, groups, parameters]: for each group the policy of ``lag`` [seeds, groups] before."""
         seed = torch.arange(lag.shape[0]).unsqueeze(1)
         return self._kept[(version - lag) % self._depth, seed]
 
 
 def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
-    """Run a cell from its start policies to its last version."""
+    """Run a cell from its start policies to its last version.
+
+    Of a tuning cell only the start and the end are evaluated, and nothing is measured.
+    """
     started = time.process_time()
     theta = task.start(cell.seeds)
     adam = Adam(theta, cell.learning_rate, gradient_clip_norm=_GRADIENT_CLIP_NORM)
-    history = PolicyHistory(theta, cell.staleness + 1)
-    prompts, lag_table = _prompts(cell, task), _lags(cell, task)
+    history = PolicyHistory(theta, min(cell.staleness, cell.versions) + 1)
+    prompts, lag_table = drawn_prompts(cell, task), _lags(cell, task)
     shape = (task.groups, task.group_size, task.tokens)
-    randomness = [torch.Generator().manual_seed(seed) for seed in cell.seeds]
-    at_once = runs_at_once(method, groups=task.groups, group_size=task.group_size, tokens=task.tokens)
-    measures = Measures(cell.versions)
-    evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
+    randomness, noise = (
+        [torch.Generator().manual_seed(first + seed) for seed in cell.seeds] for first in (0, 1 << 32)
+    )
+    groups = task.groups // task.steps
+    at_once = runs_at_once(method, groups=groups, group_size=task.group_size, tokens=task.tokens)
+    measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
+    is_followed = cell.purpose == "report"
+    evaluations = np.linspace(0, cell.versions, EVALUATIONS).round().astype(int)
+    evaluated_at = set((evaluations if is_followed else evaluations[[0, -3, -2, -1]]).tolist())
+    measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
         if version in evaluated_at:
@@ -64,24 +80,27 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         history.keep(version, theta)
         prompt, lag = prompts[version], lag_table[version]
         uniform = torch.stack([torch.rand(shape, generator=each) for each in randomness])
-        completions = _sampled(task, history.behind(version, lag), prompt, uniform, lag)
-        step = _Step(task, method, theta, adam, prompt, lag, completions, at_once)
-        step.take()
+        behaviour = sampling_weights(cell.mismatch, history.behind(version, lag))
+        completions = _sampled(task, behaviour, prompt, uniform, lag)
+        step = _Version(task, method, theta, adam, prompt, lag, completions, at_once)
+        step.take(cell.mismatch, noise, drift)
         skipped += step.skipped
-        if version % _MEASURE_EVERY == 0:
-            measures.add(version, completions, *step.first)
+        if is_followed and version % measured_every == 0:
+            assert step.policy is not None
+            assert step.weight is not None
+            measures.add(version, completions=completions, policy=step.policy, weight=step.weight, lag=lag)
     scores.append(task.score(theta))
     return Outcome(
         cell=cell,
         scores=tuple(tuple(round(float(x), 4) for x in curve) for curve in torch.stack(scores, dim=1)),
         measures=measures.summary(),
-        skipped=skipped / (cell.versions * len(cell.seeds)),
+        skipped=skipped / (cell.versions * task.steps * len(cell.seeds)),
         seconds=round(time.process_time() - started, 2),
     )
 
 
-class _Step:
-    """One version's step of every seed: plain, or SFPO's."""
+class _Version:
+    """The steps of every seed on one version's completions: plain ones, or SFPO's."""
 
     def __init__(
         self,
@@ -99,59 +118,98 @@ class _Step:
         self._theta = theta
         self._adam = adam
         self._prompt = prompt
+        self._lag = lag
         self._completions = completions
         self._at_once = at_once
-        index = completions.token.unsqueeze(-1)
+        self.policy: Tensor | None = None
+        """The learner's log-distributions before anything moved."""
+        self.weight: Tensor | None = None
+        """Of the first step."""
+        self.skipped = 0
+        """Seeds and steps whose gradient was not finite."""
+
+    def take(self, mismatch: str, noise: list[torch.Generator], drift: Drift) -> None:
+        """Move the parameters by one version, and let ``drift`` see what its completions show."""
+        task, completions = self._task, self._completions
+        recorded = completions.log_probability.gather(-1, completions.token.unsqueeze(-1)).squeeze(-1)
+        recorded = recorded_logprob(mismatch, recorded.flatten(1, 2))
+        self._shift = outlier_shift(mismatch, tuple(recorded.shape[1:]), noise)
         self._rows = Rows(
-            learner=torch.empty(0),
-            behaviour=completions.log_probability.gather(-1, index).squeeze(-1).flatten(1, 2),
+            learner=recorded,  # until a step knows it
+            behaviour=recorded if self._shift is None else recorded + self._shift.recorded,
             mask=completions.mask.flatten(1, 2),
             reward=completions.reward.flatten(1),
-            staleness=lag.repeat_interleave(task.group_size, dim=1),
+            staleness=self._lag.repeat_interleave(task.group_size, dim=1),
             group_size=task.group_size,
+            expected_kl=self._by_token(drift.expected(self._lag)),
         )
-        self.first: tuple[Tensor, Rows, Pull]
-        """Log-distributions, rows and pull before anything moved."""
-        self.skipped = 0
-        """Seeds whose gradient was not finite."""
+        if task.steps > 1:
+            with torch.no_grad():
+                self.policy, proximal = self._learner(self._theta, slice(0, task.groups))
+            self._rows = replace(self._rows, proximal=proximal)
+        groups = task.groups // task.steps
+        for first in range(0, task.groups, groups):
+            self._step(slice(first, first + groups))
+        assert self._rows.proximal is not None
+        drift.add(self._lag, self._rows.proximal - self._rows.behaviour, self._rows.mask)
 
-    def take(self) -> None:
-        """Move the parameters by one version."""
+    def _by_token(self, of_groups: Tensor | None) -> Tensor | None:
+        """Return [seeds, n, t] from [seeds, groups]."""
+        if of_groups is None:
+            return None
+        each = of_groups.repeat_interleave(self._task.group_size, dim=1).unsqueeze(-1)
+        return each.expand(-1, -1, self._task.tokens)
+
+    def _step(self, groups: slice) -> None:
         if self._method.fast_steps == 0:
-            self._descend()
+            self._descend(groups)
             return
         slow_fast_step(
-            [self._theta], self._descend, fast_steps=self._method.fast_steps, reposition_share=SFPO_SHARE
+            [self._theta],
+            lambda: self._descend(groups),
+            fast_steps=self._method.fast_steps,
+            reposition_share=SFPO_SHARE,
         )
 
-    def _descend(self) -> None:
+    def _descend(self, groups: slice) -> None:
+        """Take one optimizer step on some of the groups."""
         leaf = self._theta.detach().requires_grad_()
-        policy = self._task.log_probability(leaf, self._prompt, self._completions.token)
-        learner = policy.gather(-1, self._completions.token.unsqueeze(-1)).squeeze(-1).flatten(1, 2)
-        is_first = not hasattr(self, "first")
-        self._rows = replace(
-            self._rows, learner=learner.detach(), proximal=None if is_first else self.first[1].learner
-        )
-        seen = pull(self._method, self._rows, at_once=self._at_once)
-        if is_first:
-            self.first = (policy.detach(), self._rows, seen)
+        policy, learner = self._learner(leaf, groups)
+        size = self._task.group_size
+        of_groups = self._rows.of(completions=slice(groups.start * size, groups.stop * size))
+        seen = pull(self._method, replace(of_groups, learner=learner.detach()), at_once=self._at_once)
+        if self.policy is None:
+            self.policy = policy.detach()
+            self._rows = replace(self._rows, proximal=learner.detach())
+        if self.weight is None:
+            self.weight = seen.weight
         (gradient,) = torch.autograd.grad(learner, leaf, seen.gradient)
         is_finite = gradient.isfinite().all(dim=1)
-        if is_first:
-            self.skipped = int((~is_finite).sum())
+        self.skipped += int((~is_finite).sum())
         factor = is_finite.float()
         if self._method.scales_rate:
             factor = factor * seen.rate_factors()
         self._adam.step(torch.where(is_finite.unsqueeze(1), gradient, 0.0), factor)
 
+    def _learner(self, theta: Tensor, groups: slice) -> tuple[Tensor, Tensor]:
+        """Return the learner's log-distributions for some groups, and the logprobs of their tokens."""
+        token = self._completions.token[:, groups]
+        policy = self._task.log_probability(theta, self._prompt[:, groups], token)
+        logprob = policy.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        if self._shift is not None:
+            logprob = logprob + self._shift.learner.view(self._completions.token.shape)[:, groups]
+        return policy, logprob.flatten(1, 2)
 
-def _prompts(cell: Cell, task: Task) -> Tensor:
-    """Which prompts each step trains on, [versions, seeds, groups]: a matter of the seed alone."""
-    drawn = [
-        np.random.default_rng([seed, 1]).integers(task.prompts, size=(cell.versions, task.groups))
-        for seed in cell.seeds
-    ]
-    return torch.from_numpy(np.stack(drawn, axis=1))
+
+def drawn_prompts(cell: Cell, task: Task) -> Tensor:
+    """Return the prompts of each version, [versions, seeds, groups]: a matter of the seed alone."""
+    drawn = np.stack(
+        [np.random.default_rng([seed, 1]).random((cell.versions, task.groups)) for seed in cell.seeds], axis=1
+    )
+    if task.shifts:
+        so_far = np.linspace(0, 1, cell.versions)[:, None, None]
+        drawn = (1 - _WINDOW) * so_far + _WINDOW * drawn
+    return torch.from_numpy((drawn * task.prompts).astype(np.int64))
 
 
 def _lags(cell: Cell, task: Task) -> Tensor:
@@ -163,17 +221,11 @@ def _lags(cell: Cell, task: Task) -> Tensor:
 
 
 def _sampled(task: Task, behaviour: Tensor, prompt: Tensor, uniform: Tensor, lag: Tensor) -> Completions:
-    """Write the step's completions, in the shape [seeds, groups, ...]; equal lags share one model."""
+    """Write the version's completions, [seeds, groups, ...]; equal lags share one model."""
     with torch.no_grad():
         if bool((lag == lag[:, :1]).all()):
             return task.sample(behaviour[:, 0], prompt, uniform)
         apart = task.sample(
             behaviour.flatten(0, 1), prompt.reshape(-1, 1), uniform.flatten(0, 1).unsqueeze(1)
         )
-    together = (len(prompt), -1)
-    return Completions(
-        token=torch.unflatten(apart.token.squeeze(1), 0, together),
-        mask=torch.unflatten(apart.mask.squeeze(1), 0, together),
-        reward=torch.unflatten(apart.reward.squeeze(1), 0, together),
-        log_probability=torch.unflatten(apart.log_probability.squeeze(1), 0, together),
-    )
+    return apart.unflatten(len(prompt))

@@ -1,20 +1,26 @@
-"""Numbers from finished cells: where runs end, how far they fell, what is chance."""
+"""Numbers from finished cells: where runs end, how far they fell, how fast they learned, what is chance."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
-from bench.staleness_lab.cells import Outcome
-from bench.staleness_lab.plan import Floats, last_scores
+from bench.staleness_lab.cells import Floats, Outcome
 
 COLLAPSED_BELOW: Final = 0.8
 """A run has collapsed when it ends below this share of its own best."""
 
-_SIGNIFICANT: Final = 0.05
+CONFIDENCE: Final = 0.95
+LEARNED: Final = 0.8
+"""How much of the way from the start to a goal a run has to go to count as having learned."""
+
 _WINDOW: Final = 3
+_MOST_PATTERNS: Final = 1 << 13
+"""Of signs: all of them up to 13 seeds, then as many drawn at random."""
+_LEAST_ERROR: Final = 1e-4
+"""Scores are kept to so many digits; a smaller standard error is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,116 +33,135 @@ class Estimate:
     @classmethod
     def of(cls, values: Floats) -> "Estimate":
         """Take one value a seed."""
-        error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-        return cls(float(values.mean()), error)
+        return cls(float(values.mean()), float(stats.sem(values)) if len(values) > 1 else float("nan"))
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A method against another on the same seeds, prompts and lags."""
+class Interval:
+    """A mean difference between two methods on the same seeds, with limits that hold for a whole family."""
 
-    difference: Estimate
+    mean: float
+    low: float
+    high: float
     p: float
+    """Corrected for the size of the family."""
 
     @property
-    def is_significant(self) -> bool:
-        """Two-sided, at 5 %, not corrected for how many are compared."""
-        return self.p <= _SIGNIFICANT
+    def verdict(self) -> str:
+        """Return ``better``, ``worse``, or ``tied``: the interval holds 0."""
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "tied"
 
 
 def best_scores(scores: Sequence[Sequence[float]]) -> Floats:
-    """Give each seed's best mean of three evaluations in a row, [seeds]; never below ``last_scores``."""
-    curves = np.asarray(scores, dtype=np.float64)
-    windows = np.lib.stride_tricks.sliding_window_view(curves, _WINDOW, axis=1)
+    """Return each seed's best mean of three evaluations in a row, [seeds]; never below its end."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(scores, dtype=np.float64), _WINDOW, axis=1)
     best: Floats = windows.mean(axis=2).max(axis=1)
     return best
 
 
-def gaps(outcome: Outcome) -> Floats:
-    """Give best minus last of each seed, [seeds]."""
-    return best_scores(outcome.scores) - last_scores(outcome.scores)
-
-
 def collapsed_share(outcome: Outcome) -> float:
-    """Give the share of seeds that ended below ``COLLAPSED_BELOW`` of their best."""
-    return float((last_scores(outcome.scores) < COLLAPSED_BELOW * best_scores(outcome.scores)).mean())
+    """Return the share of seeds that ended below ``COLLAPSED_BELOW`` of their best."""
+    return float((outcome.ends < COLLAPSED_BELOW * best_scores(outcome.scores)).mean())
 
 
-def mean_measure(outcome: Outcome, name: str) -> float:
-    """Give a measure's mean over the run; nan where any tenth was not finite."""
-    return float(np.mean([np.nan if value is None else value for value in outcome.measures[name]]))
+def versions_to_learn(outcome: Outcome, *, goal: float) -> float:
+    """Return the first evaluated version at which the mean score has gone ``LEARNED`` of the way to ``goal``.
 
-
-def comparison(ours: Floats, theirs: Floats) -> Comparison:
-    """Compare seed by seed. p: share of all sign patterns whose mean difference is as far from 0.
-
-    Exact for a difference that is symmetric about 0; with 8 seeds the smallest p is 2/256.
+    inf if it never has; 0 where the goal is not above the start.
     """
-    difference = ours - theirs
-    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(difference))))
-    means = np.abs(signs @ difference)
-    p = float((means >= np.abs(difference.sum()) - 1e-12).mean())
-    return Comparison(Estimate.of(difference), p)
+    curve = np.mean(outcome.scores, axis=0)
+    reached = np.flatnonzero(curve >= curve[0] + LEARNED * max(0.0, goal - curve[0]))
+    at = np.linspace(0, outcome.cell.versions, len(curve))
+    return float(at[reached[0]]) if len(reached) else float("inf")
 
 
-def rank_correlation(x: Iterable[float], y: Iterable[float]) -> float:
-    """Give Spearman's coefficient over the pairs that are finite; nan for fewer than 3 or a constant."""
-    pairs = np.array([pair for pair in zip(x, y, strict=True) if np.isfinite(pair).all()])
-    if len(pairs) < 3:
-        return float("nan")
-    ranks = [_ranks(pairs[:, column]) for column in (0, 1)]
-    if any(np.ptp(column) == 0 for column in ranks):
-        return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+def simultaneous(differences: Floats) -> list[Interval]:
+    """Compare many pairs on the same seeds at once, so that all intervals hold together.
+
+    Each interval is mean +- c * standard error; c is the ``CONFIDENCE`` quantile of the largest |t| of the
+    family where the signs of whole seeds are drawn at random. p is the share of sign patterns whose largest
+    |t| is at least this pair's. Exact where differences are symmetric about 0 over the seeds.
+
+    Args:
+        differences: [pairs, seeds]
+
+    Source: Westfall and Young, Resampling-Based Multiple Testing (1993), section 2.
+    """
+    pairs, seeds = differences.shape
+    if pairs == 0:
+        return []
+    squares = (differences**2).sum(axis=1)
+
+    def largest_t(signs: Floats, axis: int) -> Floats:
+        means = np.moveaxis(signs, axis, -1) @ differences.T / seeds
+        errors = np.sqrt(np.maximum(squares / seeds - means**2, 0) / (seeds - 1))
+        t: Floats = np.abs(means) / np.maximum(errors, _LEAST_ERROR)
+        largest: Floats = t.max(axis=-1)
+        return largest
+
+    null = stats.permutation_test(
+        (np.ones(seeds),),
+        largest_t,
+        permutation_type="samples",
+        n_resamples=_MOST_PATTERNS,
+        alternative="greater",
+        vectorized=True,
+        rng=0,
+    ).null_distribution
+    critical = float(np.quantile(null, CONFIDENCE))
+    means = differences.mean(axis=1)
+    errors = np.maximum(stats.sem(differences, axis=1), _LEAST_ERROR)
+    return [
+        Interval(
+            mean=float(mean),
+            low=float(mean - critical * error),
+            high=float(mean + critical * error),
+            p=float(np.mean(null >= abs(mean) / error * (1 - 1e-9))),
+        )
+        for mean, error in zip(means, errors, strict=True)
+    ]
 
 
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 0; equal values share their mean rank."""
-    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
-    first = np.cumsum(count) - count
-    ranks: Floats = (first + (count - 1) / 2)[index]
-    return ranks
+Condition = tuple[str, int, str]
+"""Delay, staleness, mismatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Finished cells by what they are."""
 
-    cells: dict[tuple[str, str, str, int], Outcome]
-    """(task, method, delay, staleness) -> outcome."""
+    cells: dict[tuple[str, str, Condition], Outcome]
+    """(task, method, condition) -> outcome."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> "Table":
         """Take the outcomes of one plan."""
-        return cls({(o.cell.task, o.cell.method, o.cell.delay, o.cell.staleness): o for o in outcomes})
+        return cls(
+            {
+                (o.cell.task, o.cell.method, (o.cell.delay, o.cell.staleness, o.cell.mismatch)): o
+                for o in outcomes
+            }
+        )
 
-    def get(self, task: str, method: str, staleness: int, delay: str = "fixed") -> Outcome | None:
-        """Give a cell, or None if it is not finished."""
-        return self.cells.get((task, method, delay if staleness else "fixed", staleness))
+    def get(self, task: str, method: str, condition: Condition) -> Outcome | None:
+        """Return a cell, or None if it has not run."""
+        return self.cells.get((task, method, condition))
 
-    def methods(self, task: str, staleness: int) -> dict[str, Outcome]:
-        """Give every method's cell at a fixed staleness."""
+    def fixed(self, task: str, method: str, staleness: int) -> Outcome | None:
+        """Return a cell of the fixed delay without mismatch."""
+        return self.get(task, method, ("fixed", staleness, "none"))
+
+    def methods(self, task: str, condition: Condition) -> dict[str, Outcome]:
+        """Return every method's cell in a condition."""
         return {
             method: outcome
-            for (each, method, delay, age), outcome in self.cells.items()
-            if (each, delay, age) == (task, "fixed", staleness)
+            for (each, method, where), outcome in self.cells.items()
+            if (each, where) == (task, condition)
         }
 
-    def fixed(self, task: str) -> list[Outcome]:
-        """Give every cell of a task with the fixed delay."""
-        return [o for (each, _, delay, _), o in self.cells.items() if (each, delay) == (task, "fixed")]
 
-    def retained(self, task: str, method: str, staleness: int, *, of: str) -> Estimate | None:
-        """Give the end score over that of method ``of`` on policy, seed by seed.
-
-        None: not measured, or a run on policy collapsed and left nothing to retain.
-        """
-        late, fresh = self.get(task, method, staleness), self.get(task, of, 0)
-        if late is None or fresh is None or collapsed_share(fresh) > 0:
-            return None
-        return Estimate.of(last_scores(late.scores) / last_scores(fresh.scores))
-
-    def best_method(self, task: str, staleness: int) -> str | None:
-        """Give the method that ends best on the mean of the seeds."""
-        ends = {m: float(last_scores(o.scores).mean()) for m, o in self.methods(task, staleness).items()}
-        return max(ends, key=lambda method: ends[method]) if ends else None
+def mean_measure(outcome: Outcome, name: str) -> float:
+    """Return a measure's mean over the run; nan where any tenth was not finite."""
+    return float(np.mean([np.nan if value is None else value for value in outcome.measures[name]]))

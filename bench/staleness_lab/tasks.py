@@ -1,8 +1,9 @@
-"""What a task is: a policy family, prompts, sampling, scores. No objective and no delay in here."""
+"""What a task is: a policy family, prompts, sampling, scores. It knows neither objectives nor delays."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -19,22 +20,34 @@ class Completions:
     log_probability: Tensor
     """[rows, n, G, T, vocabulary], nats: the whole behaviour distribution, so that KL needs no estimate."""
 
+    def unflatten(self, rows: int) -> "Completions":
+        """Return [rows, n, ...] from completions of one prompt for each of rows * n models."""
+        return Completions(
+            *(
+                torch.unflatten(each.squeeze(1), 0, (rows, -1))
+                for each in (self.token, self.mask, self.reward, self.log_probability)
+            )
+        )
+
 
 class Task(Protocol):
     """A family of small policies and the problem they are trained on."""
 
     groups: int
-    """Prompts a step."""
+    """Prompts a version."""
     group_size: int
     """Completions a prompt."""
     tokens: int
     """Longest completion."""
     prompts: int
     """Training prompts to choose from."""
-    parameters: int
+    steps: int
+    """Optimizer steps a version; the groups are split evenly among them."""
+    shifts: bool
+    """Whether the prompts of a run move from the first quarter of all to the last."""
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
-        """Give the policies before reinforcement learning, [seeds, parameters]."""
+        """Return the policies before reinforcement learning, [seeds, parameters]."""
         ...
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
@@ -46,5 +59,5 @@ class Task(Protocol):
         ...
 
     def score(self, theta: Tensor) -> Tensor:
-        """Give the share of held-out prompts answered correctly by the most probable answer, [rows]."""
+        """Return the score on held-out prompts, in [0, 1], [rows]."""
         ...

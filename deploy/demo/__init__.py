@@ -1,1 +1,1 @@
-"""The whole loop on one machine, from nothing to a plot, and a verdict on whether it worked."""
+"""A whole run on one machine, from an empty directory to a plot and a check of every promise."""

@@ -1,6 +1,6 @@
-"""``python -m deploy.demo``: a whole run on this machine, shown live, held to its promises at the end.
+"""``python -m deploy.demo``: a whole run on this machine, shown live, its promises checked at the end.
 
-    make run --> base model, coordinator, link --> learner, two samplers --> train --> drain --> judge
+    make run --> base model, coordinator, link --> learner, two samplers --> train --> drain --> check
 
 Exits with 0 only if every promise was kept; see ``deploy.demo.checks``.
 """
@@ -24,7 +24,7 @@ from deploy.demo.live_view import View
 from deploy.demo.observation import Observation, Observer
 from deploy.demo.plan import LEARNER, Plan, RunDirectory
 from deploy.demo.plot import plot
-from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.processes import ChildError, Children
 from deploy.demo.records import StepTail, read_ledger
 from deploy.demo.session import Session
 from node.enrolment.init_run import IDENTITY_DIRECTORY
@@ -34,12 +34,12 @@ from node.run import Role
 VERSIONS: Final = 100
 POLL_S: Final = 0.7
 STALL_S: Final = 60.0
-"""Without a step for this long the demo has failed; the chaos costs a tenth of it."""
+"""The demo has failed after this long without a step; chaos costs a tenth of it."""
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 _ENVIRON: Final = {
-    # One thread each: five processes share what may be two cores.
+    # One thread each: five processes may share two cores.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
@@ -47,7 +47,7 @@ _ENVIRON: Final = {
 
 
 def main() -> int:
-    """Run the demo and give the exit code."""
+    """Run the demo; return the exit code."""
     arguments = _arguments()
     plan = Plan(seed=arguments.seed, versions=arguments.versions, has_chaos=arguments.chaos)
     directory = _make_directory(arguments.dir, plan)
@@ -75,14 +75,14 @@ async def _run(plan: Plan, directory: RunDirectory, console: Console) -> summary
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     began_s = time.monotonic()
     with View(console, versions=plan.versions, began_s=began_s) as view:
-        async with Fleet(log_of=directory.log, environ={**os.environ, **_ENVIRON}) as fleet:
-            return await fleet.guard(_demo(plan, directory, fleet, view, began_s=began_s))
+        async with Children(log_of=directory.log, environ={**os.environ, **_ENVIRON}) as children:
+            return await children.guard(_demo(plan, directory, children, view, began_s=began_s))
 
 
 async def _demo(
-    plan: Plan, directory: RunDirectory, fleet: Fleet, view: View, *, began_s: float
+    plan: Plan, directory: RunDirectory, children: Children, view: View, *, began_s: float
 ) -> summary.Outcome:
-    session = Session(plan, directory, fleet=fleet)
+    session = Session(plan, directory, children=children)
     view.say(f"run {directory.run_id} in {directory.root}")
     await session.begin()
     view.say("all processes serve")
@@ -92,10 +92,10 @@ async def _demo(
         coordinator=f"127.0.0.1:{session.ports.members}",
         operator=_operator(directory),
         telemetry_ports=session.ports.telemetry,
-        incarnations=fleet.starts,
+        incarnations=children.starts,
         began_s=began_s,
     )
-    seen = await _watch(session, fleet, observer, view, chaos)
+    seen = await _watch(session, children, observer, view, chaos)
     view.say("the learner has made its last version")
     exit_codes = await session.drain()
     ledger = read_ledger(directory.ledger, run_id=directory.run_id)
@@ -115,9 +115,9 @@ async def _demo(
 
 
 async def _watch(
-    session: Session, fleet: Fleet, observer: Observer, view: View, chaos: Chaos | None
+    session: Session, children: Children, observer: Observer, view: View, chaos: Chaos | None
 ) -> Observation:
-    """Show the run, and break what is due, until the learner has ended; give the last that was seen.
+    """Show the run and inject due faults until the learner has ended; return the last observation.
 
     Raises:
         ChildError: no step was made for STALL_S.
@@ -130,7 +130,7 @@ async def _watch(
             if seen.version > version:
                 version, moved_at_s = seen.version, time.monotonic()
             elif time.monotonic() - moved_at_s > STALL_S:
-                raise fleet.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
+                raise children.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
             if chaos is not None and (fault := chaos.due(seen.version)):
                 view.say(f"killing {fault.name} at version {seen.version}")
                 strikes.create_task(chaos.strike(fault, version=seen.version))
@@ -138,7 +138,7 @@ async def _watch(
 
 
 def _operator(directory: RunDirectory) -> Identity:
-    identity = load_identity(directory.hub_state / Role.OPERATOR / IDENTITY_DIRECTORY)
+    identity = load_identity(directory.coordinator_state / Role.OPERATOR / IDENTITY_DIRECTORY)
     assert identity is not None, "init made it"
     return identity
 
@@ -157,7 +157,7 @@ def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
 
 
 def _make_directory(runs: Path, plan: Plan) -> RunDirectory:
-    """Make the run's directory, and let ``latest`` point at it."""
+    """Make the run's directory and point ``latest`` at it."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = RunDirectory((runs / f"demo-{stamp}-seed{plan.seed}").resolve())
     for folder in ("config", "logs", "state"):
@@ -170,8 +170,8 @@ def _make_directory(runs: Path, plan: Plan) -> RunDirectory:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="of the base model, the prompts and the sampling")
-    parser.add_argument("--chaos", action="store_true", help="kill and damage things meanwhile")
+    parser.add_argument("--seed", type=int, default=0, help="of base model, prompts and sampling")
+    parser.add_argument("--chaos", action="store_true", help="kill processes and damage frames meanwhile")
     parser.add_argument("--versions", type=int, default=VERSIONS, help="gradient steps; default: %(default)s")
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
     return parser.parse_args()

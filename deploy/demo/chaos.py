@@ -1,8 +1,8 @@
-"""Faults in mid-run, and the evidence that each was noticed and repaired.
+"""Fault injection during the run, and the evidence that each fault was noticed and repaired.
 
-a share of the versions made --> a sampler is killed, and started again
-a later share                --> the coordinator is killed, and started again
-                                 '--> now it damages the first frames of weights it serves
+after 25 % of the versions --> a sampler is killed and started again
+after 60 % of them         --> the coordinator is killed and started again
+                               '--> from then on it damages the first frames of weights it serves
 """
 
 import time
@@ -22,32 +22,32 @@ DAMAGED_FRAMES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What is to be broken, and when."""
+    """A process to kill, and when."""
 
     name: str
     """The process that is killed and started again."""
     at: float
-    """Share of all versions."""
+    """Share of all versions made by then."""
     environ: Mapping[str, str]
-    """Of its next start."""
+    """Environment of its next start."""
 
 
 SCHEDULE: Final = (
     Strike(NEAR, at=0.25, environ={}),
     Strike(COORDINATOR, at=0.6, environ={"HETERORL_COORDINATOR__CHAOS_DAMAGE_FRAMES": str(DAMAGED_FRAMES)}),
 )
-"""Far enough apart for the first fault to be repaired before the second, and the second before the end."""
+"""Far enough apart that each fault is repaired before the next, or before the end."""
 
 
 class Victims(Protocol):
-    """Whoever can kill a process and start it again."""
+    """Processes that can be killed and started again."""
 
     async def wait_until_busy(self, name: str) -> None:
         """Wait for a moment at which a sampler holds leases."""
         ...
 
     async def kill(self, name: str) -> None:
-        """End it without warning."""
+        """Kill it (SIGKILL)."""
         ...
 
     async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
@@ -65,11 +65,11 @@ class Fault:
     at_s: float
     """Unix seconds when it was killed."""
     away_s: float
-    """From then until it served again."""
+    """How long until it served again."""
 
 
 class Chaos:
-    """Breaks what is due, each thing once."""
+    """Strikes that are due, each once."""
 
     def __init__(self, victims: Victims, *, versions: int) -> None:
         self._victims = victims
@@ -78,12 +78,12 @@ class Chaos:
         self.faults: list[Fault] = []
 
     def due(self, version: int) -> Strike | None:
-        """Take the next strike out of the schedule if the run has come that far."""
+        """Remove and return the next strike if it is due."""
         is_due = self._left and version >= self._left[0].at * self._versions
         return self._left.pop(0) if is_due else None
 
     async def strike(self, strike: Strike, *, version: int) -> None:
-        """Kill a process, a sampler in the middle of its work, and start it again; returns when it serves."""
+        """Kill a process, a sampler while it holds leases, and start it again; return when it serves."""
         if strike.name in SAMPLERS:
             await self._victims.wait_until_busy(strike.name)
         at_s, began_s = time.time(), time.monotonic()
@@ -93,7 +93,7 @@ class Chaos:
 
 
 def evaluate(faults: Sequence[Fault], seen: Observation) -> tuple[Check, ...]:
-    """Hold what was seen last, before the drain, against what each fault must have led to; pure."""
+    """Check the last observation before the drain for the consequences of each fault; pure."""
     by_name = {fault.name: fault for fault in faults}
     checks = []
     if sampler := by_name.get(NEAR):
@@ -125,7 +125,7 @@ def _peers_came_back(fault: Fault, seen: Observation) -> Check:
     return Check(
         f"coordinator killed at version {fault.version}",
         len(joined) > len(SAMPLERS) and after > 0,
-        f"noticed: by {', '.join(joined) or 'nobody'}, who joined the new one by themselves. Repaired: "
+        f"noticed: by {', '.join(joined) or 'no peer'}, joining the new one by themselves. Repaired: "
         f"serving after {fault.away_s:.1f} s, longest pause between steps "
         f"{_longest_pause_s(fault, seen.steps):.1f} s, {after} versions made since",
     )
@@ -149,6 +149,6 @@ def _joined(status: RunStatus | None) -> list[str]:
 
 
 def _longest_pause_s(fault: Fault, steps: Sequence[Step]) -> float:
-    """Give the longest time between two steps of which the second came after the fault."""
+    """Return the longest time between two steps of which the second came after the fault."""
     pauses = (after.at_s - before.at_s for before, after in pairwise(steps) if after.at_s > fault.at_s)
     return max(pauses, default=0.0)

@@ -1,4 +1,4 @@
-"""What the demo promises, each promise as a check on what was recorded; pure."""
+"""The promises of the demo, each as a check on the records of the run; pure."""
 
 import statistics
 from collections import Counter
@@ -10,7 +10,7 @@ from deploy.demo.plan import FAR
 from deploy.demo.records import LedgerRecord, Step
 
 FIRST_BATCHES: Final = 5
-"""Few enough that hardly anything is learned in them."""
+"""Few enough that little is learned in them."""
 LAST_BATCHES: Final = 10
 REWARD_AT_FIRST: Final = 0.5
 REWARD_AT_LAST: Final = 0.8
@@ -19,7 +19,7 @@ FAR_STALENESS_VERSIONS: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A promise, whether it was kept, and the figures that say so."""
+    """A promise, whether it was kept, and the figures that show it."""
 
     promise: str
     is_kept: bool
@@ -27,17 +27,17 @@ class Check:
 
 
 def reward_at_first(steps: Sequence[Step]) -> float:
-    """Give the mean reward of the first batches; NaN without any."""
+    """Return the mean reward of the first batches; NaN without any."""
     return _mean([step.reward_mean for step in steps[:FIRST_BATCHES]])
 
 
 def reward_at_last(steps: Sequence[Step]) -> float:
-    """Give the mean reward of the last batches; NaN without any."""
+    """Return the mean reward of the last batches; NaN without any."""
     return _mean([step.reward_mean for step in steps[-LAST_BATCHES:]])
 
 
 def staleness_of(sampler_id: str, steps: Sequence[Step]) -> tuple[int, float]:
-    """Give how many groups of a sampler were trained on, and their mean staleness; NaN without any."""
+    """Return how many groups of a sampler were trained on, and their mean staleness (NaN if none)."""
     staleness = [g.staleness_versions for step in steps for g in step.groups if g.sampler_id == sampler_id]
     return len(staleness), _mean(staleness)
 
@@ -45,13 +45,13 @@ def staleness_of(sampler_id: str, steps: Sequence[Step]) -> tuple[int, float]:
 def evaluate(
     *, versions: int, steps: Sequence[Step], ledger: LedgerRecord, exit_codes: Mapping[str, int]
 ) -> tuple[Check, ...]:
-    """Hold the records against every promise of a run without faults, or despite them.
+    """Check every promise of a run, with or without faults, against its records.
 
     Args:
-        versions: Steps that were asked for.
-        steps: From the learner's log.
-        ledger: From the coordinator's disk.
-        exit_codes: Of the last incarnation of every process.
+        versions: number of steps requested.
+        steps: from the learner's log.
+        ledger: from the coordinator's disk.
+        exit_codes: of the last incarnation of every process.
     """
     return (
         _reward_rose(steps),
@@ -121,7 +121,7 @@ def _learner_and_ledger_agree(steps: Sequence[Step], ledger: LedgerRecord) -> Ch
 
 
 def _nothing_lost(ledger: LedgerRecord) -> Check:
-    """Every group the hub took in was trained on, was refused, or still lies in the spool."""
+    """Check that every group the hub took in was trained on, refused, or is still in the spool."""
     given: Counter[str] = sum((Counter(verdicts) for verdicts in ledger.verdicts.values()), Counter())
     refused = given["stale"] + given["suspect"]
     waiting = ledger.slots.get("spooled", 0) + ledger.slots.get("accepted", 0)

@@ -1,13 +1,12 @@
-"""A long, narrow, unreliable link as a TCP proxy on this machine.
+"""Emulates a long, narrow, unreliable link with a TCP proxy on this machine.
 
-Stands between a peer and its hub without either knowing: bytes are never looked at, so TLS
-works through it. One link is shared by all connections, a line each way:
+It stands between a peer and its hub and never looks at the bytes, so TLS works through it. All connections
+share one link, whose two directions are independent:
 
-    read -> wait for the line (rate) -> in flight (delay + jitter) -> write
+    read -> wait for the link (rate) -> in flight (delay + jitter) -> write
 
-What it refuses to model: loss (TCP would show it as delay) and the round trip of connecting.
-What is under way is bounded per connection and direction; beyond that nothing is read, and
-TCP's own flow control slows the sender down.
+Loss (TCP would show it as delay) and the round trip of connecting are not modelled. The bytes in flight are
+bounded per connection and direction; beyond that nothing is read, and TCP's flow control slows the sender.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from node.clock import Clock, SystemClock
 from node.exit_code import ExitCode
 from node.rpc.address import join_address, split_address, split_target
 from node.telemetry.logging import configure_logging
+from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -33,34 +33,34 @@ EXAMPLE: Final = """\
   then start the peer with --coordinator 127.0.0.1:7790
 """
 
-PIECE_BYTES: Final = 16 << 10
-"""Largest piece put on the line at once: 13 ms at 10 Mbit/s, so that connections share it fairly."""
+CHUNK_BYTES: Final = 16 << 10
+"""Largest chunk sent at once: 13 ms at 10 Mbit/s, so that connections share the link fairly."""
 
-UNDER_WAY_BYTES: Final = 256 << 10
+IN_FLIGHT_BYTES: Final = 256 << 10
 """Bound per connection and direction: the window TCP would open on such a path."""
 
 CONNECTIONS: Final = 256
-"""Connections at once; one more is closed as it comes."""
+"""Connections at once; any more are closed at once."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """What a link does to bytes, the same in both directions."""
+    """Delay, jitter and rate of a link, the same in both directions."""
 
     delay_s: float = 0.0
-    """Time in flight one way: half of what it adds to a round trip."""
+    """Time in flight one way: half of the round trip."""
     jitter_s: float = 0.0
     """Up to this much is added to the delay, uniformly; order is kept."""
     rate_bytes_per_s: float | None = None
-    """None: the line takes any number of bytes at once."""
+    """None: no limit."""
 
 
-class Line:
-    """One direction of a link: decides when each piece comes out at the far end.
+class LinkDirection:
+    """One direction of a link: computes when each chunk arrives at the far end.
 
-    A token bucket that holds PIECE_BYTES, written as a timeline: the line is busy until
+    A token bucket of CHUNK_BYTES, written as a timeline: the link is busy until
     ``_free_at_s``, which lags behind now by no more than the bucket.
     """
 
@@ -70,16 +70,16 @@ class Line:
         self._last_arrival_s = float("-inf")
 
     def arrival(self, size_bytes: int, *, now: float, jitter: float) -> float:
-        """Put a piece on the line and give the time it arrives, never before the piece ahead of it.
+        """Send a chunk and return the time it arrives, never before the chunk ahead of it.
 
         Args:
-            size_bytes: Of the piece.
-            now: Monotonic seconds; must not go back from call to call.
-            jitter: Share of ``jitter_s`` that is added, in [0, 1], drawn by the caller.
+            size_bytes: of the chunk.
+            now: monotonic seconds; must not go back from call to call.
+            jitter: share of ``jitter_s`` that is added, in [0, 1], drawn by the caller.
         """
         departure_s = now
         if self._profile.rate_bytes_per_s is not None:
-            full_bucket_s = PIECE_BYTES / self._profile.rate_bytes_per_s
+            full_bucket_s = CHUNK_BYTES / self._profile.rate_bytes_per_s
             busy_s = size_bytes / self._profile.rate_bytes_per_s
             self._free_at_s = max(self._free_at_s, now - full_bucket_s) + busy_s
             departure_s = max(now, self._free_at_s)
@@ -95,8 +95,8 @@ class LinkEmulator:
         self, *, target: tuple[str, int], profile: LinkProfile, clock: Clock, random_source: random.Random
     ) -> None:
         self._target = target
-        self._up = Line(profile)
-        self._down = Line(profile)
+        self._up = LinkDirection(profile)
+        self._down = LinkDirection(profile)
         self._clock = clock
         self._random = random_source
         self._connections: set[asyncio.Task[None]] = set()
@@ -107,11 +107,11 @@ class LinkEmulator:
         return len(self._connections)
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
-        """Begin to accept. Closing the server leaves open connections to ``cut``."""
-        return await asyncio.start_server(self._accept, host, port, limit=PIECE_BYTES)
+        """Start to accept. Closing the server leaves open connections to ``cut``."""
+        return await asyncio.start_server(self._accept, host, port, limit=CHUNK_BYTES)
 
     async def cut(self) -> int:
-        """Break every connection, without a goodbye and losing what is in flight; give their number."""
+        """Abort every connection and drop the bytes in flight; return the number of connections."""
         broken = list(self._connections)
         for connection in broken:
             connection.cancel()
@@ -130,7 +130,7 @@ class LinkEmulator:
     async def _carry(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                far_reader, far = await asyncio.open_connection(*self._target, limit=PIECE_BYTES)
+                far_reader, far = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
         except OSError as error:
             logger.info("target unreachable", extra={"target": self._target, "error": str(error)})
             near.transport.abort()
@@ -148,66 +148,68 @@ class LinkEmulator:
                 if not end.is_closing():
                     end.transport.abort()
 
-    async def _direct(self, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one direction to its end: bytes, then the end of the stream."""
-        flight = _Flight()
+    async def _direct(
+        self, link: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Carry one direction until the end of its stream."""
+        flight = _InFlight()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._depart(line, reader, flight))
+            group.create_task(self._depart(link, reader, flight))
             group.create_task(self._arrive(flight, writer))
 
-    async def _depart(self, line: Line, reader: asyncio.StreamReader, flight: "_Flight") -> None:
+    async def _depart(self, link: LinkDirection, reader: asyncio.StreamReader, flight: "_InFlight") -> None:
         at_end = False
         while not at_end:
             await flight.has_room.wait()
-            piece = await reader.read(PIECE_BYTES)
-            at_end = not piece
+            chunk = await reader.read(CHUNK_BYTES)
+            at_end = not chunk
             now = self._clock.monotonic()
-            flight.push(line.arrival(len(piece), now=now, jitter=self._random.random()), piece)
+            flight.push(link.arrival(len(chunk), now=now, jitter=self._random.random()), chunk)
 
-    async def _arrive(self, flight: "_Flight", writer: asyncio.StreamWriter) -> None:
+    async def _arrive(self, flight: "_InFlight", writer: asyncio.StreamWriter) -> None:
         while True:
-            await flight.has_pieces.wait()
-            arrival_s, piece = flight.pop()
+            await flight.has_chunks.wait()
+            arrival_s, chunk = flight.pop()
             await asyncio.sleep(arrival_s - self._clock.monotonic())
-            flight.landed(len(piece))
-            if not piece:
+            flight.landed(len(chunk))
+            if not chunk:
                 writer.write_eof()
                 return
-            writer.write(piece)
+            writer.write(chunk)
             await writer.drain()
 
 
-class _Flight:
-    """Pieces under way in one direction of one connection, oldest first; the empty one ends them."""
+class _InFlight:
+    """Chunks in flight in one direction of one connection, oldest first; an empty one ends the stream."""
 
     def __init__(self) -> None:
-        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._chunks: deque[tuple[float, bytes]] = deque()
         self._bytes = 0
         self.has_room = asyncio.Event()
         self.has_room.set()
-        self.has_pieces = asyncio.Event()
+        self.has_chunks = asyncio.Event()
 
-    def push(self, arrival_s: float, piece: bytes) -> None:
-        self._pieces.append((arrival_s, piece))
-        self._bytes += len(piece)
-        self.has_pieces.set()
-        if self._bytes > UNDER_WAY_BYTES - PIECE_BYTES:
+    def push(self, arrival_s: float, chunk: bytes) -> None:
+        self._chunks.append((arrival_s, chunk))
+        self._bytes += len(chunk)
+        self.has_chunks.set()
+        if self._bytes > IN_FLIGHT_BYTES - CHUNK_BYTES:
             self.has_room.clear()
 
     def pop(self) -> tuple[float, bytes]:
-        oldest = self._pieces.popleft()
-        if not self._pieces:
-            self.has_pieces.clear()
+        oldest = self._chunks.popleft()
+        if not self._chunks:
+            self.has_chunks.clear()
         return oldest
 
     def landed(self, size_bytes: int) -> None:
         self._bytes -= size_bytes
-        if self._bytes <= UNDER_WAY_BYTES - PIECE_BYTES:
+        if self._bytes <= IN_FLIGHT_BYTES - CHUNK_BYTES:
             self.has_room.set()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``heterorl-node emulate-link``."""
+    """Declare the command's flags."""
     parser.add_argument(
         "--listen",
         type=_parsed_by(split_address),
@@ -225,11 +227,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, unit, text in (
         ("--delay-ms", "MS", "time in flight, one way"),
         ("--jitter-ms", "MS", "added to the delay at random, at most"),
-        ("--rate-mbit", "MBIT/S", "rate of the line, each way; 0: no limit"),
+        ("--rate-mbit", "MBIT/S", "rate of the link, each way; 0: no limit"),
         ("--cut-every-s", "S", "break all connections this often; 0: never"),
     ):
         parser.add_argument(flag, type=_amount, default=0.0, metavar=unit, help=text)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the jitter")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the jitter")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -256,10 +258,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
     async with await emulator.listen(*arguments.listen) as server:
         print(f"listening on {join_address(*server.sockets[0].getsockname()[:2])}", flush=True)
         while not stopping.is_set():
-            try:
-                async with asyncio.timeout(arguments.cut_every_s or None):
-                    await stopping.wait()
-            except TimeoutError:
+            await wait_at_most(stopping, arguments.cut_every_s or None)
+            if not stopping.is_set():
                 logger.warning("link cut", extra={"connections": await emulator.cut()})
         server.close()
         await emulator.cut()

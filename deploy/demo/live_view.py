@@ -1,4 +1,4 @@
-"""The run while it goes on: a table on a terminal, a line now and then elsewhere."""
+"""Shows a running demo: a table on a terminal, a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class View:
     """Shows observations and messages."""
 
     def __init__(self, console: Console, *, versions: int, began_s: float) -> None:
-        """``began_s``: monotonic seconds from which elapsed time is counted."""
+        """Count elapsed time from ``began_s``, monotonic seconds."""
         self._console = console
         self._versions = versions
         self._began_s = began_s
@@ -51,7 +51,7 @@ class View:
         )
 
     def show(self, seen: Observation) -> None:
-        """Show where the run stands."""
+        """Show the state of the run."""
         if self._live is not None:
             self._live.update(table(seen, versions=self._versions), refresh=True)
         elif seen.elapsed_s >= self._line_due_s and seen.steps:
@@ -60,7 +60,7 @@ class View:
 
 
 def line(seen: Observation, *, versions: int) -> str:
-    """Give the state of the run in one line; there is at least one step."""
+    """Return the state of the run in one line; there is at least one step."""
     staleness = ", ".join(f"{name} {_staleness(name, seen.steps)}" for name in SAMPLERS)
     received = ", ".join(f"{name} {_received(seen, name)}" for name in SAMPLERS)
     return (
@@ -70,7 +70,7 @@ def line(seen: Observation, *, versions: int) -> str:
 
 
 def table(seen: Observation, *, versions: int) -> RenderableType:
-    """Give the state of the run for a terminal."""
+    """Return the state of the run for a terminal."""
     if not seen.steps:
         return Text(f"{seen.elapsed_s:5.1f} s  waiting for the first step", style="dim")
     peers = Table(box=None, pad_edge=False, header_style="bold")
@@ -92,7 +92,7 @@ def table(seen: Observation, *, versions: int) -> RenderableType:
 
 
 def curve(values: Sequence[float]) -> str:
-    """Draw values from 0 to 1 as bars, each the mean of its share of them."""
+    """Draw values from 0 to 1 as bars, each the mean of several values."""
     width = min(_CURVE_WIDTH, len(values))
     bounds = [place * len(values) // width for place in range(width + 1)] if width else []
     means = (sum(values[a:b]) / (b - a) for a, b in pairwise(bounds))
@@ -123,7 +123,7 @@ def _row(peer: PeerStatus, seen: Observation) -> tuple[str, ...]:
 
 
 def _staleness(sampler_id: str, steps: Sequence[Step]) -> str:
-    """Give the mean staleness of a sampler's groups in the newest batches."""
+    """Return the mean staleness of a sampler's groups in the newest batches."""
     lately = [g.staleness_versions for s in steps[-10:] for g in s.groups if g.sampler_id == sampler_id]
     return f"{sum(lately) / len(lately):.1f}" if lately else "-"
 

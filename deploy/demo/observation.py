@@ -1,4 +1,4 @@
-"""What the running processes say of themselves: their status and their metrics."""
+"""Observations of a running demo: the coordinator's status and every process's metrics."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ class Metrics:
         ]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum the samples of a name that have these labels; 0 where there are none."""
+        """Return the sum of the samples with this name and these labels; 0 without any."""
         return sum(
             sample.value
             for sample in self._samples
@@ -47,18 +47,18 @@ class Scrapes:
         self._of.setdefault(name, {})[incarnation] = metrics
 
     def newest(self, name: str) -> Metrics:
-        """Give what the newest incarnation said last."""
+        """Return the last scrape of the newest incarnation."""
         incarnations = self._of.get(name)
         return incarnations[max(incarnations)] if incarnations else Metrics()
 
     def total(self, process: str, metric: str, **labels: str) -> float:
-        """Sum a counter over all incarnations of a process."""
+        """Return the sum of a counter over all incarnations of a process."""
         return sum(metrics.total(metric, **labels) for metrics in self._of.get(process, {}).values())
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The run as seen at one moment."""
+    """The state of the run at one moment."""
 
     elapsed_s: float
     """Since the demo began."""
@@ -75,7 +75,7 @@ class Observation:
 
 
 class Observer:
-    """Looks at the run; who does not answer is seen as it was before."""
+    """Observes the run; a process that does not answer keeps its last scrape."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Observer:
         incarnations: Mapping[str, int],
         began_s: float,
     ) -> None:
-        """Observe processes by name; ``incarnations`` is kept up to date by whoever starts them."""
+        """Observe processes by name; the caller keeps ``incarnations`` up to date."""
         self._step_tail = step_tail
         self._coordinator = coordinator
         self._operator = operator
@@ -97,7 +97,7 @@ class Observer:
         self._scrapes = Scrapes()
 
     async def observe(self) -> Observation:
-        """Ask everyone at once."""
+        """Ask all processes at once."""
         status, *_ = await asyncio.gather(self._status(), *(self._scrape(name) for name in self._ports))
         return Observation(
             elapsed_s=time.monotonic() - self._began_s,
@@ -120,7 +120,7 @@ class Observer:
 
 
 async def scrape(port: int) -> Metrics | None:
-    """Ask a process for its metrics; None: it does not answer."""
+    """Return a process's metrics; None if it does not answer."""
     try:
         return Metrics(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"))
     except OSError:
@@ -128,7 +128,7 @@ async def scrape(port: int) -> Metrics | None:
 
 
 async def is_ready(port: int) -> bool:
-    """Ask a process whether it serves."""
+    """Return whether a process serves."""
     try:
         await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/readyz")
     except OSError:  # not there yet, or 503

@@ -1,4 +1,4 @@
-"""What the demo runs: its numbers, its directory, and a configuration for each process; pure."""
+"""The demo's numbers, its directory, and the configuration of each process; pure."""
 
 import json
 from collections.abc import Mapping
@@ -9,27 +9,27 @@ from typing import Final
 COORDINATOR: Final = "coordinator"
 LEARNER: Final = "learner"
 NEAR: Final = "sampler-1"
-"""On the hub's own network."""
+"""On the coordinator's own network."""
 FAR: Final = "sampler-2"
 """Behind the emulated link."""
 LINK: Final = "link"
 SAMPLERS: Final = (NEAR, FAR)
 
 BASE_ACCURACY: Final = 0.36
-"""Of the base model: enough right answers to learn from; training starts at up to 0.41, and the mean of the
-first batches, which scatters by 0.04, has to stay below 0.5."""
+"""Accuracy of the base model: enough right answers to learn from. Training starts at up to 0.41, and the mean
+of the first batches, which varies by 0.04, must stay below 0.5."""
 
 BATCH_GROUPS: Final = 24
 GROUP_SIZE: Final = 8
 LEARNING_RATE: Final = 1e-3
-"""With this batch and half of the groups 6 to 12 versions stale, six simulated seeds of six were above
-0.85 after 100 versions; half the batch took 130, twice the rate lost the first 20."""
+"""With this batch and half of the groups 6 to 12 versions stale, six of six simulated seeds were above 0.85
+after 100 versions; half the batch took 130, twice the rate lost the first 20."""
 
 MAX_STALENESS_VERSIONS: Final = 32
 
 KEYFRAME_EVERY_VERSIONS: Final = 10
-"""The far sampler walks a chain of deltas at two round trips each, slower than they are made, and jumps
-to the head where a keyframe is nearer than the rest of the chain."""
+"""The far sampler follows a chain of deltas at two round trips each, slower than they are made, and jumps
+to the head where a keyframe costs less than the rest of the chain."""
 
 LINK_FLAGS: Final = ("--delay-ms", "100", "--jitter-ms", "20", "--rate-mbit", "8")
 """One way."""
@@ -39,7 +39,7 @@ Section = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for."""
+    """The options of a demo."""
 
     seed: int
     versions: int
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Where everything of one run lies; each peer has a state directory of its own."""
+    """The paths of one run; each peer has a state directory of its own."""
 
     root: Path
 
@@ -61,17 +61,17 @@ class RunDirectory:
         return self.root / "model"
 
     @property
-    def hub_state(self) -> Path:
-        """What ``heterorl-node init`` makes."""
+    def coordinator_state(self) -> Path:
+        """The directory that ``heterorl-node init`` makes."""
         return self.state(COORDINATOR)
 
     @property
     def run_file(self) -> Path:
-        return self.hub_state / "run.json"
+        return self.coordinator_state / "run.json"
 
     @property
     def ledger(self) -> Path:
-        return self.hub_state / "coordinator" / "ledger.sqlite"
+        return self.coordinator_state / "coordinator" / "ledger.sqlite"
 
     @property
     def step_log(self) -> Path:
@@ -102,7 +102,7 @@ class Ports:
 
 
 def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
-    """Give the configuration of each daemon: process -> section -> key -> value."""
+    """Return the configuration of each daemon: process -> section -> key -> value."""
     model = {"model_dir": str(directory.model), "threads": 1}
     roles: dict[str, tuple[str, Section]] = {
         COORDINATOR: (
@@ -136,14 +136,14 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         NEAR: ("sampler", {**model, "seed": 2 * plan.seed, "concurrency_groups": 16}),
         FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16, "apply": "in_place"}),
     }
-    hub = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
+    dialled = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
     direct = {"coordinator": f"127.0.0.1:{ports.members}"}
     return {
         name: {
             "node": {
                 "state_dir": str(directory.state(name)),
                 "run_file": str(directory.run_file),
-                **hub.get(name, direct),
+                **dialled.get(name, direct),
                 **({"node_id": name, "token_file": str(directory.token(name))} if name in SAMPLERS else {}),
             },
             "telemetry": {"http_listen": f"127.0.0.1:{ports.telemetry[name]}", "log_format": "json"},
@@ -154,7 +154,7 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
 
 
 def to_toml(document: Mapping[str, Section]) -> str:
-    """Write sections of text, numbers and flags; JSON writes those as TOML does."""
+    """Return sections of text, numbers and booleans as TOML, which writes those as JSON does."""
     blocks = (
         "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())])
         for name, section in document.items()

@@ -1,4 +1,4 @@
-"""The run as a picture: reward, staleness by sampler, KL and ESS over versions."""
+"""Plots a run: reward, staleness by sampler, KL and ESS over versions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple
     """Save the curves of a run as PNG.
 
     Args:
-        steps: Oldest first, at least one.
-        path: Of the picture.
-        title: Above it.
-        marks: (version, text) of what happened in mid-run; a dotted line each.
+        steps: oldest first, at least one.
+        path: of the PNG.
+        title: above the plot.
+        marks: (version, text) of events during the run; a dotted line each.
     """
     versions = [step.version for step in steps]
     figure, axes = plt.subplots(4, sharex=True, figsize=(9, 10), layout="constrained")
@@ -57,5 +57,5 @@ def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple
 
 
 def _smooth(values: Sequence[float], window: int = 10) -> list[float]:
-    """Give the mean of the last ``window`` values at each place."""
+    """Return the moving average over the last ``window`` values."""
     return [sum(values[max(0, end - window) : end]) / min(window, end) for end in range(1, len(values) + 1)]

@@ -1,4 +1,4 @@
-"""The children: each in a session of its own, logged to a file, watched, and never left behind."""
+"""The demo's child processes: each in its own session, logged to a file, watched, and never left behind."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 STOP_TIMEOUT_S: Final = 30.0
-"""For a drain; the demo's take a second or two."""
+"""For a drain, which takes a second or two in the demo."""
 
 ABANDON_TIMEOUT_S: Final = 5.0
-"""The same where the demo is given up and nobody waits for a result."""
+"""For a drain after the demo was aborted."""
 
 _TAIL_BYTES: Final = 4000
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ChildError(Exception):
-    """A child ended as it should not have; says how its log ends."""
+    """A child ended unexpectedly; the message has the end of its log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,8 +34,8 @@ class _Child:
     is_stopping: bool = False
 
 
-class Fleet:
-    """The children by name. Leaving the context ends those that still run."""
+class Children:
+    """The children by name. Leaving the context ends those still running."""
 
     def __init__(self, *, log_of: Callable[[str], Path], environ: Mapping[str, str]) -> None:
         self._log_of = log_of
@@ -62,7 +62,7 @@ class Fleet:
                 _signal(child, signal.SIGKILL)
 
     async def run(self, name: str, *arguments: str) -> str:
-        """Run ``python -m <arguments>`` to its end and give what it printed.
+        """Run ``python -m <arguments>`` to its end; return its standard output.
 
         Raises:
             ChildError: its exit code is not 0.
@@ -77,27 +77,27 @@ class Fleet:
     async def start(
         self, name: str, *arguments: str, environ: Mapping[str, str], may_end: bool = False
     ) -> None:
-        """Start ``python -m <arguments>`` under a name whose earlier child, if any, has ended."""
+        """Start ``python -m <arguments>``; an earlier child of this name has ended."""
         await self._spawn(name, arguments, environ=environ, may_end=may_end, stdout=None)
 
     async def wait_for_end(self, name: str, *, timeout_s: float) -> int | None:
-        """Give a child's exit code once it has ended, None if it has not in time."""
+        """Return a child's exit code once it has ended; None if it has not in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 return await self._children[name].process.wait()
         return None
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Give the result of ``work``, unless a child ends meanwhile that should not have.
+        """Return the result of ``work``, unless a child ends unexpectedly meanwhile.
 
         Raises:
-            ChildError: of the first such child; the work was cancelled.
+            ChildError: for the first such child; ``work`` is cancelled.
         """
         task = asyncio.create_task(work)
         try:
             either: set[asyncio.Future[Any]] = {task, self._failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():  # also where the work has noticed, and told it in its own way
+            if self._failure.done():  # also if the work has noticed and raised an error of its own
                 raise self._failure.result()
             return await task
         finally:
@@ -105,7 +105,7 @@ class Fleet:
             await asyncio.gather(task, return_exceptions=True)
 
     def failure(self, name: str, what: str) -> ChildError:
-        """Give the error that says what is wrong with a child and how its log ends; ``guard`` raises it."""
+        """Return the error of a child, with the end of its log; ``guard`` raises it."""
         with self._log_of(name).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = log.read().decode(errors="replace").strip()
@@ -115,7 +115,7 @@ class Fleet:
         return error
 
     async def stop(self, name: str) -> int:
-        """Let a child drain and give its exit code. A late one is killed, which its exit code shows."""
+        """Let a child drain; return its exit code. A late one is killed, which its exit code shows."""
         child = self._children[name]
         _signal(child, signal.SIGTERM)
         try:
@@ -125,7 +125,7 @@ class Fleet:
             return await self.kill(name)
 
     async def kill(self, name: str) -> int:
-        """End a child without warning."""
+        """Kill a child (SIGKILL); return its exit code."""
         child = self._children[name]
         _signal(child, signal.SIGKILL)
         return await child.process.wait()
@@ -146,7 +146,7 @@ class Fleet:
                 stdout=log if stdout is None else stdout,
                 stderr=log,
                 env={**self._environ, **environ},
-                start_new_session=True,  # Ctrl-C in the terminal is the demo's to handle
+                start_new_session=True,  # the demo itself handles Ctrl-C
             )
         child = self._children[name] = _Child(process, may_end)
         self.starts[name] = self.starts.get(name, 0) + 1

@@ -1,10 +1,11 @@
-"""What the run left on disk: the learner's step log and the coordinator's ledger, as values."""
+"""The records of a run on disk, as values: the learner's step log and the coordinator's ledger."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.slots import parse_group_id
 
@@ -23,7 +24,7 @@ class Trained:
 
     @property
     def attempt(self) -> int:
-        """1 unless an earlier lease of the slot came to nothing."""
+        """1 unless an earlier lease of the slot failed."""
         return self._parts[1]
 
     @property
@@ -68,7 +69,7 @@ class StepTail:
         self.steps: list[Step] = []
 
     def read(self) -> list[Step]:
-        """Take in the lines that are new and whole; give all steps, oldest first."""
+        """Read new complete lines; return all steps, oldest first."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -80,14 +81,14 @@ class StepTail:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What the coordinator has on disk after its end."""
+    """The coordinator's ledger after its end."""
 
     steps: Mapping[int, tuple[str, ...]]
-    """Version -> ids of the groups it was made of."""
+    """Version -> ids of the groups it was trained on."""
     slots: Mapping[str, int]
-    """State -> slots in it."""
+    """State -> number of slots."""
     verdicts: Mapping[str, Mapping[str, int]]
-    """Sampler -> verdict -> times it was given."""
+    """Sampler -> verdict -> number of groups."""
 
 
 def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
@@ -95,9 +96,13 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
     ledger = Ledger.open(path, run_id=run_id)
     try:
         balance = ledger.balance()
-        steps = {step.version: step.group_ids for step in ledger.steps()}
     finally:
         ledger.close()
+    with reading(path) as connection:
+        steps = {
+            version: tuple(json.loads(group_ids))
+            for version, group_ids in connection.execute("SELECT version, group_ids FROM steps")
+        }
     slots = {state.value: n for state, n in balance.settled.items()}
     for slot in balance.slots:
         slots[slot.state.value] = slots.get(slot.state.value, 0) + 1

@@ -1,4 +1,4 @@
-"""What came of the run: figures and checks, for a person and as ``summary.json``; pure."""
+"""The summary of a run, figures and checks, as text and as ``summary.json``; pure."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from deploy.demo.records import LedgerRecord, Step
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything known at the end."""
+    """The result of a run."""
 
     plan: Plan
     run_id: str
@@ -48,7 +48,7 @@ class SamplerFigures:
 
 
 def to_document(outcome: Outcome) -> dict[str, object]:
-    """Give every figure as values that JSON can hold."""
+    """Return every figure as JSON values."""
     steps = outcome.steps
     return {
         "run_id": outcome.run_id,
@@ -74,7 +74,7 @@ def to_document(outcome: Outcome) -> dict[str, object]:
 
 
 def render(outcome: Outcome) -> RenderableType:
-    """Give the summary for a person."""
+    """Return the summary as text and a table."""
     samplers = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("sampler", "groups trained on", "staleness mean", "max", "weights received"):
         samplers.add_column(heading, justify="left" if heading == "sampler" else "right")

@@ -1,8 +1,7 @@
-"""A tiny Qwen3 that has begun to learn the task: the base model of the demo.
+"""Makes the demo's base model: a tiny Qwen3, trained until it solves some of the task.
 
-Made on the spot from nothing but a seed. Supervised training on the answers stops as soon as
-the model is right as often as asked, so that reinforcement learning has something to reward
-and most of the way still to go.
+It starts from a seed alone. Supervised training on the answers stops as soon as the model reaches the
+requested accuracy, so that reinforcement learning has something to reward and most of the way still to go.
 """
 
 import argparse
@@ -23,28 +22,28 @@ _PAD, _END = "<pad>", "<end>"
 _ALPHABET: Final = string.digits + "+="
 _LEARNING_RATE: Final = 3e-3
 _STEPS: Final = 1000
-"""Ten times what any of twenty seeds needed; a bound, not a schedule."""
+"""Upper bound: ten times what any of twenty seeds needed."""
 _NO_TARGET: Final = -100
-"""Takes no part in the loss; cross_entropy's own default."""
+"""Excluded from the loss: cross_entropy's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What came of it."""
+    """The result of a warm start."""
 
     accuracy: float
-    """Probability that a completion sampled at temperature 1 is right, mean over the prompts."""
+    """Mean over the prompts of the probability that a completion sampled at temperature 1 is right."""
     steps: int
     parameters: int
 
 
 def make_base_model(directory: Path, *, accuracy: float, seed: int) -> WarmStart:
-    """Save a model that answers sums right with probability ``accuracy``, and its tokenizer.
+    """Save a model that adds correctly with probability ``accuracy``, and its tokenizer.
 
     Args:
-        directory: Gets config, generation config, bfloat16 safetensors and tokenizer.
-        accuracy: In (0, 1), of the rounded weights; exceeded by what one step gains.
-        seed: Of the weights.
+        directory: for config, generation config, bfloat16 safetensors and tokenizer.
+        accuracy: in (0, 1), of the rounded weights; exceeded by at most what one step gains.
+        seed: of the weights.
 
     Raises:
         RuntimeError: the accuracy is not reached within the bound on steps.
@@ -69,7 +68,7 @@ def make_base_model(directory: Path, *, accuracy: float, seed: int) -> WarmStart
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character."""
+    """Return a tokenizer with one token per character."""
     vocabulary = {token: number for number, token in enumerate([_PAD, _END, *_ALPHABET])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -80,7 +79,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """About 150 000 parameters: a step takes tens of milliseconds on one core."""
+    """Return a model of about 150 000 parameters: a step takes tens of milliseconds on one core."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -99,7 +98,7 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def _examples(task: AdditionTask, tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """Give inputs and targets of all prompts, [prompts, length]; only answers and ends are targets."""
+    """Return inputs and targets of all prompts, [prompts, length]; only answers and ends are targets."""
     inputs, targets = [], []
     for index in range(task.prompts):
         prompt = tokenizer(task.prompt(index)).input_ids
@@ -112,7 +111,7 @@ def _examples(task: AdditionTask, tokenizer: PreTrainedTokenizerFast) -> tuple[T
 
 @torch.no_grad()
 def _accuracy(model: Qwen3ForCausalLM, input_ids: Tensor, target_ids: Tensor) -> float:
-    """Give the mean probability of the right answer and its end, under the weights rounded to bfloat16."""
+    """Return the mean probability of the right answer and its end, with weights rounded to bfloat16."""
     rounded = {name: tensor.bfloat16().float() for name, tensor in model.named_parameters()}
     logits = torch.func.functional_call(model, rounded, kwargs={"input_ids": input_ids}).logits
     is_target = target_ids != _NO_TARGET

@@ -228,7 +228,7 @@ class HardDelightOptions(Options):
     """DG with a gate that is 0 or 1."""
 
     price: float = Field(default=0.0, ge=0)
-    """Delight above which a token counts. 0: all that beats its group; higher: rare successes only."""
+    """Delight above which a token counts. 0: all better than their group; higher: rare successes only."""
 
 
 class KondoOptions(Options):

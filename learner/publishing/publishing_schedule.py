@@ -1,7 +1,7 @@
 """What is published besides each version's own delta, and when.
 
     keyframe          once ``keyframe_every_versions`` versions have passed since the newest one
-    catch-up delta    over many versions, while no newer version waits; see ``node.weights.planning.catch_up``
+    catch-up delta    over many versions, while no newer version waits; see ``planning.skip_deltas``
 
 The newest version always comes first, and a version that training has left behind is never published:
 ``learner.training.master_access`` sees to that.
@@ -10,7 +10,7 @@ The newest version always comes first, and a version that training has left behi
 from collections.abc import Callable
 
 from node.policy import ArtifactKey
-from node.weights.planning.catch_up import next_base
+from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
 
 

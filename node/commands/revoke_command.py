@@ -92,7 +92,7 @@ def _undo(path: Path, text: str, nodes: Collection[str]) -> None:
 def _show(text: str) -> None:
     listed = entries(text)
     if not listed:
-        print("nobody is shut out")
+        print("no node is shut out")
     width = max((len(entry.node_id) for entry in listed), default=0)
     for entry in listed:
         print(f"{entry.node_id:{width}}  {entry.remark}".rstrip())

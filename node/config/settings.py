@@ -103,7 +103,7 @@ class TelemetrySection(BaseModel):
     """``auto``: readable text on a terminal, one JSON object a line elsewhere."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """``info`` tells the story of a run; ``debug`` adds every group, every rpc that fails and every retry."""
+    """``info`` logs the course of a run; ``debug`` adds every group, every failed rpc and every retry."""
 
 
 _SECTIONS: Final = {

@@ -67,7 +67,7 @@ async def build(context: RoleContext) -> list[Service]:
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
         is_published=published.has,
-        tell=peers.tell,
+        notify=peers.notify,
         metrics=metrics,
         clock=clock,
     )

@@ -85,8 +85,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 f"the peer is configured for run {request.run_id[:100]!r}, this is {self._run_id!r}",
                 fix="check node.run_file",
             )
-        if role_from_wire(request.role) is not peer.role:
-            raise RefusedError(Reason.WRONG_ROLE, f"its certificate names {peer.node_id} a {peer.role}")
+        if (role := role_from_wire(request.role)) is not peer.role:
+            raise RefusedError(
+                Reason.WRONG_ROLE,
+                f"{peer.node_id} joins as a {role}, its certificate is for a {peer.role}",
+                fix="start it in the role that its token was made for, or enrol it again",
+            )
         learner = self._spool.accounts.learner
         if peer.role is Role.LEARNER:
             await self._spool.admit_learner(_learner(peer, request))

@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -20,6 +20,22 @@ _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1
 _TRANSACTION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
+_PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] = (
+    (
+        "version_lag_versions",
+        "Head minus the version a peer holds.",
+        lambda row: row.version_lag_versions,
+    ),
+    ("lag_seconds", "Time since a version newer than a peer's was announced.", lambda row: row.lag_s),
+    ("silence_seconds", "Time since the last heartbeat of a peer.", lambda row: row.last_seen_s),
+    (
+        "clock_offset_seconds",
+        "The coordinator's clock minus a peer's, by the peer's own estimate.",
+        lambda row: row.clock_offset_s,
+    ),
+)
+
+
 class CoordinatorMetrics:
     """The coordinator's instruments."""
 
@@ -35,7 +51,7 @@ class CoordinatorMetrics:
                 f"heterorl_coordinator_{name}", text, labels, buckets=tuple(buckets), registry=registry
             )
 
-        self._groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
+        self.groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
         self.max_staleness_versions = gauge(
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
@@ -47,19 +63,19 @@ class CoordinatorMetrics:
         self._learner_version = gauge(
             "learner_version", "The newest version the learner is known to have reached."
         )
-        self._staleness = histogram(
+        self.staleness = histogram(
             "group_staleness_versions", "Staleness of groups when they were trained on.", _STALENESS_BUCKETS
         )
         self._stage = histogram("group_lag_seconds", "Time groups took per stage.", _LAG_BUCKETS_S, "stage")
-        self._transaction = histogram(
+        self.transaction = histogram(
             "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
         )
-        self._prompt_faults = counter(
+        self.prompt_faults = counter(
             "prompt_faults",
             "Leases given back because their prompts could not be answered, by reason.",
             "reason",
         )
-        self._abandoned_prompts = counter(
+        self.abandoned_prompts = counter(
             "abandoned_prompts", "Prompts set aside, by the reason of their last attempt.", "reason"
         )
         self.bad_prompts = gauge("bad_prompts", "Prompts that are passed over until they are tried again.")
@@ -94,30 +110,15 @@ class CoordinatorMetrics:
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
         for verdict in Verdict:
-            self._groups.labels(verdict)
+            self.groups.labels(verdict)
         for fault in FAULTS:
-            self._prompt_faults.labels(fault)
+            self.prompt_faults.labels(fault)
         for reason in Failure:
-            self._abandoned_prompts.labels(reason)
-
-    def count_verdict(self, verdict: Verdict, n: int = 1) -> None:
-        self._groups.labels(verdict).inc(n)
-
-    def count_prompt_fault(self, fault: Failure) -> None:
-        self._prompt_faults.labels(fault).inc()
-
-    def count_abandoned(self, reason: Failure) -> None:
-        self._abandoned_prompts.labels(reason).inc()
-
-    def observe_staleness(self, versions: int) -> None:
-        self._staleness.observe(versions)
+            self.abandoned_prompts.labels(reason)
 
     def observe_lag(self, stage: str, seconds: float) -> None:
         """Observe how long a group took; stages as in ``node.telemetry.lag``."""
         self._stage.labels(stage).observe(seconds)
-
-    def observe_transaction(self, seconds: float) -> None:
-        self._transaction.observe(seconds)
 
     def show_load(
         self, slots: Mapping[SlotState, int], capacities: Mapping[str, int], *, learner_version: int
@@ -156,31 +157,9 @@ class _PeerCollector(Collector):
         for role, state in itertools.product((Role.LEARNER, Role.SAMPLER, Role.RELAY), PeerState):
             peers.add_metric([role, state], counted[role, state])
         yield peers
-        version_lag = GaugeMetricFamily(
-            "heterorl_coordinator_peer_version_lag_versions",
-            "Head minus the version a peer holds.",
-            labels=["node", "role"],
-        )
-        lag = GaugeMetricFamily(
-            "heterorl_coordinator_peer_lag_seconds",
-            "Time since a version newer than a peer's was announced.",
-            labels=["node", "role"],
-        )
-        silence = GaugeMetricFamily(
-            "heterorl_coordinator_peer_silence_seconds",
-            "Time since the last heartbeat of a peer.",
-            labels=["node", "role"],
-        )
-        clock_offset = GaugeMetricFamily(
-            "heterorl_coordinator_peer_clock_offset_seconds",
-            "The coordinator's clock minus a peer's, by the peer's own estimate.",
-            labels=["node", "role"],
-        )
-        for row in rows:
-            if row.state != PeerState.LEFT:
-                who = [row.node_id, row.role]
-                version_lag.add_metric(who, row.version_lag_versions)
-                lag.add_metric(who, row.lag_s)
-                silence.add_metric(who, row.last_seen_s)
-                clock_offset.add_metric(who, row.clock_offset_s)
-        yield from (version_lag, lag, silence, clock_offset)
+        for name, text, value_of in _PEER_GAUGES:
+            gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
+            for row in rows:
+                if row.state != PeerState.LEFT:
+                    gauge.add_metric([row.node_id, row.role], value_of(row))
+            yield gauge

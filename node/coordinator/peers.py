@@ -13,7 +13,7 @@ second.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.fleet.lag_table import LagTable
@@ -41,8 +41,8 @@ class HeartbeatReport:
     """What a peer reports of itself."""
 
     held: PolicyVersion | None
-    clock_offset_s: float
-    waits_for: str
+    clock_offset_s: float = 0.0
+    waits_for: str = ""
     metrics: tuple[MetricFamily, ...] = ()
     """Empty: as before."""
     step: StepReport | None = None
@@ -61,12 +61,6 @@ class HeartbeatAnswer:
     must_repair: bool
     longest_lag_versions: int = 0
     """Of any sampler; for learners only."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    clock_offset_s: float = 0.0
-    waits_for: str = ""
 
 
 class Peers:
@@ -88,7 +82,8 @@ class Peers:
         self._head = head
         self._fleet = fleet
         self._metrics = metrics
-        self._said: dict[Peer, _Said] = {}
+        self._reports: dict[Peer, HeartbeatReport] = {}
+        """The newest of each peer, without its metrics."""
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
@@ -115,7 +110,7 @@ class Peers:
         with self._twins_counted():
             member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._lag_table.holds(peer, held)
-        self._said[peer] = _Said()
+        self._reports[peer] = HeartbeatReport(held)
         self._fleet.admit(peer)
         return member
 
@@ -140,7 +135,9 @@ class Peers:
         with self._twins_counted():
             self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         self._lag_table.holds(peer, heartbeat.held)
-        self._said[peer] = _Said(heartbeat.clock_offset_s, heartbeat.waits_for[:_WAITS_FOR_CHARACTERS])
+        self._reports[peer] = replace(
+            heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
+        )
         self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if heartbeat.metrics:
             self._fleet.update(peer, heartbeat.metrics)
@@ -163,7 +160,7 @@ class Peers:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
 
-    def tell(self, sampler_id: str, verdict: GroupVerdict) -> None:
+    def notify(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
         pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
         self._metrics.dropped_verdicts.inc(pending.put(verdict))
@@ -176,8 +173,8 @@ class Peers:
             if member.state is PeerState.LEFT:
                 self._lag_table.leave(member.peer)
         known = {member.peer for member in self._membership.members}
-        for peer in self._said.keys() - known:
-            del self._said[peer]
+        for peer in self._reports.keys() - known:
+            del self._reports[peer]
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
         for sampler_id in self._pending.keys() - samplers:
@@ -192,7 +189,7 @@ class Peers:
     def _row(self, member: Member, head: PolicyVersion | None, now: float) -> PeerStatus:
         peer = member.peer
         lag = self._lag_table.lag(peer, head=head, now=now)
-        said = self._said[peer]
+        report = self._reports[peer]
         is_sampler = peer.role is Role.SAMPLER
         verdicts = self._accounts.verdicts_of(peer.node_id) if is_sampler else {}
         return PeerStatus(
@@ -203,8 +200,8 @@ class Peers:
             version_lag_versions=lag.versions,
             lag_s=lag.seconds,
             last_seen_s=max(0.0, now - member.last_seen_s),
-            clock_offset_s=said.clock_offset_s,
-            waits_for=said.waits_for,
+            clock_offset_s=report.clock_offset_s,
+            waits_for=report.waits_for,
             verdicts={verdict.value: n for verdict, n in verdicts.items()},
             staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
             joins=member.joins,

@@ -90,8 +90,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         submitted = await self._spool.submit(sampler_id, request.group.group_id, group, data)
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
-            told = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
-            self._peers.tell(sampler_id, told)
+            verdict = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
+            self._peers.notify(sampler_id, verdict)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )

@@ -29,8 +29,8 @@ from node.telemetry.lag import submission_lags
 
 logger = logging.getLogger(__name__)
 
-Tell: TypeAlias = Callable[[str, GroupVerdict], None]
-"""Lets a sampler know what became of its group."""
+Notify: TypeAlias = Callable[[str, GroupVerdict], None]
+"""Reports to a sampler what became of its group."""
 
 
 class Spool:
@@ -45,7 +45,7 @@ class Spool:
         bounds: Bounds,
         lease_ttl_s: float,
         is_published: Callable[[int], bool],
-        tell: Tell,
+        notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
@@ -57,12 +57,12 @@ class Spool:
         self._bounds = bounds
         self._lease_ttl_s = lease_ttl_s
         self._is_published = is_published
-        self._tell = tell
+        self._notify = notify
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
         for verdict, n in accounts.verdicts().items():
-            metrics.count_verdict(verdict, n)
+            metrics.groups.labels(verdict).inc(n)
 
     @property
     def accounts(self) -> Accounts:
@@ -103,7 +103,7 @@ class Spool:
             )
         )
         for fault in released.faults:
-            self._metrics.count_prompt_fault(fault)
+            self._metrics.prompt_faults.labels(fault).inc()
         return released.leases
 
     async def admit_sampler(self, sampler_id: str, *, configured: int | None, prompts: int) -> None:
@@ -156,7 +156,7 @@ class Spool:
             )
 
         submitted = await self._settle(decide)
-        self._metrics.count_verdict(submitted.verdict)
+        self._metrics.groups.labels(submitted.verdict).inc()
         if submitted.verdict is Verdict.SPOOLED and isinstance(group, RolloutGroup):
             for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
                 self._metrics.observe_lag(stage, lag_s)
@@ -242,13 +242,13 @@ class Spool:
         answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged))
         if answer is None:
             return
-        self._metrics.count_verdict(judged.verdict)
+        self._metrics.groups.labels(judged.verdict).inc()
         if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_deliveries.inc()
             logger.error("learner had trained on a group before", extra={"group_id": judged.group_id})
         if answer.spooled_at_s is not None:
             self._metrics.observe_lag("delivered", self._clock.now() - answer.spooled_at_s)
-        self._tell(answer.sampler_id, judged)
+        self._notify(answer.sampler_id, judged)
 
     async def record_step(self, drain: DrainStream, record: StepRecord) -> None:
         """Put a step on disk and acknowledge it.
@@ -298,11 +298,11 @@ class Spool:
             logger.info("step recorded", extra={"version": record.version, "groups": len(record.group_ids)})
         now = self._clock.now()
         for trained in outcome.trained:
-            self._metrics.count_verdict(Verdict.TRAINED)
-            self._metrics.observe_staleness(trained.staleness_versions)
+            self._metrics.groups.labels(Verdict.TRAINED).inc()
+            self._metrics.staleness.observe(trained.staleness_versions)
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
-            self._tell(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
+            self._notify(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
 
 
 def _fenced() -> RefusedError:

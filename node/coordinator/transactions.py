@@ -88,7 +88,7 @@ class Transactions:
                 started_s = self._clock.monotonic()
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
-                self._metrics.observe_transaction(self._clock.monotonic() - started_s)
+                self._metrics.transaction.observe(self._clock.monotonic() - started_s)
                 self.accounts.apply(decision.transaction, now=now)
                 self._note_abandoned(decision.transaction)
             return decision.answer
@@ -98,7 +98,7 @@ class Transactions:
         for slot in transaction.slots:
             if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
                 continue
-            self._metrics.count_abandoned(reason)
+            self._metrics.abandoned_prompts.labels(reason).inc()
             entry = bad.get(slot.number)
             logger.warning(
                 "prompt abandoned",

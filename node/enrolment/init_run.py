@@ -1,4 +1,4 @@
-"""Making a run: everything it needs before its first process starts.
+"""Everything a new run needs before its first process starts, made by ``heterorl-node init DIR``.
 
     DIR/run.json                 public: every machine of the run gets a copy
     DIR/coordinator/authority/   the run's certificate authority; stays with the coordinator

@@ -23,7 +23,7 @@ from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.preflight import no_certificate
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
-from node.process.state_lock import StateLock
+from node.process.state_lock import lock_state_directory
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
@@ -120,7 +120,7 @@ def _hold_state(state_dir: Path) -> None:
         make_private_directory(state_dir)
     except OSError as error:
         raise cannot_make(state_dir, error, fix="Set node.state_dir to another directory.") from error
-    StateLock.take(state_dir)
+    lock_state_directory(state_dir)
 
 
 async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:

@@ -13,26 +13,19 @@ _FIX: Final = (
 )
 
 
-class StateLock:
-    """The lock of one directory, held until this process ends; roles of one process share it."""
+_held: Final[dict[Path, FileLock]] = {}
+"""By directory, links resolved."""
 
-    _held: Final[dict[Path, "StateLock"]] = {}
-    """By directory, links resolved."""
 
-    def __init__(self, directory: Path, lock: FileLock) -> None:
-        """Own the lock of ``directory``; use ``take``."""
-        self.directory = directory
-        self._lock = lock
+def lock_state_directory(directory: Path) -> FileLock:
+    """Lock an existing directory, without waiting, until this process ends; its roles share the lock.
 
-    @classmethod
-    def take(cls, directory: Path) -> "StateLock":
-        """Take the lock of an existing directory, without waiting, until this process ends.
-
-        Raises:
-            StartupError: another process has it, or nothing can be locked there.
-        """
-        resolved = directory.resolve()
-        if resolved not in cls._held:
-            lock = FileLock.take(directory / LOCK_FILE, of=f"The state directory {directory}", fix=_FIX)
-            cls._held[resolved] = cls(directory, lock)
-        return cls._held[resolved]
+    Raises:
+        StartupError: another process has it, or nothing can be locked there.
+    """
+    resolved = directory.resolve()
+    if resolved not in _held:
+        _held[resolved] = FileLock.take(
+            directory / LOCK_FILE, of=f"The state directory {directory}", fix=_FIX
+        )
+    return _held[resolved]

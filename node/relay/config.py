@@ -13,8 +13,8 @@ class RelayConfig(BaseModel):
     listen: Address = "127.0.0.1:7710"
     """Where samplers, and relays behind this one, connect. Port 0: any free one, printed at the start."""
     upstream: tuple[Target, ...] = ()
-    """Relays to take policy versions from, ``host:port`` each; the coordinator is asked only when they are
-    all behind it. Empty: the coordinator. Never a relay that is behind this one."""
+    """Relays to take policy versions from, ``host:port`` each; the coordinator is asked only when all of them
+    are behind it. Empty: the coordinator. Never name a relay that takes them from this one."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them; as the coordinator's."""
     spool_groups: int = Field(default=1024, ge=1, le=65_536)

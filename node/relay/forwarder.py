@@ -1,4 +1,4 @@
-"""Takes groups in for the coordinator and hands them on, for as long as it takes.
+"""Spools groups for the coordinator and forwards them for as long as it takes.
 
 sampler --SubmitRollouts--> spool (on disk) --SPOOLED--> sampler
                               |
@@ -60,7 +60,7 @@ class Forwarder:
         return is_new
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Hand groups on until ``stopping``; what is left is on disk for the next start."""
+        """Forward groups until ``stopping``; the rest is on disk for the next start."""
         ready()
         try:
             await run_until(stopping, self._forward_for_ever())
@@ -90,9 +90,9 @@ class Forwarder:
             await self._backoff.wait()
 
     async def _forward(self, group: SpooledGroup) -> None:
-        told = {"group_id": group.group_id, "sampler": group.sampler_id}
+        fields = {"group_id": group.group_id, "sampler": group.sampler_id}
         if group.data is None:
-            logger.error("group damaged in the spool", extra=told)
+            logger.error("group damaged in the spool", extra=fields)
             self._metrics.dropped_groups.inc()
         else:
             try:
@@ -100,11 +100,11 @@ class Forwarder:
             except RefusedError as refused:
                 if refused.reason.recovery is not Recovery.DROP_REQUEST:
                     raise
-                logger.error("group refused by the coordinator", extra={**told, "detail": str(refused)})
+                logger.error("group refused by the coordinator", extra={**fields, "detail": str(refused)})
                 self._metrics.dropped_groups.inc()
             else:
                 self._metrics.count_forwarded(verdict)
-                logger.debug("group handed on", extra={**told, "verdict": verdict.value, "detail": detail})
+                logger.debug("group handed on", extra={**fields, "verdict": verdict.value, "detail": detail})
         await self._in_thread(lambda: self._spool.remove(group.number))
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:

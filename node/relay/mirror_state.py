@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
-from node.weights.planning.chain import PUBLIC_VERSION, newest_reachable, plan_upload, upload_path
+from node.weights.planning.cheapest_chain import (
+    PUBLIC_VERSION,
+    newest_reachable,
+    plan_upload,
+    price,
+    upload_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,8 @@ class MirrorState:
         if key.version > self.head_version:
             return False  # a source sent it before it was announced
         with_it = replace(self, own=(*self.own, Artifact(key, 0)))
-        return _price(self.path()) <= _price(with_it.path())
+        return price(self.path()) <= price(with_it.path())
 
     def _offered(self) -> tuple[Artifact, ...]:
         artifacts = () if self.upstream is None else self.upstream.artifacts
         return tuple(artifact for artifact in artifacts if artifact.key not in self.unwanted)
-
-
-def _price(path: tuple[Artifact, ...]) -> tuple[int, int]:
-    return sum(artifact.size_bytes for artifact in path), len(path)

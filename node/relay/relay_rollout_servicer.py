@@ -1,4 +1,4 @@
-"""RolloutService at a relay: takes groups in, and nothing else."""
+"""RolloutService at a relay: takes groups in and serves no other rpc."""
 
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ from node.wire.rollouts import group_from_wire, verdict_to_wire
 
 
 class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    """Checks what needs no knowledge of the run's leases; the coordinator judges the rest."""
+    """Checks what can be checked without the run's leases; the coordinator judges the rest."""
 
     def __init__(self, forwarder: Forwarder, *, run_id: str, metrics: TransferMetrics) -> None:
         self._forwarder = forwarder
@@ -23,7 +23,7 @@ class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
-        """Spool a group; the coordinator's own verdict follows in a heartbeat, if it is another one."""
+        """Spool a group; the coordinator's verdict follows in a heartbeat, if it is another one."""
         sampler_id = submitter(peer_of(context), request.sampler_id)
         try:
             group = group_from_wire(request.group)

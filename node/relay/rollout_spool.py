@@ -1,12 +1,14 @@
-"""Groups on a relay's disk until the coordinator has answered for them.
+"""Groups on a relay's disk, until the coordinator has answered for them.
 
-One SQLite file (WAL, synchronous=FULL): what was put is on disk. SQLite keeps no checksum of what it
-stores, so each group carries its own.
+One SQLite file (WAL, synchronous=FULL). SQLite keeps no checksum of what it stores, so each group carries its
+own.
 
 Blocking: one thread calls this, never the event loop's.
 """
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -23,15 +25,15 @@ CREATE TABLE IF NOT EXISTS groups (
 """
 
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Long enough for a predecessor that is closing the file, short enough to say that there is one."""
+"""Long enough for a predecessor that is closing the file; after it the start fails with a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledGroup:
-    """A group as it was handed in."""
+    """A group as it was submitted."""
 
     number: int
-    """Counts up from 1, never used twice."""
+    """Counts up from 1; never used twice."""
     sampler_id: str
     group_id: str
     data: bytes | None
@@ -48,7 +50,7 @@ class RolloutSpool:
 
     @classmethod
     def open(cls, path: Path, *, capacity_groups: int) -> Self:
-        """Open the spool, making it where there is none.
+        """Open the spool; make it where there is none.
 
         Raises:
             StartupError: it is damaged or locked.
@@ -72,7 +74,7 @@ class RolloutSpool:
         self._connection.close()
 
     def __len__(self) -> int:
-        """Give how many groups wait."""
+        """Return how many groups wait."""
         return self._size
 
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
@@ -82,30 +84,29 @@ class RolloutSpool:
             RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
         if self._size >= self._capacity_groups:
-            raise RefusedError(Reason.BUSY, f"{self._size} groups wait for the coordinator", fix="try again")
+            raise RefusedError(
+                Reason.BUSY,
+                f"{self._size} groups wait for the coordinator, the spool is full",
+                fix="try again later",
+            )
         row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
-        try:
+        with _disk_refusals():
             done = self._connection.execute(
                 "INSERT OR IGNORE INTO groups (sampler_id, group_id, digest, data) VALUES (?, ?, ?, ?)", row
             )
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         self._size += done.rowcount
         return done.rowcount == 1
 
     def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
-        """Give the groups that wait longest.
+        """Return the groups that have waited longest.
 
         Raises:
             RefusedError: DISK, if they cannot be read.
         """
-        try:
+        with _disk_refusals():
             rows = self._connection.execute(
-                "SELECT number, sampler_id, group_id, digest, data FROM groups ORDER BY number LIMIT ?",
-                [limit],
+                "SELECT * FROM groups ORDER BY number LIMIT ?", [limit]
             ).fetchall()
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         return tuple(
             SpooledGroup(
                 number, sampler_id, group_id, data if xxhash.xxh3_128_digest(data) == digest else None
@@ -119,16 +120,18 @@ class RolloutSpool:
         Raises:
             RefusedError: DISK, if that cannot be written.
         """
-        try:
+        with _disk_refusals():
             done = self._connection.execute("DELETE FROM groups WHERE number = ?", [number])
-        except sqlite3.Error as error:
-            raise _disk_error(error) from error
         self._size -= done.rowcount
 
 
-def _disk_error(error: sqlite3.Error) -> RefusedError:
-    return RefusedError(
-        Reason.DISK,
-        f"the rollout spool fails: {error}",
-        fix="make room on the disk of the state directory",
-    )
+@contextlib.contextmanager
+def _disk_refusals() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise RefusedError(
+            Reason.DISK,
+            f"the rollout spool cannot be read or written: {error}",
+            fix="make room on the disk of the relay's state directory",
+        ) from error

@@ -1,7 +1,7 @@
 """The client side of every call: channels, backoff, and the meaning of gRPC's errors.
 
 A call ends in one of three ways: a response; RefusedError, the hub's decision with its reason;
-ConnectionLost, nobody's decision, to be retried with backoff. A node dials three channels to its
+ConnectionLost, without a decision, to be retried with backoff. A node dials three channels to its
 hub, one per purpose, each a TCP connection of its own, so that a heartbeat never waits behind weights.
 """
 
@@ -175,7 +175,7 @@ def classified() -> Iterator[None]:
 
 
 def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
-    """Tell a refusal from a lost connection.
+    """Return the refusal or the lost connection that an error stands for.
 
     A refusal is what carries our reason, and the two limits gRPC enforces by itself.
     A CANCELLED that this side did not cause is gRPC shedding load: it is retried like a lost connection.

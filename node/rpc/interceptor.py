@@ -276,7 +276,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     ((REASON_KEY, refusal.reason.value), (HUB_CLOCK_KEY, f"{self._clock.now():.3f}")),
                 )
         except TimeoutError:
-            # Nobody reads: end as cancelled, which drops the call without an answer.
+            # The caller does not read: end as cancelled, which drops the call without an answer.
             raise asyncio.CancelledError from None
 
 

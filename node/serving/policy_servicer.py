@@ -1,8 +1,7 @@
-"""The hub's side of PolicyService: announces, serves and takes in artifacts it cannot forge.
+"""PolicyService at a hub: announces, serves and takes in artifacts that the hub cannot forge.
 
-At a relay an artifact may still be on its way: whoever asks for a frame of it gets the frame as soon
-as it has arrived and was verified.
-"""
+At a relay an artifact may still be arriving: a frame of it is served as soon as it has arrived and is
+verified."""
 
 import asyncio
 import contextlib
@@ -15,12 +14,12 @@ from typing import Final
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.policy import Announcement, ArtifactKey
 from node.rpc.auth import Context
 from node.rpc.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import plan_catch_up
+from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.payload_order import first_batch, pushed_frames
 from node.wire.policies import announcement_to_wire, artifact_key_from_wire
@@ -29,8 +28,8 @@ ARRIVAL_TIMEOUT_S: Final = 15.0
 """Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
 
 RESUME_TIMEOUT_S: Final = 5.0
-"""Longest wait for an artifact that is not whole to be gone on with, as a relay does that has just started.
-Then its reader does better to plan again: the relay may have left it for something newer."""
+"""Longest wait for the transfer of an incomplete artifact to resume, as at a relay that has just started.
+After that its reader had better plan again: the relay may have left the artifact for a newer one."""
 
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
@@ -47,8 +46,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Serve ``store``.
 
         Args:
-            batch_bytes: small payloads are put together up to this much.
-            damage: fault injection: changes every chunk of a frame before it is sent.
+            batch_bytes: Small payloads are joined up to this much.
+            damage: Fault injection: changes every chunk of a frame before it is sent.
         """
         self._store = store
         self._metrics = metrics
@@ -59,18 +58,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
         self, request: policy_pb2.WatchVersionsRequest, context: Context
     ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-        told = None
-        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
-            while True:
-                changed.clear()
-                announcement = self._store.announcement()
-                if announcement is not None and announcement != told:
-                    told = announcement
-                    yield announcement_to_wire(announcement)
-                else:
-                    await changed.wait()
+        async with contextlib.aclosing(self._announcements()) as announcements:
+            async for announcement in announcements:
+                yield announcement_to_wire(announcement)
 
     async def GetManifest(  # noqa: N802
         self, request: policy_pb2.GetManifestRequest, context: Context
@@ -112,28 +102,37 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     )
 
     async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
-        """Wait for a head newer than a version; return the first artifact on the cheapest way to it."""
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+        """Wait for a head newer than ``held``; return the first artifact on the cheapest way to it."""
+        async with contextlib.aclosing(self._announcements()) as announcements:
+            async for announcement in announcements:
+                path = plan_catch_up(
+                    held,
+                    announcement.head.number,
+                    announcement.artifacts,
+                    artifact_cost_bytes=artifact_cost_bytes,
+                )
+                if path:
+                    return path[0].key
+        raise AssertionError("announcements do not end")
+
+    async def _announcements(self) -> AsyncGenerator[Announcement, None]:
+        """Yield the newest announcement, then each newer one; a slow reader skips some."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        sent = None
         with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
             while True:
                 changed.clear()
                 announcement = self._store.announcement()
-                if announcement is not None:
-                    path = plan_catch_up(
-                        held,
-                        announcement.head.number,
-                        announcement.artifacts,
-                        artifact_cost_bytes=artifact_cost_bytes,
-                    )
-                    if path:
-                        return path[0].key
-                await changed.wait()
+                if announcement is not None and announcement != sent:
+                    sent = announcement
+                    yield announcement
+                else:
+                    await changed.wait()
 
     async def _chunks(
         self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
     ) -> AsyncIterator["_Chunk"]:
-        """Yield payloads: the first from ``start_bytes`` on, an only one to ``end_bytes``."""
+        """Yield payloads: the first one from ``start_bytes`` on, an only one up to ``end_bytes``."""
         key = manifest.key
         sent = 0
         while sent < len(frames):
@@ -159,7 +158,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return b"".join(self._store.read_payload(key, frame) for frame in batch)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
-        """Return when a frame is here, or not on its way: what is missing then is the store's to say."""
+        """Return when a frame is here, or is not arriving: then the store says what is missing."""
         if self._store.has(key, frame):
             return
         loop = asyncio.get_running_loop()
@@ -170,7 +169,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     while not (self._store.has(key, frame) or self._store.is_awaited(key, frame)):
                         await arrived.wait()
                         arrived.clear()
-            async with within(ARRIVAL_TIMEOUT_S, f"frame {frame} of version {key.version} on its way"):
+            async with within(ARRIVAL_TIMEOUT_S, f"the arrival of frame {frame} of version {key.version}"):
                 while self._store.is_awaited(key, frame):
                     await arrived.wait()
                     arrived.clear()
@@ -195,13 +194,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             if payload is not None:
                 await asyncio.to_thread(self._store.write_frame, key, message.frame, payload)
         if upload is None:
-            raise RefusedError(Reason.MALFORMED, "an upload without a frame")
+            raise RefusedError(Reason.MALFORMED, "the upload has no frame")
         missing = await asyncio.to_thread(self._store.missing, upload.manifest.key)
         return policy_pb2.UploadFramesResponse(missing_frames=missing)
 
 
 def damage_first(count: int) -> Callable[[bytes], bytes]:
-    """Give a fault: one bit is flipped in each of the first ``count`` chunks."""
+    """Return a fault that flips one bit in each of the first ``count`` chunks."""
     left = count
 
     def damage(data: bytes) -> bytes:
@@ -224,17 +223,17 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Upload:
-    """Puts the chunks of one stream together, never more than the frame they belong to."""
+    """Joins the chunks of one stream, one frame at a time."""
 
     manifest: Manifest
     frame: int = -1
     partial: bytearray = field(default_factory=bytearray)
 
     def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
-        """Give the payload that this chunk completes.
+        """Return the payload that this chunk completes; None: it is not complete yet.
 
         Raises:
-            RefusedError: MALFORMED, if it is not the chunk that comes next.
+            RefusedError: MALFORMED; it is not the next chunk.
         """
         if key != self.manifest.key or frame >= len(self.manifest.frames):
             raise RefusedError(
@@ -248,7 +247,7 @@ class _Upload:
             raise RefusedError(
                 Reason.MALFORMED,
                 f"{len(data)} bytes of frame {frame} at {offset_bytes}, "
-                f"where frame {self.frame} at {len(self.partial)} of {size_bytes} was due",
+                f"expected was frame {self.frame} at {len(self.partial)} of {size_bytes}",
             )
         self.partial += data
         if len(self.partial) < size_bytes:
@@ -261,17 +260,21 @@ class _Upload:
 def _check_wanted(request: policy_pb2.FetchFramesRequest, manifest: Manifest) -> None:
     frames = request.frames
     if not 1 <= len(frames) <= limits.FRAMES_PER_FETCH or len(set(frames)) != len(frames):
-        raise RefusedError(Reason.MALFORMED, f"{len(frames)} frames, of which {len(set(frames))} differ")
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a request for {len(frames)} frames, {len(set(frames))} of them distinct; allowed are "
+            f"1 to {limits.FRAMES_PER_FETCH}, each once",
+        )
     if max(frames) >= len(manifest.frames):
         raise RefusedError(
             Reason.MALFORMED,
-            f"frame {max(frames)} of version {manifest.version}, which has {len(manifest.frames)}",
+            f"no frame {max(frames)} in version {manifest.version}, which has {len(manifest.frames)} frames",
         )
     size_bytes = manifest.frames[frames[0]].payload_bytes
     if request.first_offset_bytes >= max(size_bytes, 1):
         raise RefusedError(
             Reason.MALFORMED,
-            f"byte {request.first_offset_bytes} of frame {frames[0]}, which has {size_bytes}",
+            f"no byte {request.first_offset_bytes} in frame {frames[0]}, which has {size_bytes} bytes",
         )
     end_bytes = request.end_offset_bytes
     if end_bytes and not (len(frames) == 1 and request.first_offset_bytes < end_bytes <= size_bytes):

@@ -3,8 +3,8 @@
 sampled    sampling started -> finished         on the sampler
 graded     finished -> graded                   on the sampler
 uploaded   graded -> spooled                    sampler to hub, queueing included
-delivered  spooled -> judged                    hub to learner
-trained    spooled -> trained on                hub to gradient step
+delivered  spooled -> judged                    coordinator to learner
+trained    spooled -> trained on                coordinator to gradient step
 """
 
 from collections.abc import Iterable
@@ -50,8 +50,8 @@ def best_sample(samples: Iterable[ClockSample]) -> ClockSample | None:
 def submission_lags(group: RolloutGroup, *, spooled_at_s: float) -> dict[str, float]:
     """Return the seconds of the stages up to the spool, by name.
 
-    Timestamps are on the hub's clock as the sampler estimates it; a stage that comes out negative is 0.
-    """
+    Timestamps are on the coordinator's clock as the sampler estimates it; a stage that comes out negative is
+    0."""
     stages = {
         "sampled": group.sampling_finished_at_s - group.sampling_started_at_s,
         "graded": group.graded_at_s - group.sampling_finished_at_s,

@@ -1,7 +1,6 @@
 """Leases, groups, verdicts and step records <-> heterorl.v1.
 
-A group travels as columns: raw little-endian arrays, one per kind of number, so that neither
-side visits tokens one by one.
+A group travels as columns, raw little-endian arrays: neither side visits tokens one by one.
 """
 
 from collections.abc import Iterable
@@ -143,7 +142,7 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
 
 
 def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
-    """Give the group as it was sent; its arrays view the message's bytes.
+    """Return the group as it was sent; its arrays view the message's bytes.
 
     Raises:
         RefusedError: MALFORMED where columns disagree in length, OVER_LIMIT where the group

@@ -52,9 +52,7 @@ class TorchWords:
         return TorchWords(words, dtype=self.flat.dtype, device=self.flat.device, narrow=narrow)
 
     def values(self, span: TensorSpan) -> Tensor:
-        """Return a view of a tensor, in the computing dtype if it is published in bfloat16, else as
-        published.
-        """
+        """Return a view of a tensor, in the computing dtype if published in bfloat16, else as published."""
         part = self._part(span.start_word, span.words, span.dtype)
         if span.dtype is not BFLOAT16:
             part = part.view(getattr(torch, span.dtype.name))[: span.elements]

@@ -31,8 +31,8 @@ from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.group_tally import GroupTally, SubmittedGroups
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, Prompt, WorkQueue
-from sampler.tasks.grader import TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.task import import_path, unusable
 
 logger = logging.getLogger(__name__)

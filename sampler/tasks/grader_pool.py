@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from sampler.tasks.grader import Grader, TaskDescription, TaskError
+from sampler.tasks.grader_process import Grader, TaskDescription, TaskError
 
 SLOW_S: Final = 0.1
 """A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""

@@ -10,10 +10,10 @@ import json
 import os
 import resource
 import sys
-from typing import Any, BinaryIO
+from typing import Any
 
 from node.errors import ConfigError
-from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REQUEST_BYTES, framed
+from sampler.tasks.framing import PROMPT_CHARACTERS, framed
 from sampler.tasks.task import Task, load_task
 
 
@@ -31,20 +31,10 @@ def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))
         return
     replies.write(framed(ready))
-    while (request := _read(sys.stdin.buffer)) is not None:
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
         _allow_cpu(cpu_limit_s)
         replies.write(framed(_graded(task, request) if "texts" in request else _prompted(task, request)))
-
-
-def _read(requests: BinaryIO) -> dict[str, Any] | None:
-    header = requests.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(header)
-    if length > REQUEST_BYTES:
-        raise ValueError(f"a request of {length} bytes; at most {REQUEST_BYTES} are allowed")
-    request: dict[str, Any] = json.loads(requests.read(length))
-    return request
 
 
 def _allow_cpu(seconds: int) -> None:

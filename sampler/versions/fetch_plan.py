@@ -10,7 +10,7 @@ failed     an artifact that cannot be used is planned around until it is announc
 from dataclasses import dataclass, replace
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.planning.chain import PUBLIC_VERSION, plan_catch_up, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh, price
 from node.weights.store.high_water import HighWater
 
 
@@ -64,6 +64,11 @@ class FetchPlan:
         head = self.held.number if self.announcement is None else self.announcement.head.number
         return max(0, head - self.held.number)
 
+    @property
+    def held_version(self) -> int:
+        """The number of the held version."""
+        return self.held.number
+
     def can_start(self, key: ArtifactKey) -> bool:
         """Whether an artifact starts from what is here and leads to a newer version."""
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
@@ -78,7 +83,7 @@ class FetchPlan:
             return False  # A source sent it before it was announced.
         path = self._path_from(self.held)
         rest = self._path_from(PolicyVersion(key.version))
-        return path is not None and (rest is None or _price(path) <= _price(rest))
+        return path is not None and (rest is None or price(path) <= price(rest))
 
     def _path_from(self, held: PolicyVersion) -> tuple[Artifact, ...] | None:
         if self.announcement is None:
@@ -89,7 +94,3 @@ class FetchPlan:
             # The number is right and the words are not.
             return plan_fresh(head.number, artifacts)
         return plan_catch_up(held.number, head.number, artifacts)
-
-
-def _price(path: tuple[Artifact, ...]) -> tuple[int, int]:
-    return sum(artifact.size_bytes for artifact in path), len(path)

@@ -16,7 +16,7 @@ from node.policy import PolicyVersion
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import PUBLIC_VERSION
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from node.weights.store.head_file import Head, StoreMark
 from node.weights.store.high_water import HighWater
 from sampler.engines.engine_thread import Change

@@ -5,9 +5,9 @@
          |             |          `-- not worth finishing: drop             |
          `-------------+----------------------------------------------------'
 
-``fetch_choice`` decides what to fetch next and what to drop, ``held_version`` changes the live words,
-``damage_repair`` repairs them. Every version on the way to the head is verified and applied: over a slow
-link, a version nearer to the head is worth having.
+``fetch_plan`` and ``node.weights.transfer.head_pursuit`` decide what to fetch next and what to drop.
+``held_version`` changes the live words, ``damage_repair`` repairs them. Every version on the way to the head
+is verified and applied: over a slow link, a version nearer to the head is worth having.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until
 from node.weights.format.layout import Layout
-from node.weights.planning.chain import PUBLIC_VERSION
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from node.weights.store.high_water import HighWater
 from node.weights.transfer.advance import Remedy, fetch_into
 from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.metrics import SamplerMetrics
 from sampler.versions.damage_repair import DamageRepair
-from sampler.versions.fetch_choice import FetchChoice
 from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.held_version import HeldVersion
-from sampler.versions.starvation import DroppedFetch
+from sampler.versions.starvation import DroppedFetch, Starvation
 from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 0.25
-"""Longest time until a fetch that is not worth finishing is noticed."""
+FETCH: Final = "policy fetch"
+"""What a sampler waits for while it fetches."""
 
 
 class PolicySync:
@@ -73,7 +73,11 @@ class PolicySync:
         self._held = held
         self._layout = layout
         self._transfer_metrics = transfer_metrics
-        self._choice = FetchChoice(fetcher, metrics=metrics, waiting=waiting, monotonic=monotonic)
+        self._metrics = metrics
+        self._waiting = waiting
+        self._monotonic = monotonic
+        self._pursuit = HeadPursuit(fetcher, monotonic=monotonic)
+        self._starvation = Starvation()
         self._repair = DamageRepair(
             held, fetcher, layout=layout, transfer_metrics=transfer_metrics, found_damage=found_damage
         )
@@ -85,11 +89,11 @@ class PolicySync:
 
     def starving_s(self) -> float:
         """Return for how long newer versions have been available and none was taken."""
-        return self._choice.starving_s()
+        return self._starvation.for_s(self._monotonic())
 
     def distance(self, *, bound_versions: int) -> str:
         """Describe how far this sampler is from the staleness bound."""
-        return self._choice.distance(self._plan.behind_versions, bound_versions=bound_versions)
+        return self._pursuit.distance(self._plan.behind_versions, bound_versions=bound_versions)
 
     def doubt(self) -> None:
         """Compare what is held with what was signed, and repair it."""
@@ -121,7 +125,9 @@ class PolicySync:
                 self._changed.clear()
                 if self._is_doubted:
                     await self._resolve_doubt()
-                artifact = await self._choice.next_artifact(lambda: self._plan, tasks)
+                with self._waiting(FETCH):
+                    artifact = await self._pursuit.next_artifact(self._look, tasks)
+                self._metrics.round_trip.set(self._fetcher.link.round_trip_s)
                 if artifact is not None:
                     await self._advance(artifact)
                 elif self._plan.unusable:
@@ -135,54 +141,48 @@ class PolicySync:
         async for announcement in self._watch():
             try:
                 self._plan = self._plan.announced(announcement)
-                self._choice.announced(announcement, self._plan)
             except RefusedError as refused:
                 self._count_refusal(service="PolicyService", reason=refused.reason)
                 logger.warning("announcement refused", extra={"detail": str(refused)})
+            else:
+                self._pursuit.announced(announcement)
+                behind = self._plan.behind_versions
+                self._starvation.announced(behind_versions=behind, now=self._monotonic())
+                self._metrics.versions_behind.set(behind)
             self._changed.set()
+
+    async def _look(self) -> FetchPlan:
+        self._log_starvation()
+        return self._plan
 
     async def _advance(self, artifact: Artifact) -> None:
         try:
-            with self._choice.waits():
-                assembly = await self._fetch_unless_useless(artifact)
-            if assembly is not None:
-                await self._take(assembly)
-                self._backoff.reset()
+            with self._waiting(FETCH):
+                assembly = await self._pursuit.fetch(
+                    artifact,
+                    self._fetch(artifact),
+                    look=self._look,
+                    changed=self._changed,
+                    is_interrupted=lambda _: self._is_doubted,
+                )
+            if assembly is None:
+                reason = DroppedFetch.DOUBT if self._is_doubted else DroppedFetch.SUPERSEDED
+                self._count_dropped(reason)
+                fields = {"artifact": str(artifact.key), "reason": reason.value}
+                logger.info("fetch dropped", extra=fields)
+                return
+            await self._take(assembly)
+            self._backoff.reset()
         except ConnectionLost as lost:
-            self._choice.count(DroppedFetch.LOST)
+            self._count_dropped(DroppedFetch.LOST)
             logger.info("fetch interrupted", extra={"artifact": str(artifact.key), "detail": str(lost)})
             await self._backoff.wait(self._changed)
         except RefusedError as refused:
-            self._choice.count(DroppedFetch.REFUSED)
+            self._count_dropped(DroppedFetch.REFUSED)
             self._count_refusal(service="PolicyService", reason=refused.reason)
             fields = {"artifact": str(artifact.key), "detail": str(refused)}
             logger.warning("artifact not usable", extra=fields)
             self._plan = self._plan.failed(artifact.key)
-
-    async def _fetch_unless_useless(self, artifact: Artifact) -> VersionAssembly | None:
-        fetching = asyncio.create_task(self._fetch(artifact))
-        try:
-            while not fetching.done():
-                changed = asyncio.create_task(self._changed.wait())
-                # A fetch may also become useless by the time it takes.
-                await asyncio.wait(
-                    {fetching, changed}, timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                changed.cancel()
-                self._changed.clear()
-                if fetching.done():
-                    break
-                reason = self._choice.reason_to_drop(artifact, self._plan)
-                if self._is_doubted:
-                    reason = DroppedFetch.DOUBT
-                if reason is not None:
-                    self._choice.drop(artifact, reason)
-                    return None
-                self._choice.log_starvation(self._plan)
-        finally:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
-        return fetching.result()
 
     async def _fetch(self, artifact: Artifact) -> VersionAssembly:
         manifest, signed = await self._fetcher.signed_manifest(artifact.key)
@@ -210,7 +210,10 @@ class PolicySync:
             self._note_held()
             return
         self._note_held()
-        self._choice.took(self._plan)
+        self._pursuit.took()
+        behind = self._plan.behind_versions
+        self._starvation.took(behind_versions=behind, now=self._monotonic())
+        self._metrics.versions_behind.set(behind)
         await self._held.save()
 
     async def _resolve_doubt(self) -> None:
@@ -229,3 +232,24 @@ class PolicySync:
         announcement = self._plan.announcement
         artifacts = () if announcement is None else announcement.artifacts
         return Remedy(artifacts, self._held.base.words.read)
+
+    def _count_dropped(self, reason: DroppedFetch) -> None:
+        self._metrics.dropped_fetches.labels(reason).inc()
+        self._starvation.dropped[reason] += 1
+
+    def _log_starvation(self) -> None:
+        now, link = self._monotonic(), self._fetcher.link
+        if not self._starvation.is_log_due(link, now=now):
+            return
+        logger.warning(
+            "no version taken",
+            extra={
+                "version": self._plan.held.number,
+                "behind_versions": self._plan.behind_versions,
+                "for_s": round(self._starvation.for_s(now), 1),
+                "round_trip_s": round(link.round_trip_s, 3),
+                "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
+                "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
+                "fix": "put a relay near this sampler, give it a faster link, or make steps longer",
+            },
+        )

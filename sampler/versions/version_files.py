@@ -20,7 +20,7 @@ from node import durable
 from node.errors import StartupError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
-from node.weights.planning.chain import PUBLIC_VERSION
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, version_of
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from node.rollout import Verdict
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
-from node.weights.planning.chain import newest_reachable
+from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
 from sampler.versions.saved_policy import SavedPolicy

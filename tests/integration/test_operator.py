@@ -173,6 +173,6 @@ async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_n
             await neighbour.join()
         assert (await command("revoke", "--list", *where)).out.splitlines()[0].split()[0] == "learner"
         assert (await command("revoke", "--undo", "learner", *where)).code == 0
-        assert (await command("revoke", "--list", *where)).out == "nobody is shut out\n"
+        assert (await command("revoke", "--list", *where)).out == "no node is shut out\n"
         async with hub.peer(made.learner) as learner:
             await learner.join()

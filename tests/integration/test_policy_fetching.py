@@ -19,7 +19,7 @@ from node.serving.policy_servicer import damage_first
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.planning.chain import plan_fresh
+from node.weights.planning.cheapest_chain import plan_fresh
 from node.weights.transfer.advance import Remedy
 from node.weights.transfer.fetcher import Fetcher
 from support.fetching import fetch_version

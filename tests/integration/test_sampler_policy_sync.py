@@ -28,7 +28,7 @@ def made(tmp_path: Path) -> MadeRun:
 
 @pytest.fixture(params=["in a spare copy", IN_PLACE])
 def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Give the directory of a sampler; its name says how versions are applied. Everything holds for both."""
+    """Return the directory of a sampler; its name says how versions are applied."""
     directory = tmp_path / str(request.param)
     directory.mkdir()
     return directory

@@ -21,7 +21,7 @@ from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.planning.chain import PUBLIC_VERSION, plan, plan_catch_up
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.advance import Remedy
 from sampler.engines.model_words import ArrayWords

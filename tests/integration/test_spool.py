@@ -53,7 +53,7 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
         bounds=BOUNDS,
         lease_ttl_s=TTL_S,
         is_published=lambda version: version == 0,
-        tell=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
+        notify=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
         metrics=CoordinatorMetrics(CollectorRegistry()),
         clock=clock,
     )

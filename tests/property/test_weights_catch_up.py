@@ -16,8 +16,8 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign
-from node.weights.planning.catch_up import next_base
-from node.weights.planning.chain import PUBLIC_VERSION, plan_catch_up
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
+from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
 from support.weights import Learner, put_version
 

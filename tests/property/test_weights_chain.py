@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.planning.chain import newest_reachable, plan, plan_fresh, plan_upload
+from node.weights.planning.cheapest_chain import newest_reachable, plan, plan_fresh, plan_upload
 
 VERSIONS = st.integers(0, 6)
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from node.errors import Reason, RefusedError
-from node.weights.planning.chain import plan_fresh
+from node.weights.planning.cheapest_chain import plan_fresh
 from support.weights import Learner, flip_bit
 
 VERSIONS = st.integers(1, 6)

@@ -11,12 +11,12 @@ from support.weights import LAYOUT
 
 
 def live_words(words: Words, *, layout: Layout = LAYOUT, dtype: torch.dtype = torch.bfloat16) -> LiveTensors:
-    """Give live words that are ``words``, of a model that computes in ``dtype``."""
+    """Return live words that are ``words``, of a model that computes in ``dtype``."""
     live = LiveTensors({}, layout=layout, dtype=dtype, device=torch.device("cpu"))
     copy_words(ArrayWords(words), live.live, layout=layout)
     return live
 
 
 def words_of(words: ModelWords, *, layout: Layout = LAYOUT) -> Words:
-    """Give a copy of all of them."""
+    """Return a copy of all words."""
     return np.concatenate([words.read(frame) for frame in layout.frames])

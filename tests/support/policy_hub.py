@@ -71,7 +71,7 @@ class WatchedServicer(PolicyServicer):
         self.spoil_push: Callable[[Pushes], Pushes] = lambda answers: answers
         self.fetches: list[policy_pb2.FetchFramesRequest] = []
         self.uploaded: list[int] = []
-        """Frame of every piece that came in."""
+        """Frame of every chunk that came in."""
         self.spoil: Callable[[int, Answers], Answers] = lambda number, answers: answers
         """(number of the request, good answers) -> what is sent instead."""
         self.announced_instead: Callable[[policy_pb2.WatchVersionsResponse], None] = lambda announcement: None

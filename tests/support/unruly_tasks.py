@@ -67,7 +67,7 @@ class Printing(_Unruly):
 
 
 class NotFinite(_Unruly):
-    """Gives NaN on prompt 1."""
+    """Returns NaN on prompt 1."""
 
     def grade(self, index: int, text: str) -> float:
         return float("nan") if index == 1 else 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.demo import checks
 from deploy.demo.plan import COORDINATOR, LEARNER, NEAR, Plan, RunDirectory
-from deploy.demo.processes import Fleet
+from deploy.demo.processes import Children
 from deploy.demo.records import Step, read_ledger
 from deploy.demo.session import Session
 from support.waiting import until
@@ -41,8 +41,8 @@ async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained
     for folder in ("config", "logs", "state"):
         (directory.root / folder).mkdir(parents=True)
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    async with Fleet(log_of=directory.log, environ=environ) as fleet:
-        session = Session(Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, fleet=fleet)
+    async with Children(log_of=directory.log, environ=environ) as children:
+        session = Session(Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, children=children)
         await session.begin()
         for name, version in KILLS:
             await until(lambda version=version: len(steps_of(directory)) >= version, within_s=60)  # type: ignore[misc]

@@ -20,7 +20,7 @@ class Lag:
 
 
 class LagTable:
-    """What every peer holds, against what was announced when."""
+    """What every peer holds, compared with what was announced when."""
 
     def __init__(self, versions: VersionLog) -> None:
         self._versions = versions
@@ -31,7 +31,7 @@ class LagTable:
         """How many of them hold each version: few numbers, however many samplers."""
 
     def holds(self, peer: Peer, held: PolicyVersion | None) -> None:
-        """Note what a peer says it holds."""
+        """Note what a peer reports it holds."""
         self._held[peer] = held
         self._recount(peer, 0 if held is None or peer.role is not Role.SAMPLER else held.number)
 
@@ -40,7 +40,7 @@ class LagTable:
         return self._held.get(peer)
 
     def leave(self, peer: Peer) -> None:
-        """Note that nobody waits for a peer any more; what it held last is still known."""
+        """Count a peer no longer among those that hold a version; what it held last is still known."""
         self._recount(peer, 0)
 
     def forget(self, peer: Peer) -> None:

@@ -1,8 +1,8 @@
-"""An operator's word that steps may be lost: once, and not in the ledger.
+"""The mark that an operator accepts the loss of steps; it counts once.
 
-A ledger can be put back, or lose its -wal; what it says of itself comes back with it. Was the word in it, the
-same loss could be accepted twice, and slots be leased again. So the word lies beside the ledger, names the
-generation it is for, and is gone from the disk before the ledger says what was lost.
+A ledger can be restored, or lose its -wal, and then what it says of itself is old. With the mark in the
+ledger the same loss could be accepted twice, and slots be leased again. So the mark is a file beside the
+ledger. It names the generation it is for, and is gone from the disk before the ledger records what was lost.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def is_given(ledger: Path, *, first_slot: int) -> bool:
 
 
 def spend(ledger: Path) -> None:
-    """Let the word be used no second time; durable on return.
+    """Remove the mark, so that it counts once; durable on return.
 
     Raises:
         OSError: the disk fails.

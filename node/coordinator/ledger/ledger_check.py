@@ -1,7 +1,7 @@
-"""Whether a ledger file is whole, and what it holds; reads only.
+"""Checks whether a ledger file is whole, and reports what it holds; only reads it.
 
-Beyond what SQLite checks: every step follows on the one before, or its loss was accepted; every group
-trained on is of a slot of its own; the groups in the spool are the bytes that were stored.
+Beyond what SQLite checks: every step follows on the one before, or its loss was accepted; no slot was trained
+on twice; the groups in the spool are the bytes that were stored.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ from typing import Any, Final
 import xxhash
 
 _SHOWN: Final = 5
-"""Problems named of each kind; the rest are like them."""
+"""Problems reported of each kind; the rest are alike."""
 
 _TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
 
@@ -44,7 +44,7 @@ class Findings:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a ledger to read, whether a coordinator runs or not.
+    """Open a ledger for reading, whether a coordinator runs or not.
 
     Raises:
         sqlite3.Error: it cannot be opened.
@@ -57,7 +57,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            # In WAL mode SQLite writes beside the file. Where it may not, nobody else does.
+            # In WAL mode SQLite writes beside the file. Where it may not, there is no other writer either.
             if path.with_name(f"{path.name}-wal").exists():
                 raise
         else:
@@ -84,7 +84,7 @@ def examine(path: Path) -> Findings:
     """
     try:
         with reading(path) as connection:
-            # One moment of a ledger that goes on being written.
+            # A snapshot: a coordinator may go on writing.
             connection.execute("BEGIN")
             return _findings(connection, path)
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Copies of a ledger: one made while the run goes on, and one put back in its place.
+"""Copies of a ledger: a backup made while the run goes on, and a restore in its place.
 
     backup     ledger --one moment of it--> staged --verified, synced--> renamed to its name
     restore    copy --> staged --accepted loss: a new generation--> verified, synced
@@ -25,8 +25,9 @@ from node.coordinator.work.generations import Generation
 from node.errors import StartupError
 
 SLOTS_PER_SECOND: Final = 1_000_000
-"""A generation begins at the Unix time times this. No run leases as many a second, so that a later one always
-begins higher, even where the ledger before it was overwritten; within the 16 digits of an id until 2286."""
+"""A generation begins at the Unix time times this. No run leases as many a second, so a later generation
+always begins higher, even where the ledger before it was overwritten. Fits the 16 digits of an id until
+2286."""
 
 _ASIDE: Final = "replaced"
 
@@ -46,7 +47,7 @@ def back_up(ledger: Path, *, to: Path) -> Findings:
     """Copy a ledger as it is at one moment, whether a coordinator writes it or not.
 
     Args:
-        to: replaced when the copy is whole and on disk; not before.
+        to: Replaced only when the copy is whole and on disk.
     Raises:
         StartupError: the ledger cannot be read, is damaged, or the copy cannot be written.
     """
@@ -72,9 +73,9 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     """Put a copy in the ledger's place; the replaced one is kept aside.
 
     Args:
-        copy: may be the ledger itself, where an older one was put back by hand.
-        accepts_loss: begin a new generation of slot numbers. What was open in the copy is given up, because
-            it may have been trained on since; the learner says then which steps were lost.
+        copy: May be the ledger itself, where an older one was put back by hand.
+        accepts_loss: Begin a new generation of slot numbers. Slots that are open in the copy are lost,
+            because they may have been trained on since; the learner reports which steps were lost.
         now: Unix seconds.
     Raises:
         StartupError: a coordinator runs; the copy is damaged or of another run; the disk is full.
@@ -95,7 +96,7 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     except (OSError, sqlite3.Error) as error:
         raise StartupError(
             f"{copy} could not be restored to {ledger}: {error}",
-            fix="Check both paths, their permissions and the free space. The ledger that was there is there.",
+            fix="Check both paths, their permissions and the free space. The ledger is as it was.",
         ) from error
     finally:
         staged.unlink(missing_ok=True)
@@ -146,7 +147,7 @@ def _kept_aside(ledger: Path) -> list[Path]:
 
 
 def _set_aside(ledger: Path, *, now: float) -> Path:
-    """Give the replaced ledger a second name, with all that is in its -wal file."""
+    """Rename the replaced ledger out of the way, with all that is in its -wal file."""
     stem = f"{ledger.name}.{_ASIDE}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
     names = (stem, *(f"{stem}.{number}" for number in range(1, 1000)))
     aside = next(path for path in map(ledger.with_name, names) if not path.exists())

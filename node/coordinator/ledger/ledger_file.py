@@ -1,17 +1,17 @@
 """The ledger: one SQLite file that holds every lease, group, verdict and step of a run.
 
-One coordinator writes it, which holds its lock; anyone may read it meanwhile, as a backup does.
-
-Each transaction is on disk (WAL, synchronous=FULL) before anyone is told of it. SQLite keeps
-no checksum of what it stores, so each group in the spool carries its own.
+The coordinator that holds its lock writes it; anyone may read it meanwhile, as a backup does. Each
+transaction is on disk (WAL, synchronous=FULL) before anyone is told of it. SQLite keeps no checksum of what
+it stores, so each group in the spool carries its own. A row has the fields of its value, in their order.
 
 Blocking: one thread calls this, never the event loop's.
 """
 
 import json
 import sqlite3
+from dataclasses import astuple
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import xxhash
 
@@ -33,17 +33,15 @@ from node.run import StepRecord
 
 FILE_NAME: Final = "ledger.sqlite"
 
-_STEP_COLUMNS: Final = "version, group_ids, staleness_versions"
-
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Longest wait for somebody else who writes: a tool in a person's hands, or a backup of a killed ledger."""
+"""Longest wait for another writer: a tool in a person's hands, or a backup of a killed ledger."""
 
 
 def lock_ledger(ledger: Path) -> FileLock:
-    """Take the right to write a ledger, which need not exist yet. Who only reads needs none.
+    """Lock a ledger for writing; it need not exist yet. Readers need no lock.
 
     Raises:
-        StartupError: another process has it, or nothing can be locked there.
+        StartupError: another process has the lock, or nothing can be locked there.
     """
     return FileLock.take(
         ledger.with_name(f"{ledger.name}.lock"),
@@ -53,7 +51,7 @@ def lock_ledger(ledger: Path) -> FileLock:
 
 
 class Ledger:
-    """An open ledger; nobody else can open it to write meanwhile."""
+    """An open ledger; nobody else can open it for writing meanwhile."""
 
     def __init__(self, connection: sqlite3.Connection, lock: FileLock, path: Path) -> None:
         self._connection = connection
@@ -62,10 +60,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, run_id: str) -> Self:
-        """Open the run's ledger, making it where there is none.
+        """Open the run's ledger; make it where there is none.
 
         Raises:
-            StartupError: it is damaged, locked, of another run or from a newer software.
+            StartupError: it is damaged, locked, of another run or made by newer software.
         """
         durable.make_directory(path.parent)
         lock = lock_ledger(path)
@@ -98,37 +96,23 @@ class Ledger:
         }
         open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
-        task = rows("SELECT name, prompts, said_by FROM task").fetchone()
-        learner = rows(
-            "SELECT node_id, epoch, layout_digest, tokenizer_digest, vocabulary_size, version FROM learner"
-        ).fetchone()
         generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
         return Balance(
             slots=tuple(
                 _slot(row)
-                for row in rows(
-                    "SELECT number, prompt_index, state, attempts, granted, winner FROM slots "
-                    f"WHERE state IN ({marks}) ORDER BY number",
-                    open_states,
-                )
+                for row in rows(f"SELECT * FROM slots WHERE state IN ({marks}) ORDER BY number", open_states)
             ),
             settled={state: n for state, n in settled.items() if state not in open_states},
             spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups").fetchall()),
             verdicts=tuple(
-                (sampler_id, Verdict(verdict), n)
-                for sampler_id, verdict, n in rows("SELECT sampler_id, verdict, n FROM verdicts")
+                (sampler_id, Verdict(verdict), n) for sampler_id, verdict, n in rows("SELECT * FROM verdicts")
             ),
-            staleness=tuple(rows("SELECT sampler_id, versions FROM staleness").fetchall()),
-            last_step=next(
-                map(_step, rows(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version DESC LIMIT 1")), None
-            ),
-            learner=Learner(*learner) if learner is not None else None,
+            staleness=tuple(rows("SELECT * FROM staleness").fetchall()),
+            last_step=next(map(_step, rows("SELECT * FROM steps ORDER BY version DESC LIMIT 1")), None),
+            learner=next((Learner(*row) for _, *row in rows("SELECT * FROM learner")), None),
             announced=tuple(
                 Announced(*row)
-                for row in rows(
-                    "SELECT number, root, at_s FROM versions ORDER BY number DESC LIMIT ?",
-                    [VERSIONS_REMEMBERED],
-                )
+                for row in rows("SELECT * FROM versions ORDER BY number DESC LIMIT ?", [VERSIONS_REMEMBERED])
             ),
             next_slot=rows(
                 "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
@@ -148,14 +132,12 @@ class Ledger:
                 )
             ),
             bad_prompts=tuple(
-                BadPrompt(prompt_index, Failure(reason), detail, times, slot, at_s)
-                for prompt_index, reason, detail, times, slot, at_s in rows(
-                    "SELECT prompt_index, reason, detail, times, slot, at_s FROM bad_prompts "
-                    "ORDER BY at_s DESC LIMIT ?",
-                    [BAD_PROMPTS],
+                BadPrompt(prompt_index, Failure(reason), *rest)
+                for prompt_index, reason, *rest in rows(
+                    "SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS]
                 )
             ),
-            task=TaskSize(*task) if task is not None else None,
+            task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -185,7 +167,7 @@ class Ledger:
             ) from error
 
     def group(self, slot: int) -> StoredGroup | None:
-        """Give the group in the spool for ``slot``; None where there is none.
+        """Return the group in the spool for ``slot``; None where there is none.
 
         Raises:
             RefusedError: DAMAGED, where the bytes are not those that were stored.
@@ -203,28 +185,14 @@ class Ledger:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
         return StoredGroup(slot, attempt, sampler_id, spooled_at_s, data)
 
-    def steps(self) -> tuple[StepRecord, ...]:
-        """Read every step record, oldest first."""
-        rows = self._connection.execute(f"SELECT {_STEP_COLUMNS} FROM steps ORDER BY version")
-        return tuple(map(_step, rows))
-
     def _write(self, transaction: Transaction) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
         write_each("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, transaction.slots))
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
-            write(
-                "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    stored.slot,
-                    stored.attempt,
-                    stored.sampler_id,
-                    stored.spooled_at_s,
-                    _digest(stored.data),
-                    stored.data,
-                ),
-            )
+            *fields, data = astuple(stored)
+            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", (*fields, _digest(data), data))
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
@@ -242,46 +210,21 @@ class Ledger:
             ),
         )
         if (generation := transaction.generation) is not None:
-            lost = generation.lost_versions
-            write(
-                "INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    generation.number,
-                    generation.first_slot,
-                    generation.lost_from_slot,
-                    generation.begun_at_s,
-                    None if lost is None else lost.start,
-                    None if lost is None else lost.stop - 1,
-                ),
-            )
-        write_each(
-            "INSERT OR IGNORE INTO versions VALUES (?, ?, ?)",
-            ((entry.number, entry.root, entry.at_s) for entry in transaction.announced),
-        )
+            *fields, lost = astuple(generation)
+            first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
+            write("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", (*fields, *first_and_last))
+        write_each("INSERT OR IGNORE INTO versions VALUES (?, ?, ?)", map(astuple, transaction.announced))
         write_each(
             "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
         )
         write_each(
             "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                (bad.prompt_index, bad.reason.value, bad.detail, bad.times, bad.slot, bad.at_s)
-                for bad in transaction.bad_prompts
-            ),
+            (astuple(bad)[:-1] for bad in transaction.bad_prompts),
         )
         if (task := transaction.task) is not None:
-            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", (task.name, task.prompts, task.said_by))
+            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
         if (learner := transaction.learner) is not None:
-            write(
-                "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)",
-                (
-                    learner.node_id,
-                    learner.epoch,
-                    learner.layout_digest,
-                    learner.tokenizer_digest,
-                    learner.vocabulary_size,
-                    learner.version,
-                ),
-            )
+            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)", astuple(learner))
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
@@ -300,14 +243,14 @@ def _step(row: tuple[int, str, str]) -> StepRecord:
     return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness_versions)))
 
 
-def _generation(row: tuple[int, int, int, float, int | None, int | None]) -> Generation:
+def _generation(row: tuple[Any, ...]) -> Generation:
     number, first_slot, lost_from_slot, begun_at_s, first, last = row
-    lost = None if first is None or last is None else range(first, last + 1)
+    lost = None if first is None else range(first, last + 1)
     return Generation(number, first_slot, lost_from_slot, begun_at_s, lost)
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
-    attempts = json.dumps([(a.number, a.holder, a.is_submitted, a.failure) for a in slot.attempts])
+    attempts = json.dumps([astuple(attempt) for attempt in slot.attempts])
     return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
 
 

@@ -1,4 +1,4 @@
-"""The tables of a ledger, and how a ledger of older software gets those that came later."""
+"""The tables of a ledger, and the migration of a ledger that older software made."""
 
 import sqlite3
 from pathlib import Path
@@ -54,10 +54,10 @@ CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL
 
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
-    """Make the tables of a new ledger, update those of an older one, check that it is whole and the run's.
+    """Create the tables of a new ledger, migrate an older one, check that it is whole and the run's.
 
     Raises:
-        StartupError: it is of another run or from a newer software.
+        StartupError: it is of another run or made by newer software.
         sqlite3.Error: it is damaged, or locked by another program.
     """
     connection.execute("PRAGMA journal_mode = WAL")
@@ -66,7 +66,7 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
     if not 0 <= version <= SCHEMA_VERSION:
         raise StartupError(
             f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
-            fix="Start the version of heterorl-node that wrote it.",
+            fix="Start the version of heterorl-node that wrote it, or a newer one.",
         )
     if version == 0:
         connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
@@ -90,13 +90,13 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a ledger of an older schema up to this software's, in place."""
+    """Migrate a ledger of an older schema to this software's, in place."""
     if connection.execute("PRAGMA user_version").fetchone() == (1,):
         connection.executescript(f"BEGIN; {_SINCE_SCHEMA_1} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
-    """Give up every open slot of a restored ledger, and number those to come from a new beginning."""
+    """Mark every open slot of a restored ledger as lost, and number new slots from a new generation."""
     migrate(connection)
     open_states = sorted(set(SlotState) - SETTLED)
     marks = ", ".join("?" * len(open_states))

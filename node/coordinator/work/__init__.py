@@ -1,1 +1,1 @@
-"""Who samples which prompt, what became of it, and how much more is wanted."""
+"""Who samples which prompt, what became of it, and how many more groups may be leased."""

@@ -1,8 +1,7 @@
-"""Everything the coordinator counts, and how one transaction changes it; pure.
+"""Everything the coordinator counts, and how a transaction changes it; pure.
 
-The ledger stores transactions, the accounts are their sum: what ``apply`` leaves in memory and
-what a restart reads back are the same, so no counter has a second source.
-"""
+The ledger stores transactions, and the accounts are their sum: what ``apply`` leaves in memory is what a
+restart reads back. No counter has a second source."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from node.run import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A submitted group as it lies in the spool."""
+    """A submitted group as it is in the spool."""
 
     slot: int
     attempt: int
@@ -48,17 +47,17 @@ class Transaction:
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
     generation: Generation | None = None
-    """One that is known already, with what was lost before it."""
+    """A known one, with the versions that were lost before it."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     """Prompts whose slots among ``slots`` are abandoned."""
     lifted_prompts: tuple[int, ...] = ()
-    """Prompts that were bad and have been answered."""
+    """Bad prompts that have been answered."""
     task: TaskSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What the ledger holds at a start."""
+    """What the ledger holds when the coordinator starts."""
 
     slots: tuple[Slot, ...] = ()
     """Open ones only."""
@@ -78,10 +77,10 @@ class Balance:
     lost_slots: tuple[int, ...] = ()
     """In state LOST."""
     found_slots: tuple[int, ...] = ()
-    """Between two generations, and named by a record since."""
+    """Between two generations, and named by a step record since."""
     accepts_loss: bool = False
-    """Whether an operator has accepted what was lost before the newest generation, and nobody has said yet
-    how much that was."""
+    """Whether an operator has accepted the loss before the newest generation, and the learner has not
+    reported yet which steps were lost."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     task: TaskSize | None = None
 
@@ -104,12 +103,12 @@ class Accounts:
 
         Args:
             task: The run's.
-            prompts: Of the task, as configured; None: as the ledger has it, or as the first sampler says.
+            prompts: Of the task, as configured; None: as the ledger has it, or the first sampler reports.
             prompt_retry_s: See ``BadPrompts``.
         """
         is_same_task = balance.task is not None and balance.task.name == task
         self.task = balance.task if is_same_task else None
-        """The size of the task as a sampler has confirmed it; None before."""
+        """The size of the task as a sampler has reported it; None before."""
         known = prompts if prompts is not None or self.task is None else self.task.prompts
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
         self.slots = SlotTable(
@@ -134,7 +133,7 @@ class Accounts:
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        """What the learner has done and the ledger does not know, for people; empty: nothing known of."""
+        """What the learner has done and the ledger lacks, for people; empty: nothing known."""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
@@ -160,11 +159,11 @@ class Accounts:
         return lost_steps(self._generations.values())
 
     def confirm(self) -> None:
-        """Note that the learner finds nothing missing."""
+        """Note that the learner finds nothing missing in the ledger."""
         self.is_confirmed, self.gap = True, ""
 
     def doubt(self, gap: str) -> None:
-        """Note that the learner knows what the ledger does not."""
+        """Note that the learner has done what the ledger does not know of."""
         self.is_confirmed, self.gap = False, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
@@ -211,7 +210,7 @@ class Accounts:
         return self._verdicts.get(sampler_id, {})
 
     def staleness_mean(self, sampler_id: str) -> float:
-        """Give the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
+        """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
         trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
         return self._staleness[sampler_id] / trained if trained else 0.0
 

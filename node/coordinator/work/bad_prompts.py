@@ -4,9 +4,9 @@
                                       ^                                          |
                                       '-------------- one failure ---------------'
 
-Prompts come round every epoch. One that is aside is passed over, so that it costs its attempts once and not
-in every epoch; one that is due is leased like any other, and abandoned again at its first failure. Time
-decides and not the epoch: an outage that spoilt every prompt ends by itself.
+Every epoch asks every prompt. One that is aside is passed over, so that it costs its attempts once and not in
+every epoch; one that is due is leased like any other, and abandoned again at its first failure. Pauses are
+in time, not in epochs, so that an outage that failed every prompt ends by itself.
 """
 
 import heapq
@@ -21,7 +21,7 @@ BAD_PROMPTS: Final = 16_384
 """Prompts remembered, some MB. Beyond, the oldest are forgotten, and would be tried as if they were new."""
 
 LONGEST_RETRY_S: Final = 86_400.0
-"""Pauses double up to this, or stay at what is configured where that is longer."""
+"""Pauses double up to this, or stay as configured where that is longer."""
 
 
 class BadPrompts:
@@ -44,7 +44,7 @@ class BadPrompts:
     def is_aside(self, prompt_index: int, *, now: float) -> bool:
         """Whether the prompt is to be passed over."""
         entry = self._bad.get(prompt_index)
-        # A clock that was put back must not keep prompts aside for as long as it was wrong.
+        # A clock that was set back must not keep prompts aside for as long as it was wrong.
         return entry is not None and entry.at_s <= now < entry.retry_at_s
 
     def aside(self, now: float) -> int:
@@ -62,7 +62,7 @@ class BadPrompts:
     def entries(
         self, slots: Iterable[Slot], *, details: Mapping[int, str], now: float
     ) -> tuple[BadPrompt, ...]:
-        """Return the entries of the prompts of those slots that are abandoned for their prompt's doing.
+        """Return entries for the prompts of those slots that are abandoned because of their prompt.
 
         Args:
             slots: As they are to become.

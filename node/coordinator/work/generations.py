@@ -1,15 +1,15 @@
-"""Slot numbers after a loss that an operator accepted: a new generation of them begins; pure.
+"""Generations of slot numbers: a new one begins when an operator accepts a loss; pure.
 
-A backup that is restored does not know which slots were leased after it was taken. Three kinds of
-slots then have an unknown fate: those it holds open, those it never heard of, and none of both may
-ever be leased again. The new generation counts from a number that no ledger of the run has reached.
+A backup that is restored does not know which slots were leased after it was taken. Nobody knows what became
+of the slots it holds open and of those it never heard of: neither may be leased again. The new generation
+counts from a number that no ledger of the run has reached.
 
     0 ...... open slots ...... lost_from_slot ~~~~ never heard of ~~~~ first_slot ....... new leases
                  |                                     |
-               LOST                                   lost: known by their place alone
+               LOST                                   lost: known by their numbers alone
 
-The learner may still hold groups of lost slots, or name them in a record that it repeats: these are
-passed over, each once. A second naming of the same slot is a double training like any other.
+The learner may still hold groups of lost slots, or name them in a record that it repeats: each is passed over
+once. If it names the same slot again, that is a double training like any other.
 """
 
 from collections.abc import Collection, Iterable
@@ -30,11 +30,11 @@ class Generation:
     begun_at_s: float
     """Unix seconds."""
     lost_versions: range | None = None
-    """Versions whose records were lost. None: the learner has not said yet."""
+    """Versions whose records were lost. None: the learner has not reported yet."""
 
 
 class LostSlots:
-    """The slots of a run whose fate is unknown."""
+    """The slots of which nobody knows what became."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class LostSlots:
         """Restore.
 
         Args:
-            open_ones: slots in state LOST.
-            found: slots between generations that a record has named since.
+            open_ones: Slots in state LOST.
+            found: Slots between generations that a record has named since.
         """
         self._open_ones = set(open_ones)
         self._between = [range(g.lost_from_slot, g.first_slot) for g in generations]
@@ -74,8 +74,8 @@ def missing_versions(last_step: int, version: int, records: Collection[StepRecor
     """Return the versions up to ``version`` that neither the ledger nor a repeated record knows.
 
     Args:
-        last_step: newest version whose record the ledger has, of a history without gaps.
-        records: contiguous; the last one is of ``version``.
+        last_step: Newest version whose record the ledger has, of a history without gaps.
+        records: Contiguous; the last one is of ``version``.
     """
     first_repeated = min((record.version for record in records), default=version + 1)
     return range(last_step + 1, max(last_step + 1, first_repeated))

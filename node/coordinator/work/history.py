@@ -1,14 +1,14 @@
-"""What the learner says it has done, against what the ledger knows; pure.
+"""Compares the steps a learner reports with those the ledger knows; pure.
 
     ledger    1 ........ last_step
     hello                     [ gap ]  oldest record ...... version
 
-A learner repeats the records that the ledger may not have, and one that restarts always repeats its
-newest. So its newest record proves nothing about those before it: only where ledger and records together
-cover every version up to the learner's is the ledger whole. A gap, or a group that the ledger never
-took in, means that an older ledger lies under the coordinator. It would lease slots again whose groups
-were trained on: it is refused, nothing is taken, and nobody is fenced for it. The same way round, a learner
-that is behind the ledger is an older copy of the run's learner, and is refused before it replaces anyone.
+A learner repeats the records that the ledger may not have, and one that restarts always repeats its newest.
+So its newest record proves nothing about those before it: the ledger is whole only where ledger and records
+together cover every version up to the learner's. A gap, or a group that the ledger never took in, means that
+the coordinator runs on an older ledger, which would lease slots again whose groups were trained on. The
+learner is refused then; nothing is taken, and nobody is fenced. In the other direction, a learner that is
+behind the ledger is an older copy of the run's learner, and is refused before it replaces anyone.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Hello:
     version: int
     """Of the newest step whose record it has made."""
     records: tuple[StepRecord, ...] = ()
-    """Those the ledger may not have: contiguous, the last one of ``version``."""
+    """Those the ledger may not have: contiguous, the last one is of ``version``."""
     held_group_ids: tuple[str, ...] = ()
 
 
@@ -52,12 +52,12 @@ class Trained:
     group_id: str
     staleness_versions: int
     spooled_at_s: float | None
-    """Unix seconds; None where its slot had another group in the spool, or none."""
+    """Unix seconds; None where the spool had another group of its slot, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What step records did. Where there is a refusal, nothing of them was taken."""
+    """What step records changed. Where there is a refusal, nothing of them was taken."""
 
     recorded: tuple[StepRecord, ...] = ()
     """Those that were not on disk before."""
@@ -71,23 +71,23 @@ class Outcome:
     gap: str = ""
     """What the ledger lacks, for people; empty: nothing."""
     accepted_loss: range = range(0)
-    """Versions whose records are gone, as an operator accepted."""
+    """Versions whose records were lost, as an operator accepted."""
 
     @property
     def refusal(self) -> RefusedError | None:
-        """Why the learner cannot go on."""
+        """Why the learner cannot go on; None: it can."""
         if self.doubled:
             return RefusedError(
                 Reason.DUPLICATE,
                 f"the learner has trained on {len(self.doubled)} groups that were settled before, "
                 f"{self.doubled[0]} among them",
-                fix="stop the learner: it trains on groups twice",
+                fix="stop the learner: it trains on groups twice; keep both state directories",
             )
         return RefusedError(Reason.LEDGER_BEHIND, self.gap, fix=WAYS_OUT) if self.gap else None
 
 
 def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
-    """Let a learner be the run's; the first one's model becomes the run's.
+    """Admit a learner as the run's; the first one's model becomes the run's.
 
     Raises:
         RefusedError: FENCED by a newer learner; ROLLBACK, where it is behind the ledger; LEDGER_BEHIND,
@@ -98,7 +98,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
         raise RefusedError(
             Reason.MALFORMED,
             f"a learner of epoch {joining.epoch} with a vocabulary of {joining.vocabulary_size}",
-            fix="both start at 1",
+            fix="both are at least 1",
         )
     current = accounts.learner
     if current is None:
@@ -122,7 +122,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
 
 
 def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
-    """Let a learner drain, and take the records it repeats, if ledger and learner tell one history.
+    """Open a learner's stream, and take the records it repeats, if ledger and learner have the same history.
 
     Raises:
         RefusedError: FENCED; NOT_JOINED; MALFORMED; ROLLBACK, where the learner is behind the ledger or has
@@ -137,7 +137,7 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
         raise RefusedError(
             Reason.FENCED,
             f"learner {hello.node_id} has epoch {hello.epoch}, "
-            f"learner {learner.node_id} drains with {learner.epoch}",
+            f"learner {learner.node_id} has joined with epoch {learner.epoch}",
             fix="stop one of them; a run has one learner",
         )
     _check_not_behind(accounts, hello.version)
@@ -222,7 +222,7 @@ def _check_contiguous(hello: Hello) -> None:
         raise RefusedError(
             Reason.MALFORMED,
             f"a learner at version {hello.version} repeats the records of {len(versions)} steps, "
-            f"{versions[0]} to {versions[-1]}: not each version up to its own",
+            f"{versions[0]} to {versions[-1]}, which are not all versions up to its own",
         )
 
 
@@ -239,7 +239,6 @@ def _check_same_history(accounts: Accounts, records: Sequence[StepRecord]) -> No
 
 
 def _lacks(versions: range, newest: int) -> str:
-    """Slots would be leased again whose groups were trained on."""
     return (
         f"the learner is at version {newest} and the ledger lacks the steps of versions "
         f"{versions[0]} to {versions[-1]}"

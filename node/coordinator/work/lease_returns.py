@@ -1,4 +1,4 @@
-"""What the coordinator decides about leases that samplers give back; pure. See ``decisions``."""
+"""What the coordinator decides about leases that samplers give back; pure, as ``decisions``."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from node.failure import FailedLease, Failure
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """An answer to leases that are given back."""
+    """The answer to leases that are given back."""
 
     leases: int
     """How many of them the sampler held."""
     faults: tuple[Failure, ...] = ()
-    """Of those that were tries at their prompts."""
+    """Of those that failed."""
 
 
 def release(
@@ -26,7 +26,7 @@ def release(
     failed: tuple[FailedLease, ...],
     now: float,
 ) -> Decision[Released]:
-    """Take leases back: those of ``lease_ids`` unbegun, ``failed`` ones were tries at their prompts."""
+    """Take leases back: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
     faults, details = [], {}
     for lease in failed:

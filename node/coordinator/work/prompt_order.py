@@ -1,8 +1,7 @@
 """Which prompt a slot asks for: every prompt once per epoch, each epoch in another order; pure.
 
-A function of seed and slot number alone, so that a restarted coordinator goes on in the same
-order and nothing has to be stored or kept in memory, however many prompts a task has.
-"""
+A function of seed and slot number alone: a restarted coordinator goes on in the same order, and nothing has
+to be stored, however many prompts a task has."""
 
 import hashlib
 from typing import Final
@@ -12,7 +11,7 @@ _ROUNDS: Final = 4
 
 
 def prompt_of_slot(slot: int, *, prompts: int, seed: int) -> int:
-    """Give the prompt, in [0, prompts), that the ``slot``-th lease is on.
+    """Return the prompt, in [0, prompts), that a slot asks for.
 
     Slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a
     Feistel network over the next even number of bits; results out of range are permuted again

@@ -37,9 +37,9 @@ class Attempt:
     number: int
     holder: str
     is_submitted: bool = False
-    """Whether its group arrived: whatever arrives under this id from now on is a duplicate."""
+    """Whether its group arrived: any other group of this id is a duplicate."""
     failure: Failure | None = None
-    """Why it came to nothing; an expired one may still win."""
+    """Why it failed; an expired one may still win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Slot:
 
     @property
     def last_failure(self) -> Failure | None:
-        """Why its newest failed attempt came to nothing."""
+        """Why its newest failed attempt failed."""
         return next((a.failure for a in reversed(self.attempts) if a.failure is not None), None)
 
     def had_fault(self, holder: str | None = None) -> bool:

@@ -1,7 +1,7 @@
 """How many prompts the run's task has, and who said so; pure.
 
-    configured: as configured, and every sampler must agree
-    not configured: as the first sampler says, from then on in the ledger, and every other must agree
+    configured: every sampler must agree
+    not configured: the first sampler's number goes into the ledger, and every other sampler must agree
 
 The order of prompts depends on their number, so nothing is leased before it is known.
 """
@@ -18,16 +18,16 @@ class TaskSize:
     name: str
     prompts: int
     said_by: str
-    """Node id of the first sampler that said so."""
+    """Node id of the first sampler that reported it."""
 
 
 def agreed_size(
     known: TaskSize | None, *, task: str, configured: int | None, prompts: int, sampler_id: str
 ) -> TaskSize | None:
-    """Return the size to be noted, None where it is noted already.
+    """Return the size to note; None where it is noted already.
 
     Args:
-        known: As noted before.
+        known: As noted before; None: not yet.
         configured: ``coordinator.prompts``; None: unset.
         prompts: What the sampler ``sampler_id`` found.
     Raises:

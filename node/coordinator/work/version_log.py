@@ -1,7 +1,7 @@
 """Which versions were ever announced, when, and with which root; pure.
 
-The store forgets what it no longer retains; a group may still name it, and a peer may still hold it.
-"""
+The store forgets versions that it no longer retains; a group may still name one, and a peer may still hold
+it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class VersionLog:
             del self._entries[number]
 
     def root_of(self, number: int) -> bytes | None:
-        """Give the signed root of a version; None where it is not known."""
+        """Return the signed root of a version; None where it is not known."""
         entry = self._entries.get(number)
         return None if entry is None else entry.root
 
     def succeeded_at_s(self, number: int) -> float | None:
-        """Give when the first version newer than ``number`` was announced; None if none was."""
+        """Return when the first version newer than ``number`` was announced; None if none was."""
         return min((entry.at_s for entry in self._entries.values() if entry.number > number), default=None)

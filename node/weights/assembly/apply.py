@@ -35,7 +35,7 @@ class WrongBaseError(RefusedError):
 
     def __init__(self, frame: int, version: int, fault: str) -> None:
         super().__init__(
-            Reason.WRONG_BASE, f"frame {frame}: what is held does not make version {version}: {fault}"
+            Reason.WRONG_BASE, f"frame {frame}: the held words do not make version {version}: {fault}"
         )
         self.frame = frame
 

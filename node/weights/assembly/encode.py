@@ -99,7 +99,7 @@ def join(
         ValueError: frames are missing, or ``version`` is not newer than its base.
     """
     if len(coded) != len(layout.frames):
-        raise ValueError(f"{len(coded)} coded of {len(layout.frames)} frames")
+        raise ValueError(f"{len(coded)} frames were coded, the layout has {len(layout.frames)}")
     if base is None:
         base = PolicyVersion(NO_BASE, bytes(ROOT_BYTES))
     if not base.number < version:

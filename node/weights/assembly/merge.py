@@ -15,7 +15,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
 from node.weights.store.artifact_store import ArtifactStore
 
 
@@ -92,7 +92,7 @@ def stored_version(
     artifacts = () if announcement is None else announcement.artifacts
     path = () if version == PUBLIC_VERSION else plan_fresh(version, artifacts)
     if path is None:
-        raise RefusedError(Reason.UNKNOWN_VERSION, f"nothing stored leads to version {version}")
+        raise RefusedError(Reason.UNKNOWN_VERSION, f"no stored artifacts lead to version {version}")
     with ExitStack() as leases:
         for artifact in path:
             leases.enter_context(store.lease(artifact.key))

@@ -176,7 +176,7 @@ def decode_frame(
             write_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes)
         case Codec.STEP_PLANES:
             if not add_step_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes):
-                raise _malformed(codec, "nothing changes")
+                raise _malformed(codec, "no element changes")
     return words_digest(out)
 
 
@@ -200,7 +200,7 @@ def _changed(base: Words, words: Words) -> NDArray[np.intp]:
 def _apply_gap(payload: bytes, out: Words) -> None:
     plain = _decompress(Codec.GAP, payload, limit_bytes=_GAP_HEADER.size + 4 * out.size)
     if len(plain) < _GAP_HEADER.size:
-        raise _malformed(Codec.GAP, f"{len(plain)} bytes are no header")
+        raise _malformed(Codec.GAP, f"{len(plain)} bytes are fewer than its header")
     gap_count, large_count = _GAP_HEADER.unpack_from(plain)
     gaps = np.frombuffer(plain, np.uint8, offset=_GAP_HEADER.size)[:gap_count]
     ends = np.flatnonzero(gaps != _SKIP)
@@ -208,11 +208,11 @@ def _apply_gap(payload: bytes, out: Words) -> None:
     large_at = steps_at + ends.size
     if len(plain) != large_at + 2 * large_count or ends.size == 0 or ends[-1] != gap_count - 1:
         raise _malformed(
-            Codec.GAP, f"{ends.size} changes and {large_count} large steps in {len(plain)} bytes"
+            Codec.GAP, f"{ends.size} changes and {large_count} large steps do not fit {len(plain)} bytes"
         )
     positions = np.cumsum(gaps + (gaps != _SKIP), dtype=np.int64)[ends] - 1
     if positions[-1] >= out.size:
-        raise _malformed(Codec.GAP, f"a change at word {positions[-1]} of {out.size}")
+        raise _malformed(Codec.GAP, f"a change at word {positions[-1]} of a frame of {out.size}")
     zigzag = np.frombuffer(plain, np.uint8, count=ends.size, offset=steps_at).astype(np.uint16)
     large = np.frombuffer(plain, "<u2", offset=large_at)
     places = np.flatnonzero(zigzag == _LARGE)
@@ -250,10 +250,12 @@ def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
         promised = zstandard.get_frame_parameters(data)
         if not 0 <= promised.content_size <= limit_bytes:
             raise _malformed(
-                codec, f"a zstd frame of {promised.content_size} bytes, at most {limit_bytes} expected"
+                codec, f"a zstd frame of {promised.content_size} bytes, at most {limit_bytes} allowed"
             )
         if promised.window_size > max(limit_bytes, 1 << zstandard.WINDOWLOG_MIN):
-            raise _malformed(codec, f"a zstd window of {promised.window_size} bytes for {limit_bytes}")
+            raise _malformed(
+                codec, f"a zstd window of {promised.window_size} bytes, at most {limit_bytes} allowed"
+            )
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise _malformed(codec, f"the zstd frame is broken ({error})") from error

@@ -100,7 +100,7 @@ class Layout:
         """
         if not 1 <= frame_words <= limits.FRAME_WORDS:
             raise RefusedError(
-                Reason.OVER_LIMIT, f"frames of {frame_words} words, at most {limits.FRAME_WORDS}"
+                Reason.OVER_LIMIT, f"frames have {frame_words} words, 1 to {limits.FRAME_WORDS} allowed"
             )
         by_name = sorted(specs, key=lambda spec: spec.name.encode())
         for spec, previous in zip(by_name, [None, *by_name], strict=False):
@@ -113,10 +113,12 @@ class Layout:
             tensors.append(TensorSpan(spec.name, spec.shape, dtype, start, words))
             start += words
         if not tensors:
-            raise RefusedError(Reason.MALFORMED, "a layout without tensors")
+            raise RefusedError(Reason.MALFORMED, "the model has no tensors")
         # The widest elements fill a frame least, and the last frame of each dtype may have few.
         if start > (limits.FRAMES_PER_ARTIFACT - len(DTYPES)) * _cut_words(frame_words, tensors[0].dtype):
-            raise RefusedError(Reason.OVER_LIMIT, f"a model of {start} words in frames of {frame_words}")
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"the model has too many frames: {start} words in frames of {frame_words}"
+            )
         frames = [
             frame
             for dtype, group in itertools.groupby(tensors, key=lambda span: span.dtype)
@@ -157,17 +159,19 @@ def _check(spec: TensorSpec, *, previous: TensorSpec | None, frame_words: int) -
     if spec.dtype not in DTYPES:
         raise RefusedError(
             Reason.LAYOUT_MISMATCH,
-            f"tensor {spec.name!r} is {spec.dtype}; published can be {', '.join(DTYPES)}",
+            f"tensor {spec.name!r} is {spec.dtype}; only these can be published: {', '.join(DTYPES)}",
             fix="convert the model before the run",
         )
     if not 1 <= len(spec.name.encode()) <= TENSOR_NAME_BYTES or "\0" in spec.name:
-        raise RefusedError(Reason.MALFORMED, f"{spec.name[:64]!r} cannot name a tensor")
+        raise RefusedError(Reason.MALFORMED, f"{spec.name[:64]!r} is not a valid name of a tensor")
     if previous is not None and spec.name == previous.name:
         raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} comes twice")
     if any(length < 1 for length in spec.shape):
         raise RefusedError(Reason.MALFORMED, f"tensor {spec.name!r} has shape {spec.shape}")
     if DTYPES[spec.dtype].unit_words > frame_words:
-        raise RefusedError(Reason.OVER_LIMIT, f"an element of {spec.name!r} in frames of {frame_words} words")
+        raise RefusedError(
+            Reason.OVER_LIMIT, f"an element of {spec.name!r} does not fit a frame of {frame_words} words"
+        )
 
 
 def _cut(tensors: Sequence[TensorSpan], frame_words: int, dtype: Dtype) -> Iterator[FrameSpan]:

@@ -97,15 +97,15 @@ class Manifest:
         if self.layout_digest != layout.digest or len(self.frames) != len(layout.frames):
             raise RefusedError(
                 Reason.LAYOUT_MISMATCH,
-                f"version {self.version} is of a model with layout {self.layout_digest.hex()}, "
-                f"not {layout.digest.hex()}",
-                fix="every peer of a run needs the same model directory",
+                f"version {self.version} was made for a model with layout {self.layout_digest.hex()}, "
+                f"this model has {layout.digest.hex()}",
+                fix="give every peer of the run the same model directory",
             )
         for number, (frame, span) in enumerate(zip(self.frames, layout.frames, strict=True)):
             if frame.payload_bytes > payload_limit(frame.codec, span.words):
                 raise RefusedError(
                     Reason.OVER_LIMIT,
-                    f"frame {number} has {frame.payload_bytes} bytes for {span.words} words",
+                    f"frame {number} has a payload of {frame.payload_bytes} bytes for {span.words} words",
                 )
 
     def to_bytes(self) -> bytes:
@@ -143,7 +143,9 @@ def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
         RefusedError: OVER_LIMIT, BAD_SIGNATURE, MALFORMED or FOREIGN_RUN, checked in that order.
     """
     if len(signed) > limits.MANIFEST_BYTES:
-        raise RefusedError(Reason.OVER_LIMIT, f"a manifest of {len(signed)} bytes")
+        raise RefusedError(
+            Reason.OVER_LIMIT, f"a manifest has {len(signed)} bytes, at most {limits.MANIFEST_BYTES} allowed"
+        )
     message, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
     verify(public_key, DOMAIN, message, signature)
     manifest = parse(message)
@@ -161,7 +163,7 @@ def parse(message: bytes) -> Manifest:
         RefusedError: MALFORMED or OVER_LIMIT. Nothing else is raised, whatever the bytes are.
     """
     if len(message) < _HEADER.size:
-        raise _malformed(f"{len(message)} bytes are no header")
+        raise _malformed(f"it has {len(message)} bytes, fewer than its header")
     (
         magic,
         learner_epoch,
@@ -175,12 +177,15 @@ def parse(message: bytes) -> Manifest:
         name_bytes,
     ) = _HEADER.unpack_from(message)
     if magic != _MAGIC:
-        raise _malformed("the magic is wrong")
+        raise _malformed("it does not begin with the magic bytes")
     if not 1 <= frame_count <= limits.FRAMES_PER_ARTIFACT:
-        raise RefusedError(Reason.OVER_LIMIT, f"a manifest of {frame_count} frames")
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"a manifest has {frame_count} frames, 1 to {limits.FRAMES_PER_ARTIFACT} allowed",
+        )
     frames_at = _HEADER.size + name_bytes
     if len(message) != frames_at + frame_count * _FRAME.size:
-        raise _malformed(f"{len(message)} bytes for {frame_count} frames")
+        raise _malformed(f"it has {len(message)} bytes for {frame_count} frames")
     manifest = Manifest(
         run_id=message[_HEADER.size : frames_at].decode("ascii", "replace"),
         learner_epoch=learner_epoch,
@@ -201,33 +206,37 @@ def _frame(coding: int, new_check: int, digest: bytes) -> FrameRecord:
     try:
         return FrameRecord(Codec(codec), payload_bytes, new_check, digest)
     except ValueError:
-        raise _malformed(f"codec {codec} is not known") from None
+        raise _malformed(f"codec {codec} is unknown") from None
 
 
 def _check(manifest: Manifest) -> None:
     if not re.fullmatch(limits.NAME_PATTERN, manifest.run_id):
-        raise _malformed(f"{manifest.run_id[:64]!r} cannot name a run")
+        raise _malformed(f"{manifest.run_id[:64]!r} is not a valid run id")
     if manifest.learner_epoch < 0 or manifest.version < 0:
-        raise _malformed(f"version {manifest.version} of epoch {manifest.learner_epoch}")
+        raise _malformed(f"version {manifest.version} or learner epoch {manifest.learner_epoch} is negative")
     if not NO_BASE <= manifest.base_version < manifest.version:
-        raise _malformed(f"version {manifest.version} from version {manifest.base_version}")
+        raise _malformed(f"version {manifest.version} cannot start from version {manifest.base_version}")
     if not (math.isfinite(manifest.published_at_s) and manifest.published_at_s >= 0):
-        raise _malformed(f"published at {manifest.published_at_s}")
+        raise _malformed(f"{manifest.published_at_s} is not a time of publishing")
     for number, frame in enumerate(manifest.frames):
         _check_frame(number, frame, is_keyframe=manifest.key.is_keyframe)
     if manifest.key.is_keyframe != (manifest.base_root == _NO_ROOT):
-        raise _malformed(f"from version {manifest.base_version} with base root {manifest.base_root.hex()}")
+        raise _malformed(
+            f"base version {manifest.base_version} cannot have base root {manifest.base_root.hex()}"
+        )
 
 
 def _check_frame(number: int, frame: FrameRecord, *, is_keyframe: bool) -> None:
     if is_keyframe and frame.codec.needs_base:
-        raise _malformed(f"frame {number} of a keyframe needs a base")
+        raise _malformed(f"frame {number} of a keyframe is {frame.codec.name}, which needs a base")
     if (frame.codec is Codec.UNCHANGED) != (frame.payload_bytes == 0):
-        raise _malformed(f"frame {number} is {frame.codec.name} with {frame.payload_bytes} bytes")
+        raise _malformed(f"frame {number} is {frame.codec.name}, but has {frame.payload_bytes} bytes")
     if frame.payload_bytes > payload_limit(frame.codec, limits.FRAME_WORDS):
-        raise RefusedError(Reason.OVER_LIMIT, f"frame {number} has {frame.payload_bytes} bytes")
+        most_bytes = payload_limit(frame.codec, limits.FRAME_WORDS)
+        what = f"frame {number} has {frame.payload_bytes} bytes, at most {most_bytes} allowed"
+        raise RefusedError(Reason.OVER_LIMIT, what)
     if frame.codec is Codec.UNCHANGED and frame.payload_digest != _EMPTY_DIGEST:
-        raise _malformed(f"frame {number} is unchanged, but has the digest of a payload")
+        raise _malformed(f"frame {number} is UNCHANGED, but has the digest of a payload")
 
 
 def _malformed(what: str) -> RefusedError:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 
 from node.policy import Artifact, ArtifactKey
-from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
 
 
 def surplus(complete: Iterable[Artifact], *, head: int | None, retained_keyframes: int) -> Set[ArtifactKey]:

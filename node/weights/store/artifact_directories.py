@@ -108,8 +108,8 @@ class ArtifactDirectories:
         if len(self._artifacts) >= limits.ARTIFACTS_PER_ANNOUNCEMENT:
             raise RefusedError(
                 Reason.OVER_LIMIT,
-                f"{len(self._artifacts)} artifacts are retained already",
-                fix="publish keyframes, so that what is older can go",
+                f"{len(self._artifacts)} artifacts are retained already, the most allowed",
+                fix="publish keyframes, so that older artifacts can be removed",
             )
         artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
         self._artifacts[manifest.key] = artifact
@@ -152,7 +152,7 @@ class ArtifactDirectories:
                 directory, public_key=self._public_key, run_id=self._run_id, whole=whole
             )
             if directory.name != directory_name(artifact.manifest.key):
-                raise RefusedError(Reason.DAMAGED, f"it holds {directory_name(artifact.manifest.key)}")
+                raise RefusedError(Reason.DAMAGED, f"it contains {directory_name(artifact.manifest.key)}")
         except (RefusedError, OSError) as error:
             logger.warning(
                 "an artifact on disk is unusable", extra={"path": str(directory), "error": str(error)}

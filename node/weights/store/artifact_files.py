@@ -147,7 +147,7 @@ class ArtifactFiles:
         if not self._is_intact(frame, payload):
             raise RefusedError(
                 Reason.DAMAGED,
-                f"frame {frame} of version {self.manifest.version} came with another digest than signed",
+                f"frame {frame} of version {self.manifest.version} arrived with another digest than signed",
                 fix="send this frame again",
             )
         with _cannot_be_stored(f"frame {frame} of version {self.manifest.version}"):
@@ -168,7 +168,9 @@ class ArtifactFiles:
             OSError: they could not be moved.
         """
         if draft.size_bytes != self.manifest.size_bytes:
-            raise ValueError(f"{draft.size_bytes} bytes for a manifest of {self.manifest.size_bytes}")
+            raise ValueError(
+                f"the draft has {draft.size_bytes} bytes, its manifest says {self.manifest.size_bytes}"
+            )
         durable.rename(draft.path, self.directory / _FRAMES)
         self._present[:] = True
 

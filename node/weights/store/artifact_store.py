@@ -26,7 +26,7 @@ from typing import Final
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.chain import newest_reachable
+from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.planning.retention import surplus
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
@@ -237,7 +237,7 @@ class ArtifactStore:
                 Reason.DAMAGED,
                 f"frame {frame} of version {key.version} from {key.base_version} is "
                 f"{'damaged' if is_here else 'missing'} here",
-                fix="ask again later: it is sent again",
+                fix="ask again later: it is being sent again",
             )
         return payload
 
@@ -324,7 +324,8 @@ class ArtifactStore:
             return StoreMark.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
-                "the mark of the store is damaged; taken from what is retained", extra={"error": str(error)}
+                "the mark of the store is damaged; taken from what is retained",
+                extra={"error": str(error)},
             )
             epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
             return StoreMark(learner_epoch=max(epochs, default=0))

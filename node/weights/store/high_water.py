@@ -40,13 +40,13 @@ class HighWater:
         if self.head is not None and version.number < self.head.number:
             raise RefusedError(
                 Reason.ROLLBACK,
-                f"version {version.number} is older than version {self.head.number}, seen before",
+                f"version {version.number} is older than version {self.head.number}, which was seen before",
             )
         if self.head is not None and version.number == self.head.number and version.root != self.head.root:
             raise RefusedError(
                 Reason.ROLLBACK,
                 f"version {version.number} has root {version.root.hex()}, "
-                f"but was seen with {self.head.root.hex()}",
+                f"but was seen before with root {self.head.root.hex()}",
                 fix="restore the learner from its newest checkpoint",
             )
         return HighWater(learner_epoch, version)

@@ -45,15 +45,15 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
     if offer.learner_epoch < newest_other:
         raise RefusedError(
             Reason.FENCED,
-            f"version {offer.version} of learner epoch {offer.learner_epoch} "
-            f"differs from that of epoch {newest_other}",
+            f"version {offer.version} of learner epoch {offer.learner_epoch} has another root "
+            f"than that of epoch {newest_other}",
             fix="stop the older learner",
         )
     is_public = mark.head is not None and offer.version <= mark.head.number
     if is_public or offer.learner_epoch == newest_other:
         raise RefusedError(
             Reason.ROLLBACK,
-            f"version {offer.version} exists with another root than {offer.root.hex()}",
+            f"version {offer.version} was published with another root than {offer.root.hex()}",
             fix="restore the learner from its newest checkpoint",
         )
     return frozenset(epochs_of_others)

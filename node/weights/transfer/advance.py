@@ -1,7 +1,7 @@
 """One step of a chain: fetch an artifact, apply it to what is held, repair the frames that do not fit.
 
-A caller walks the path of ``chain.plan_catch_up``. Before the last step it lets its ``HighWater`` admit the
-manifest, and keeps the new mark.
+A caller walks the path of ``cheapest_chain.plan_catch_up``. Before the last step it lets its ``HighWater``
+admit the manifest, and keeps the new mark.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, check
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import plan, plan_fresh
+from node.weights.planning.cheapest_chain import plan, plan_fresh
 from node.weights.transfer.fetcher import Fetcher
 
 REPAIRED_FRAMES: Final = 64

@@ -127,7 +127,7 @@ class ArtifactPrefetch:
         self._pushed = None
         return pushed
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Cancel the request and drop its answer."""
         self._task.cancel()
         if self._pushed is not None:

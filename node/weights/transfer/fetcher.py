@@ -67,12 +67,12 @@ class Fetcher:
         Args:
             held_version: what the next artifact has to start from, unless it starts from nothing.
             tasks: owns the task.
-            artifact_cost_bytes: as in ``chain.plan_catch_up``, by which the source chooses.
+            artifact_cost_bytes: as in ``cheapest_chain.plan_catch_up``, by which the source chooses.
         """
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
                 return
-            self._prefetch.forget()
+            self._prefetch.cancel()
         self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,
@@ -193,7 +193,7 @@ class Fetcher:
     async def _asked_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
         attempts = self._attempts(key)
         while True:
-            name = self._sources.choose(attempts.names())
+            name = self._sources.scores.choose(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:

@@ -111,7 +111,9 @@ class Lane:
                 return
             names = self._attempts.names()
             if bytes_per_s is None:
-                bytes_per_s = max((self._sources.bytes_per_s(name) or 0.0 for name in names), default=0.0)
+                bytes_per_s = max(
+                    (self._sources.scores.bytes_per_s(name) or 0.0 for name in names), default=0.0
+                )
             span = transfer.take(self._enough_bytes(bytes_per_s, asked_bytes)) or self._take_over(names)
             if span is None:
                 await wait_at_most(transfer.changed, _WORTH_TAKING_S)
@@ -119,7 +121,7 @@ class Lane:
             asked_bytes = span.left_bytes(transfer.manifest)
             if span.stream is None:
                 others = [name for name in names if name not in span.avoid]
-                span.source = self._sources.choose(others or names)
+                span.source = self._sources.scores.choose(others or names)
             source = span.source
             try:
                 bytes_per_s = await self._read(span)
@@ -150,7 +152,7 @@ class Lane:
         """Take a range from a lane that would take longer with it than another source; None: leave them."""
         now = time.monotonic()
         for slow in self._transfer.reading:
-            known = (self._sources.bytes_per_s(name) for name in names if name != slow.source)
+            known = (self._sources.scores.bytes_per_s(name) for name in names if name != slow.source)
             best = max((rate for rate in known if rate), default=None)
             read_s = now - slow.started_s
             may_be_taken = slow.frames and slow.deadline is not None and slow.times_taken < _MOST_TAKEOVERS
@@ -193,7 +195,7 @@ class Lane:
                 stream.cancel()
                 took_s = time.monotonic() - span.started_s
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
-                    self._sources.delivered(span.source, span.read_bytes, took_s=took_s)
+                    self._sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
     async def _next(self, stream: ChunkStream, span: Range) -> Chunk:
@@ -202,7 +204,7 @@ class Lane:
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:
                     message = await stream.read()
         except TimeoutError:
-            raise ConnectionLost(f"no byte for {self._limits.stall_s:g} s") from None
+            raise ConnectionLost(f"no byte arrived for {self._limits.stall_s:g} s") from None
         finally:
             span.deadline = None
         if not span.frames:

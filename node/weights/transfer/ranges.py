@@ -265,4 +265,4 @@ class Transfer:
 
 
 def _taken_by_nobody(frame: int, payload: bytes) -> None:
-    raise RuntimeError(f"frame {frame} arrived in a pause")
+    raise RuntimeError(f"frame {frame} arrived while its transfer was paused")

@@ -17,7 +17,7 @@ from typing import Final
 from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
-from node.weights.planning.chain import newest_reachable, plan_fresh
+from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
 
 PATIENCE_S: Final = 10.0
 """How long the others may be behind before the last resort is asked: longer than a relay takes to reconnect,
@@ -142,7 +142,7 @@ class SourceScores:
         return tuple(filter(lambda name: self.is_standing(name, now=now), knowing)) or tuple(knowing)
 
     def standing(self, *, now: float) -> tuple[str, ...]:
-        """Return the sources that count and are not set aside, else all that count."""
+        """Return the sources that count and are not set aside, or all that count; announcing ones if any."""
         names = self._names(now)
         standing = tuple(name for name in names if self.is_standing(name, now=now)) or names
         return tuple(name for name in standing if self._standing[name].announcement is not None) or standing

@@ -88,10 +88,11 @@ class Sources:
         """Ask ``sources``, at least one; ``last_resort`` only once they have all been behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
-        self._scores = SourceScores(
+        self.scores = SourceScores(
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
+        """What is known of each source: whom to believe and to ask."""
         self._connections = {
             source.address: [
                 _Connection(policy_pb2_grpc.PolicyServiceStub(channel)) for channel in source.bulk
@@ -121,7 +122,7 @@ class Sources:
         try:
             while True:
                 self._changed.clear()
-                announcement = self._scores.announcement(self._clock.monotonic())
+                announcement = self.scores.announcement(self._clock.monotonic())
                 if announcement is not None and announcement != told:
                     told = announcement
                     yield announcement
@@ -136,20 +137,16 @@ class Sources:
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
         """Return the addresses to ask for an artifact; none: no source has it any more."""
-        return self._scores.candidates(key, now=self._clock.monotonic())
+        return self.scores.candidates(key, now=self._clock.monotonic())
 
     def has_standing(self, key: ArtifactKey) -> bool:
         """Return whether a source that is not set aside can be asked for an artifact."""
         now = self._clock.monotonic()
-        return any(self._scores.is_standing(name, now=now) for name in self._scores.candidates(key, now=now))
-
-    def choose(self, names: Sequence[str]) -> str:
-        """Return the source whose next lane will do best."""
-        return self._scores.choose(names)
+        return any(self.scores.is_standing(name, now=now) for name in self.scores.candidates(key, now=now))
 
     def preferred(self) -> str:
         """Return whom to ask for what no source has yet."""
-        return self._scores.choose(self._scores.standing(now=self._clock.monotonic()))
+        return self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
 
     def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
         """Return a stub on the source's first connection, which TCP has measured by now."""
@@ -167,34 +164,28 @@ class Sources:
         """
         connection = min(self._connections[name], key=lambda connection: connection.lanes)
         connection.lanes += 1
-        self._scores.take_lane(name)
+        self.scores.take_lane(name)
         try:
             yield connection.stub
         finally:
             connection.lanes -= 1
-            self._scores.leave_lane(name)
-
-    def bytes_per_s(self, name: str) -> float | None:
-        """Return the measured goodput of one lane; None before the first byte."""
-        return self._scores.bytes_per_s(name)
-
-    def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
-        """Record what one lane received."""
-        self._scores.delivered(name, size_bytes, took_s=took_s)
+            self.scores.leave_lane(name)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
         """Record that a source does not have an artifact."""
-        self._scores.lacks(name, key)
+        self.scores.lacks(name, key)
         self._changed.set()
 
     def signed(self, manifest: Manifest) -> None:
         """Record a verified manifest; set aside every source that announced something else."""
-        for name in self._scores.signed(manifest):
-            self.fault(name, Fault.LIED, f"another root or size than signed for version {manifest.version}")
+        for name in self.scores.signed(manifest):
+            self.fault(
+                name, Fault.LIED, f"announced another root or size than signed for version {manifest.version}"
+            )
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
         """Set a source aside, and count it."""
-        self._scores.fault(name, fault, now=self._clock.monotonic())
+        self.scores.fault(name, fault, now=self._clock.monotonic())
         self._metrics.count_source_fault(fault.value)
         level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
         logger.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
@@ -202,13 +193,13 @@ class Sources:
 
     async def _watch(self, source: Source) -> None:
         def lost() -> None:
-            self._scores.lost(source.address)
+            self.scores.lost(source.address)
             self._changed.set()
 
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
-                if not self._scores.heard(source.address, announcement):
-                    self.fault(source.address, Fault.LIED, "announces another root or size than was signed")
+                if not self.scores.heard(source.address, announcement):
+                    self.fault(source.address, Fault.LIED, "announced another root or size than was signed")
                 self._changed.set()
         finally:
             lost()

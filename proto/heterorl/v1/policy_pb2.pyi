@@ -216,7 +216,7 @@ Global___FetchFramesRequest: _TypeAlias = FetchFramesRequest  # noqa: Y015
 
 @_typing.final
 class FetchFramesResponse(_message.Message):
-    """A piece of the payloads asked for, put together in the order asked for."""
+    """A chunk of the payloads asked for, put together in the order asked for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -228,7 +228,7 @@ class FetchFramesResponse(_message.Message):
     offset_bytes: _builtins.int
     """Where in the payload of that frame it starts, bytes."""
     data: _builtins.bytes
-    """The piece, 1 byte to 1 MiB. It goes on with the payloads of the frames that follow."""
+    """The chunk, 1 byte to 1 MiB. It goes on with the payloads of the frames that follow."""
     def __init__(
         self,
         *,
@@ -283,7 +283,7 @@ Global___AwaitArtifactRequest: _TypeAlias = AwaitArtifactRequest  # noqa: Y015
 
 @_typing.final
 class AwaitArtifactResponse(_message.Message):
-    """The manifest, alone in the first message; then a piece of the payloads."""
+    """The manifest, alone in the first message; then a chunk of the payloads."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -369,7 +369,7 @@ Global___OfferArtifactResponse: _TypeAlias = OfferArtifactResponse  # noqa: Y015
 
 @_typing.final
 class UploadFramesRequest(_message.Message):
-    """A piece of one frame's payload. Pieces of a frame come in order."""
+    """A chunk of one frame's payload. Chunks of a frame come in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -380,9 +380,9 @@ class UploadFramesRequest(_message.Message):
     frame: _builtins.int
     """Which frame."""
     offset_bytes: _builtins.int
-    """Where in its payload this piece starts, bytes."""
+    """Where in its payload this chunk starts, bytes."""
     data: _builtins.bytes
-    """The piece, 1 byte to 1 MiB."""
+    """The chunk, 1 byte to 1 MiB."""
     @_builtins.property
     def key(self) -> Global___ArtifactKey:
         """Which artifact; every message of a stream names the same."""

@@ -98,7 +98,7 @@ class PolicyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchFrames(self, request, context):
-        """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+        """Streams payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
         count payload bytes as they are on the wire.
 
         Errors:
@@ -116,7 +116,7 @@ class PolicyServiceServicer(object):
         """Waits for a head newer than the version the caller holds; streams the first artifact on the
         cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
         so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
-        GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+        GetManifest and FetchFrames in turn. The stream ends with its last chunk; the caller fetches
         the rest with FetchFrames.
 
         Errors:

@@ -52,7 +52,7 @@ class PolicyServiceStub:
       from a new announcement.
     """
     FetchFrames: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]
-    """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+    """Streams payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -66,7 +66,7 @@ class PolicyServiceStub:
     """Waits for a head newer than the version the caller holds; streams the first artifact on the
     cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
     so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
-    GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+    GetManifest and FetchFrames in turn. The stream ends with its last chunk; the caller fetches
     the rest with FetchFrames.
 
     Errors:
@@ -118,7 +118,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
       from a new announcement.
     """
     FetchFrames: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchFramesRequest, _policy_pb2.FetchFramesResponse]  # type: ignore[assignment]
-    """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+    """Streams payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
     count payload bytes as they are on the wire.
 
     Errors:
@@ -132,7 +132,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Waits for a head newer than the version the caller holds; streams the first artifact on the
     cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
     so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
-    GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+    GetManifest and FetchFrames in turn. The stream ends with its last chunk; the caller fetches
     the rest with FetchFrames.
 
     Errors:
@@ -199,7 +199,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchFramesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.FetchFramesResponse], _abc.AsyncIterator[_policy_pb2.FetchFramesResponse]]:
-        """Streams payload bytes of frames, in the order asked for, in pieces of at most 1 MiB. Offsets
+        """Streams payload bytes of frames, in the order asked for, in chunks of at most 1 MiB. Offsets
         count payload bytes as they are on the wire.
 
         Errors:
@@ -219,7 +219,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Waits for a head newer than the version the caller holds; streams the first artifact on the
         cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
         so that a small delta takes half a round trip instead of the two and a half of WatchVersions,
-        GetManifest and FetchFrames in turn. The stream ends with its last piece; the caller fetches
+        GetManifest and FetchFrames in turn. The stream ends with its last chunk; the caller fetches
         the rest with FetchFrames.
 
         Errors:

@@ -49,7 +49,7 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.weights = Weights(LAYOUT, versions={0: HeldPolicy.of(0, WORDS0, layout=LAYOUT)})
-        self.stage = Stage(Plan(kills=0, seed=0, samplers=(NAME,)), root, fleet=cast(Any, None))
+        self.stage = Stage(Plan(kills=0, seed=0, samplers=(NAME,)), root, children=cast(Any, None))
         self.log = root / "log"
         self.stage.model.mkdir(parents=True)
         self.log.touch()

@@ -264,8 +264,8 @@ def test_a_file_of_anything_else_is_refused(content: bytes, tmp_path: Path) -> N
         ({"new_values": np.array([8, 3, 0x7F80], np.uint16)}, "a NaN or an infinity at element 4999"),
         ({"new_values": GOOD["base"][GOOD["changed"]]}, "nothing changed"),
         ({"changed": np.zeros(0, np.uint32), "new_values": np.zeros(0, np.uint16)}, "nothing changed"),
-        ({"names": np.array([""])}, "'' cannot name a tensor"),
-        ({"names": np.array(["n" * 2000])}, "cannot name a tensor"),
+        ({"names": np.array([""])}, "'' is not a valid name of a tensor"),
+        ({"names": np.array(["n" * 2000])}, "is not a valid name of a tensor"),
         ({"changed": np.array([1, 2, 1])}, "a place twice"),
     ],
 )

@@ -64,7 +64,7 @@ def test_the_bytes_of_a_trained_group_are_gone(ledger: Ledger) -> None:
     for transaction in desk.transactions:
         ledger.record(transaction)
     assert ledger.group(0) is None
-    assert ledger.steps() == (StepRecord(1, ("0.1",), (0,)),)
+    assert ledger.balance().last_step == StepRecord(1, ("0.1",), (0,))
 
 
 def test_everything_is_there_after_the_file_is_opened_again(path: Path) -> None:

@@ -78,7 +78,7 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carri
     monkeypatch.setattr(peers_module, "VERDICTS_PER_HEARTBEAT", 2)
     told = [GroupVerdict(f"{n}.1", Verdict.ACCEPTED) for n in range(3)]
     for judgement in told:
-        peers.tell("s1", judgement)
+        peers.notify("s1", judgement)
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[:2])
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == tuple(told[2:])
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
@@ -88,7 +88,7 @@ def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_ackn
     peers: Peers,
 ) -> None:
     told = (GroupVerdict("1.1", Verdict.TRAINED),)
-    peers.tell("s1", told[0])
+    peers.notify("s1", told[0])
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
     assert peers.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
@@ -98,7 +98,7 @@ def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_ackn
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
     peers.join(learner, None, now=NOW_S)
-    peers.tell("s1", GroupVerdict("0.1", Verdict.STALE))
+    peers.notify("s1", GroupVerdict("0.1", Verdict.STALE))
     assert peers.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
 
 
@@ -107,7 +107,7 @@ def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first
 ) -> None:
     monkeypatch.setattr(peers_module, "PENDING_VERDICTS", 2)
     for number in range(3):
-        peers.tell("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
+        peers.notify("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
     assert [v.group_id for v in peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.demo.processes import ChildError, Fleet
+from deploy.demo.processes import ChildError, Children
 from support.waiting import until
 
 SLEEP = ("timeit", "-n1", "-r1", "print('awake', flush=True); __import__('time').sleep(60)")
 FAIL = ("timeit", "-n1", "-r1", "1/0")
 
 
-def _fleet(tmp_path: Path) -> Fleet:
-    return Fleet(log_of=lambda name: tmp_path / f"{name}.log", environ=dict(os.environ))
+def _no_children(tmp_path: Path) -> Children:
+    return Children(log_of=lambda name: tmp_path / f"{name}.log", environ=dict(os.environ))
 
 
 async def _for_ever() -> None:
@@ -29,35 +29,35 @@ def _children() -> set[psutil.Process]:
 
 
 async def test_a_command_gives_what_it_printed(tmp_path: Path) -> None:
-    async with _fleet(tmp_path) as fleet:
-        printed = await fleet.run("say", "timeit", "-n1", "-r1", "print('hello')")
+    async with _no_children(tmp_path) as children:
+        printed = await children.run("say", "timeit", "-n1", "-r1", "print('hello')")
     assert printed.startswith("hello\n")
 
 
 async def test_a_command_that_fails_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
-    async with _fleet(tmp_path) as fleet:
+    async with _no_children(tmp_path) as children:
         with pytest.raises(ChildError, match=r"(?s)fail ended with exit code 1.*ZeroDivisionError"):
-            await fleet.guard(fleet.run("fail", *FAIL))
+            await children.guard(children.run("fail", *FAIL))
 
 
 async def test_the_death_of_a_child_ends_the_guarded_work(tmp_path: Path) -> None:
-    async with asyncio.timeout(30), _fleet(tmp_path) as fleet:
-        await fleet.start("fail", *FAIL, environ={})
+    async with asyncio.timeout(30), _no_children(tmp_path) as children:
+        await children.start("fail", *FAIL, environ={})
         with pytest.raises(ChildError, match="ZeroDivisionError"):
-            await fleet.guard(_for_ever())
+            await children.guard(_for_ever())
 
 
 @pytest.mark.parametrize("may_end", [False, True])
 async def test_a_child_that_ends_well_is_a_failure_only_where_it_should_have_gone_on(
     tmp_path: Path, may_end: bool
 ) -> None:
-    async def work(fleet: Fleet) -> str:
-        await fleet.start("short", "timeit", "-n1", "-r1", "0", environ={}, may_end=may_end)
-        assert await fleet.wait_for_end("short", timeout_s=20) == 0
+    async def work(children: Children) -> str:
+        await children.start("short", "timeit", "-n1", "-r1", "0", environ={}, may_end=may_end)
+        assert await children.wait_for_end("short", timeout_s=20) == 0
         return "done"
 
-    async with asyncio.timeout(30), _fleet(tmp_path) as fleet:
-        guarded: Coroutine[None, None, str] = fleet.guard(work(fleet))
+    async with asyncio.timeout(30), _no_children(tmp_path) as children:
+        guarded: Coroutine[None, None, str] = children.guard(work(children))
         if may_end:
             assert await guarded == "done"
         else:
@@ -66,32 +66,32 @@ async def test_a_child_that_ends_well_is_a_failure_only_where_it_should_have_gon
 
 
 async def test_killing_and_starting_again_is_no_failure_and_is_counted(tmp_path: Path) -> None:
-    async def work(fleet: Fleet) -> None:
+    async def work(children: Children) -> None:
         for _ in range(2):
-            await fleet.start("sleeper", *SLEEP, environ={})
-            assert await fleet.kill("sleeper") == -signal.SIGKILL
+            await children.start("sleeper", *SLEEP, environ={})
+            assert await children.kill("sleeper") == -signal.SIGKILL
 
-    async with asyncio.timeout(30), _fleet(tmp_path) as fleet:
-        await fleet.guard(work(fleet))
-        assert fleet.starts["sleeper"] == 2
+    async with asyncio.timeout(30), _no_children(tmp_path) as children:
+        await children.guard(work(children))
+        assert children.starts["sleeper"] == 2
 
 
 async def test_stopping_gives_the_exit_code_that_a_drain_had(tmp_path: Path) -> None:
-    async with asyncio.timeout(30), _fleet(tmp_path) as fleet:
-        await fleet.start("sleeper", *SLEEP, environ={})
+    async with asyncio.timeout(30), _no_children(tmp_path) as children:
+        await children.start("sleeper", *SLEEP, environ={})
         await until(lambda: "awake" in (tmp_path / "sleeper.log").read_text(), within_s=20)
-        assert await fleet.stop("sleeper") == -signal.SIGTERM
+        assert await children.stop("sleeper") == -signal.SIGTERM
 
 
 async def test_leaving_ends_every_child_also_when_cancelled(tmp_path: Path) -> None:
     others, started = _children(), asyncio.Event()
 
     async def demo() -> None:
-        async with _fleet(tmp_path) as fleet:
-            await fleet.start("one", *SLEEP, environ={})
-            await fleet.start("two", *SLEEP, environ={})
+        async with _no_children(tmp_path) as children:
+            await children.start("one", *SLEEP, environ={})
+            await children.start("two", *SLEEP, environ={})
             started.set()
-            await fleet.guard(_for_ever())
+            await children.guard(_for_ever())
 
     task = asyncio.create_task(demo())
     async with asyncio.timeout(30):
@@ -103,9 +103,11 @@ async def test_leaving_ends_every_child_also_when_cancelled(tmp_path: Path) -> N
     assert _children() <= others
 
 
-async def test_a_child_gets_its_own_environment_on_top_of_the_fleet_s(tmp_path: Path) -> None:
-    async with asyncio.timeout(30), _fleet(tmp_path) as fleet:
+async def test_a_child_gets_its_own_environment_on_top_of_the_common_one(tmp_path: Path) -> None:
+    async with asyncio.timeout(30), _no_children(tmp_path) as children:
         program = "import os; print(os.environ['DEMO_FAULT'], flush=True)"
-        await fleet.start("child", "timeit", "-n1", "-r1", program, environ={"DEMO_FAULT": "2"}, may_end=True)
-        assert await fleet.wait_for_end("child", timeout_s=20) == 0
+        await children.start(
+            "child", "timeit", "-n1", "-r1", program, environ={"DEMO_FAULT": "2"}, may_end=True
+        )
+        assert await children.wait_for_end("child", timeout_s=20) == 0
     assert (tmp_path / "child.log").read_text().startswith("2\n")

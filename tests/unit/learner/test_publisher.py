@@ -32,7 +32,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign
-from node.weights.planning.chain import plan
+from node.weights.planning.cheapest_chain import plan
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import SAMPLING

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from node.errors import StartupError
-from node.process.state_lock import LOCK_FILE, StateLock
+from node.process.state_lock import LOCK_FILE, lock_state_directory
 
 _HOLD = """
 import sys
 from pathlib import Path
-from node.process.state_lock import StateLock
-StateLock.take(Path(sys.argv[1]))
+from node.process.state_lock import lock_state_directory
+lock_state_directory(Path(sys.argv[1]))
 print("held", flush=True)
 {then}
 sys.stdin.read()
@@ -54,7 +54,7 @@ def test_a_second_process_is_told_who_has_the_directory(
     holder: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     with pytest.raises(StartupError) as caught:
-        StateLock.take(tmp_path)
+        lock_state_directory(tmp_path)
     assert caught.value.what == (
         f"The state directory {tmp_path} is in use by process {holder.pid} on {socket.gethostname()}"
     )
@@ -68,7 +68,7 @@ def test_the_lock_ends_with_its_process_and_not_with_its_file(
     holder.send_signal(number)
     holder.wait(10)
     assert (tmp_path / LOCK_FILE).read_text().split()[0] == str(holder.pid)
-    StateLock.take(tmp_path)
+    lock_state_directory(tmp_path)
     assert (tmp_path / LOCK_FILE).read_text().split() == [str(os.getpid()), socket.gethostname()]
 
 
@@ -85,19 +85,19 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_is_gone(tmp_path: Path)
         try:
             parent.kill()
             parent.wait(10)
-            StateLock.take(tmp_path)
+            lock_state_directory(tmp_path)
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_roles_of_one_process_may_share_a_directory(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    assert StateLock.take(tmp_path) is StateLock.take(tmp_path / "link")
+    assert lock_state_directory(tmp_path) is lock_state_directory(tmp_path / "link")
 
 
 def test_directories_are_locked_apart(holder: "subprocess.Popen[str]", tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    StateLock.take(tmp_path / "other")
+    lock_state_directory(tmp_path / "other")
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(StartupError, match="cannot be locked: Operation not supported") as caught:
-        StateLock.take(tmp_path)
+        lock_state_directory(tmp_path)
     assert "supports flock" in caught.value.fix
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="lock cannot be opened: No such file") as caught:
-        StateLock.take(tmp_path / "missing")
+        lock_state_directory(tmp_path / "missing")
     assert "node.state_dir" in caught.value.fix
 
 
@@ -123,4 +123,5 @@ def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    assert StateLock.take(tmp_path).directory == tmp_path
+    lock_state_directory(tmp_path)
+    assert (tmp_path / LOCK_FILE).read_bytes() == b""

@@ -2,7 +2,7 @@
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState
-from node.weights.planning.chain import PUBLIC_VERSION
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 
 
 def artifact(version: int, base: int, size_bytes: int = 1) -> Artifact:

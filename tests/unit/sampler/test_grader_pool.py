@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from node.failure import Failure
-from sampler.tasks.grader import Grader, TaskError, TaskUnusableError
 from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import Grader, TaskError, TaskUnusableError
 
 
 @pytest_asyncio.fixture

@@ -55,7 +55,7 @@ def disk_of(
 def load(
     disk: SavedPolicy, words0: Words = LEARNER.versions[0].words
 ) -> tuple[PolicyVersion, Manifest | None, Words]:
-    """Start a sampler whose base model is ``words0``: give what it holds, its manifest and its words."""
+    """Start a sampler whose base model is ``words0``; return what it holds, its manifest and its words."""
     weights = live_words(words0)
     disk.load_mark()
     held, manifest = disk.load(weights, base=disk.keep_base(weights.live))
@@ -74,13 +74,13 @@ def mark_of(manifest: Manifest) -> StoreMark:
 
 @cache
 def artifact(version: int, base_version: int | None) -> tuple[EncodedVersion, bytes]:
-    """Give an artifact of the learner, and its manifest as signed."""
+    """Return an artifact of the learner and its manifest as signed."""
     encoded = LEARNER.encode(version, base_version)
     return encoded, sign(encoded.manifest, LEARNER.key)
 
 
 def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: Chain = CHAIN) -> list[int]:
-    """Start a sampler on ``directory`` and follow the chain; give the versions held."""
+    """Start a sampler on ``directory`` and follow the chain; return the versions held."""
     disk = disk_of(directory, save_every_s=save_every_s)
     weights = live_words(LEARNER.versions[0].words)
     disk.load_mark()

@@ -195,7 +195,7 @@ def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
     other = replace(DELTA.manifest.frames[2], new_check=1)
     manifest = replace(DELTA.manifest, frames=(*DELTA.manifest.frames[:2], other, *DELTA.manifest.frames[3:]))
     stage = WholeVersion(manifest, layout=LAYOUT, base=BASE)
-    with pytest.raises(WrongBaseError, match="frame 2: what is held does not make version 2: the words"):
+    with pytest.raises(WrongBaseError, match="frame 2: the held words do not make version 2: the words"):
         stage.put(2, DELTA.payloads[2])
     words = rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT)
     with pytest.raises(DamagedFrameError, match="another digest than signed"):

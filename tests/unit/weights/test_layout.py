@@ -97,7 +97,7 @@ def test_the_widest_elements_come_first_and_each_dtype_has_frames_of_its_own() -
 def test_a_frame_holds_whole_elements() -> None:
     layout = Layout.of([TensorSpec("a", (5,), "int64"), TensorSpec("b", (4,), "float32")], frame_words=11)
     assert spans(layout) == [(0, 8), (8, 8), (16, 4), (20, 8)]
-    with pytest.raises(RefusedError, match="an element of 'a' in frames of 3 words"):
+    with pytest.raises(RefusedError, match="an element of 'a' does not fit a frame of 3 words"):
         Layout.of([TensorSpec("a", (5,), "int64")], frame_words=3)
 
 

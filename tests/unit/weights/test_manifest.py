@@ -179,7 +179,7 @@ def test_the_number_of_a_codec_to_come_is_refused() -> None:
     assert content[coding_at] & 0xF == DELTA.frames[0].codec
     for number in range(max(Codec) + 1, 16):
         content[coding_at] = content[coding_at] & 0xF0 | number
-        with pytest.raises(RefusedError, match=f"codec {number} is not known") as refused:
+        with pytest.raises(RefusedError, match=f"codec {number} is unknown") as refused:
             parse(bytes(content))
         assert refused.value.reason is Reason.MALFORMED
 

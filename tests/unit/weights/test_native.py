@@ -31,7 +31,7 @@ def compile_with(root: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (f"ABI = {native.ABI}", "ABI = 77", f"its number is 77, not {native.ABI}"),
+        (f"ABI = {native.ABI}", "ABI = 77", f"its ABI number is 77, not {native.ABI}"),
         ("heterorl_abi", "heterorl_other", "heterorl_abi"),
     ],
     ids=["another number", "no number"],

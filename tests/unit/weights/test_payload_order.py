@@ -85,7 +85,7 @@ def test_however_frames_are_cut_into_ranges_every_byte_is_asked_for_once_and_fra
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
-def test_payloads_cut_into_any_pieces_are_put_together_again(sizes: list[int], data: st.DataObject) -> None:
+def test_payloads_cut_into_any_chunks_are_put_together_again(sizes: list[int], data: st.DataObject) -> None:
     payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
     whole = b"".join(payloads)
     cuts = sorted({0, len(whole), *data.draw(st.lists(st.integers(0, len(whole)), max_size=10))})
@@ -106,6 +106,6 @@ def test_payloads_cut_into_any_pieces_are_put_together_again(sizes: list[int], d
     [(1, 0, b"x"), (0, 1, b"x"), (0, 0, b""), (0, 0, b"x" * 8), (0, 0, b"x" * (limits.CHUNK_BYTES + 1))],
     ids=["another frame", "another offset", "nothing", "more than was asked for", "too large"],
 )
-def test_a_piece_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: bytes) -> None:
+def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: bytes) -> None:
     with pytest.raises(LyingSourceError):
         Range(deque([0, 1]), source="hub").take(frame, offset_bytes, data, manifest([3, 4]))

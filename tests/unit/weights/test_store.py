@@ -484,7 +484,7 @@ def test_payloads_that_are_not_the_manifests_are_our_own_mistake(
     store: ArtifactStore, learner: Learner
 ) -> None:
     signed, payloads = learner.signed(1, 0)
-    with pytest.raises(ValueError, match="bytes for a manifest of"):
+    with pytest.raises(ValueError, match="its manifest says"):
         put_version(store, signed, payloads[:-1])
     assert keys(store) == []
 

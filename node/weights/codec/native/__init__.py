@@ -53,7 +53,7 @@ class _Memory:
         return cls(array, _at(array))
 
 
-class _Room(threading.local):
+class _ThreadMemory(threading.local):
     """Memory of one thread, kept from frame to frame.
 
     Otherwise the few pages that were touched would be freed and faulted in again for each frame.
@@ -71,7 +71,7 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL, *, path: int) -> None:
         self._library = library
         self._path = path
-        self._room = _Room()
+        self._memory = _ThreadMemory()
 
     @property
     def path(self) -> str:
@@ -130,16 +130,16 @@ class Kernel:
         return facts
 
     def _scratch(self, words: int) -> _Memory:
-        room = self._room
-        if room.words < words:
-            room.words, room.scratch = words, _Memory.of(self._library.heterorl_room(words))
-        return room.scratch
+        memory = self._memory
+        if memory.words < words:
+            memory.words, memory.scratch = words, _Memory.of(self._library.heterorl_room(words))
+        return memory.scratch
 
     def _payload(self, size: int) -> _Memory:
-        room = self._room
-        if room.payload.array.size < size:
-            room.payload = _Memory.of(size)
-        return room.payload
+        memory = self._memory
+        if memory.payload.array.size < size:
+            memory.payload = _Memory.of(size)
+        return memory.payload
 
 
 def load(path: int | None = None) -> Kernel | None:
@@ -184,10 +184,10 @@ def _library() -> ctypes.CDLL | None:
     else:
         if found == ABI:
             return library
-        problem = f"its number is {found}, not {ABI}"
+        problem = f"its ABI number is {found}, not {ABI}"
     warnings.warn(
-        f"{LIBRARY_FILE} is not of this version, so weights are coded in numpy, 30 to 100 times slower: "
-        f"{problem}. Install the node again: pip, or make install, compiles it anew",
+        f"{LIBRARY_FILE} was built from other sources, so weights are coded in numpy, 30 to 100 times slower "
+        f"({problem}). Install the node again: pip, or make install, compiles it anew",
         RuntimeWarning,
         stacklevel=1,
     )
@@ -197,7 +197,7 @@ def _library() -> ctypes.CDLL | None:
 def _check(words: NDArray[np.uint16], base: NDArray[np.uint16]) -> None:
     for array in (words, base):
         if array.dtype != np.uint16 or array.shape != (words.size,) or not array.flags.c_contiguous:
-            raise ValueError(f"{array.dtype} {array.shape} in place of contiguous uint16 ({words.size},)")
+            raise ValueError(f"got {array.dtype} {array.shape}, not contiguous uint16 ({words.size},)")
 
 
 def _at(array: NDArray[np.generic]) -> int:

@@ -1,7 +1,13 @@
 """The cheapest way, worked by hand."""
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.planning.chain import newest_reachable, plan, plan_catch_up, plan_fresh, plan_upload
+from node.weights.planning.cheapest_chain import (
+    newest_reachable,
+    plan,
+    plan_catch_up,
+    plan_fresh,
+    plan_upload,
+)
 
 
 def artifact(version: int, base: int, size: int = 10) -> Artifact:

@@ -15,46 +15,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.demo import link_emulator
-from deploy.demo.link_emulator import PIECE_BYTES, UNDER_WAY_BYTES, Line, LinkEmulator, LinkProfile
+from deploy.demo.link_emulator import CHUNK_BYTES, IN_FLIGHT_BYTES, LinkDirection, LinkEmulator, LinkProfile
 from node.clock import SystemClock
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def test_a_piece_arrives_after_the_delay_and_its_share_of_the_jitter() -> None:
-    line = Line(LinkProfile(delay_s=0.2, jitter_s=0.1))
-    assert line.arrival(10_000, now=5.0, jitter=0.5) == pytest.approx(5.25)
+    link = LinkDirection(LinkProfile(delay_s=0.2, jitter_s=0.1))
+    assert link.arrival(10_000, now=5.0, jitter=0.5) == pytest.approx(5.25)
 
 
 def test_an_idle_line_takes_one_bucket_at_once_and_then_keeps_to_its_rate() -> None:
-    line = Line(LinkProfile(rate_bytes_per_s=PIECE_BYTES))  # one piece a second
-    assert [line.arrival(PIECE_BYTES, now=7.0, jitter=0.0) for _ in range(3)] == [7.0, 8.0, 9.0]
-    assert line.arrival(PIECE_BYTES, now=8.5, jitter=0.0) == 10.0
+    link = LinkDirection(LinkProfile(rate_bytes_per_s=CHUNK_BYTES))  # one chunk a second
+    assert [link.arrival(CHUNK_BYTES, now=7.0, jitter=0.0) for _ in range(3)] == [7.0, 8.0, 9.0]
+    assert link.arrival(CHUNK_BYTES, now=8.5, jitter=0.0) == 10.0
 
 
 def test_a_long_idle_line_has_saved_no_more_than_one_bucket() -> None:
-    line = Line(LinkProfile(rate_bytes_per_s=PIECE_BYTES))
-    line.arrival(PIECE_BYTES, now=0.0, jitter=0.0)
-    assert [line.arrival(PIECE_BYTES, now=1000.0, jitter=0.0) for _ in range(2)] == [1000.0, 1001.0]
+    link = LinkDirection(LinkProfile(rate_bytes_per_s=CHUNK_BYTES))
+    link.arrival(CHUNK_BYTES, now=0.0, jitter=0.0)
+    assert [link.arrival(CHUNK_BYTES, now=1000.0, jitter=0.0) for _ in range(2)] == [1000.0, 1001.0]
 
 
 @settings(deadline=None)
 @given(
-    pieces=st.lists(st.tuples(st.integers(0, PIECE_BYTES), st.floats(0, 0.5), st.floats(0, 1)), max_size=50),
+    chunks=st.lists(st.tuples(st.integers(0, CHUNK_BYTES), st.floats(0, 0.5), st.floats(0, 1)), max_size=50),
     rate=st.none() | st.floats(1e3, 1e6),
 )
 def test_pieces_never_overtake_each_other_nor_heartbeat_the_delay_or_the_rate(
-    pieces: list[tuple[int, float, float]], rate: float | None
+    chunks: list[tuple[int, float, float]], rate: float | None
 ) -> None:
-    line = Line(LinkProfile(delay_s=0.1, jitter_s=1.0, rate_bytes_per_s=rate))
+    link = LinkDirection(LinkProfile(delay_s=0.1, jitter_s=1.0, rate_bytes_per_s=rate))
     now, sent_bytes, arrivals = 0.0, 0, []
-    for size_bytes, pause_s, jitter in pieces:
+    for size_bytes, pause_s, jitter in chunks:
         now += pause_s
         sent_bytes += size_bytes
-        arrivals.append(line.arrival(size_bytes, now=now, jitter=jitter))
+        arrivals.append(link.arrival(size_bytes, now=now, jitter=jitter))
         assert arrivals[-1] >= now + 0.1
         if rate is not None:
-            assert arrivals[-1] - 0.1 + 1e-6 >= (sent_bytes - PIECE_BYTES) / rate
+            assert arrivals[-1] - 0.1 + 1e-6 >= (sent_bytes - CHUNK_BYTES) / rate
     assert all(earlier <= later for earlier, later in pairwise(arrivals))
 
 
@@ -95,14 +95,14 @@ async def _is_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(1 << 16):
-        writer.write(piece)
+    while chunk := await reader.read(1 << 16):
+        writer.write(chunk)
         await writer.drain()
     writer.close()
 
 
 async def test_bytes_come_back_whole_and_in_order_and_the_end_of_the_stream_with_them() -> None:
-    payload = random.Random(1).randbytes(3 * UNDER_WAY_BYTES)
+    payload = random.Random(1).randbytes(3 * IN_FLIGHT_BYTES)
     profile = LinkProfile(delay_s=0.01, jitter_s=0.02)
     async with asyncio.timeout(30), _link(profile, _echo) as (_, port), _connection(port) as (reader, writer):
         writer.write(payload)

@@ -8,13 +8,13 @@ import pytest
 
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.planning.chain import plan_catch_up
+from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
 from node.weights.planning.retention import surplus
 from node.weights.store.high_water import HighWater
+from node.weights.transfer.head_pursuit import LOOK_AGAIN_S
 from sampler.versions.fetch_plan import FetchPlan
-from sampler.versions.policy_sync import LOOK_AGAIN_S
 
 MB = 1_000_000
 KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 20), MB)

@@ -5,7 +5,7 @@ NO_BASE, where every peer can start at no cost. Edges only lead to larger number
 in the order of the version they make yields the shortest path.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from node.policy import NO_BASE, Artifact
@@ -52,6 +52,11 @@ def plan_catch_up(
 def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
     """Return the cheapest chain to ``head`` for a peer that has only the public base model."""
     return _cheapest((PUBLIC_VERSION, NO_BASE), head, artifacts)
+
+
+def price(path: Sequence[Artifact]) -> tuple[int, int]:
+    """Return the bytes and the number of artifacts of a chain: the order in which chains are cheaper."""
+    return sum(artifact.size_bytes for artifact in path), len(path)
 
 
 def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:

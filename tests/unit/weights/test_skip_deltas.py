@@ -1,7 +1,7 @@
 """Which deltas over many versions are made, worked by hand."""
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.planning.catch_up import next_base
+from node.weights.planning.skip_deltas import next_base
 
 
 def steps(*versions: int) -> list[Artifact]:

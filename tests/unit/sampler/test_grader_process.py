@@ -7,7 +7,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from sampler.tasks.grader import Grader, TaskError
+from sampler.tasks.grader_process import Grader, TaskError
 from support.waiting import until
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from node.failure import Failure
-from sampler.tasks.framing import LENGTH, PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +188,7 @@ class Grader:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=REPLY_BYTES,
             # The grader can import what this process can: a task may live outside site-packages.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             # A process group of its own, so that what a grader starts ends with it.
@@ -244,10 +245,9 @@ async def _asked(process: asyncio.subprocess.Process, request: dict[str, Any]) -
 
 async def _reply(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
-    (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-    if length > REPLY_BYTES:
-        raise ValueError(f"a reply of {length} bytes; at most {REPLY_BYTES} are allowed")
-    reply = json.loads(await process.stdout.readexactly(length))
+    if not (line := await process.stdout.readline()):
+        raise EOFError("no reply")
+    reply = json.loads(line)
     if not isinstance(reply, dict):
         raise ValueError("a reply that is not a JSON object")
     return reply

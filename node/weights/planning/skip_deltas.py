@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from node.policy import Artifact, ArtifactKey
-from node.weights.planning.chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
 
 FIRST_LEVEL: Final = 2
 """Two or three merged steps are hardly smaller than the steps themselves (measured: 0.85 of two)."""

@@ -1,0 +1,149 @@
+"""Rewards of the laboratory's tasks against answers worked by hand, and the faults that it injects."""
+
+import itertools
+
+import numpy as np
+import pytest
+import reasoning_gym
+import torch
+
+from bench.staleness_lab.answers import END, PAD, AnswerTask
+from bench.staleness_lab.codes import Codes
+from bench.staleness_lab.letters import word_reversal
+from bench.staleness_lab.maze import Maze
+from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
+from bench.staleness_lab.palindromes import is_palindrome, palindrome_task
+from bench.staleness_lab.routes import Routes, shortest_round_trips
+from bench.staleness_lab.tasks import Task
+
+
+def small_palindromes() -> AnswerTask:
+    """The task on a few dozen short questions, hardly pretrained."""
+    dataset = reasoning_gym.create_dataset(
+        "palindrome_generation", seed=1, size=64, min_length=3, max_length=4
+    )
+    texts = [(entry["question"].strip().splitlines()[-1], entry["answer"]) for entry in dataset]
+    return palindrome_task(texts, held_out=16, warm_score=1e-3)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[word_reversal, lambda: Codes(64), Routes, Maze, small_palindromes],
+    ids=["letters", "codes64", "routes", "maze", "palindromes"],
+)
+def task(request: pytest.FixtureRequest) -> Task:
+    """Every task that samples more than one token."""
+    made: Task = request.param()
+    return made
+
+
+def test_what_sampling_recorded_is_what_scoring_says(task: Task) -> None:
+    theta = task.start((0, 1))
+    prompt = torch.arange(8).view(2, 4)
+    uniform = torch.rand(2, 4, task.group_size, task.tokens, generator=torch.Generator().manual_seed(0))
+    completions = task.sample(theta, prompt, uniform)
+    again = task.log_probability(theta, prompt, completions.token)
+    written = completions.mask.unsqueeze(-1)
+    assert torch.allclose(completions.log_probability * written, again * written, atol=1e-4)
+    assert completions.reward.shape == (2, 4, task.group_size)
+    assert ((completions.reward >= 0) & (completions.reward <= 1)).all()
+
+
+def test_the_score_is_between_nothing_and_the_ceiling_at_the_start(task: Task) -> None:
+    score = task.score(task.start((0, 1)))
+    assert score.shape == (2,)
+    assert ((score >= 0) & (score < 0.6)).all()
+
+
+def test_a_starting_policy_is_rewarded_for_a_sparse_reward_now_and_then() -> None:
+    for sparse in (Codes(8), Codes(512), Maze()):
+        theta = sparse.start((0,))
+        uniform = torch.rand(1, 8, 32, sparse.tokens, generator=torch.Generator().manual_seed(1))
+        reward = sparse.sample(theta, torch.arange(8).view(1, 8), uniform).reward
+        assert set(reward.flatten().tolist()) == {0.0, 1.0}
+        assert 0.01 < float(reward.mean()) < 0.3
+
+
+def test_a_code_is_paid_for_its_four_decisive_places_whatever_its_length() -> None:
+    for tokens in (8, 64, 512):
+        task = Codes(tokens)
+        theta = task.start((0, 1))
+        assert task.score(theta).tolist() == pytest.approx([0.1, 0.1], abs=0.04)
+
+
+def test_the_shortest_round_trip_is_the_shortest_of_all_orders() -> None:
+    place = np.random.default_rng(3).random((3, 6, 2))
+    distance = np.linalg.norm(place[:, :, None] - place[:, None], axis=-1)
+    orders = [(0, *rest, 0) for rest in itertools.permutations(range(1, 6))]
+    by_hand = [
+        min(sum(each[a, b] for a, b in itertools.pairwise(order)) for order in orders) for each in distance
+    ]
+    assert shortest_round_trips(distance) == pytest.approx(by_hand)
+
+
+def test_a_tour_visits_every_city_once_and_a_shorter_one_is_worth_more() -> None:
+    task = Routes()
+    uniform = torch.rand(1, 2, 64, task.tokens, generator=torch.Generator().manual_seed(2))
+    completions = task.sample(task.start((0,)), torch.tensor([[0, 1]]), uniform)
+    assert (completions.token.sort(-1).values == torch.arange(1, 10)).all()
+    assert len(set(completions.reward.flatten().tolist())) > 50
+    assert 0.9 > float(completions.reward.max()) > float(completions.reward.mean()) > 0
+
+
+def test_a_walk_ends_at_the_goal_and_is_rewarded_there_alone() -> None:
+    task = Maze()
+    uniform = torch.rand(1, 64, 8, task.tokens, generator=torch.Generator().manual_seed(2))
+    completions = task.sample(task.start((0,)), torch.arange(64).view(1, 64), uniform)
+    length = completions.mask.sum(-1)
+    assert (completions.reward[length < task.tokens] == 1).all()
+    assert (length[completions.reward == 1] >= 4).all()
+
+
+def test_a_palindrome_is_right_where_reasoning_gym_says_so() -> None:
+    dataset = reasoning_gym.create_dataset(
+        "palindrome_generation", seed=2, size=20, min_length=4, max_length=5
+    )
+    letters = sorted({letter for entry in dataset for letter in entry["answer"]})
+
+    def tokens(word: str) -> torch.Tensor:
+        known = [letters.index(letter) + 2 for letter in word] + [END]
+        return torch.tensor(known + [PAD] * (7 - len(known)))
+
+    rng = np.random.default_rng(0)
+    verdicts = set()
+    for entry in dataset:
+        answer = entry["answer"]
+        shuffled = ["".join(rng.permutation(list(answer))) for _ in range(20)]
+        for word in (answer, answer[:-1], answer + answer[-1], letters[0] * len(answer), *shuffled):
+            is_right = bool(is_palindrome(tokens(word), tokens(answer)))
+            assert is_right == (dataset.score_answer(word, entry) == 1.0), (word, answer)
+            verdicts.add(is_right)
+    assert verdicts == {True, False}
+
+
+def test_bfloat16_keeps_eight_bits_of_a_logprob_and_leaves_the_others_alone() -> None:
+    logprob = torch.tensor([-1.003, -5.3])
+    assert recorded_logprob("bf16", logprob).tolist() == [-1.0, -5.3125]
+    assert recorded_logprob("none", logprob) is logprob
+
+
+def test_a_quantised_block_keeps_its_largest_weight_and_fifteen_levels() -> None:
+    theta = torch.linspace(-1, 1, 100).expand(2, 3, 100)
+    rounded = sampling_weights("quantised", theta)
+    assert rounded.shape == theta.shape
+    assert rounded[0, 0, 0] == pytest.approx(-1.0)
+    assert len(set(rounded[0, 0, :64].tolist())) <= 15
+    assert float((rounded - theta).abs().max()) <= 1 / 14 + 1e-6
+    assert sampling_weights("bf16", theta) is theta
+
+
+def test_one_token_in_a_thousand_is_an_outlier_of_three_to_ten_nats() -> None:
+    shift = outlier_shift("outliers", (400, 1000), [torch.Generator().manual_seed(0)])
+    assert shift is not None
+    for each in (shift.recorded, shift.learner):
+        off = -each[each != 0]
+        assert len(off) == pytest.approx(200, abs=60)
+        assert float(off.min()) >= 3
+        assert float(off.max()) <= 10
+    assert not ((shift.recorded != 0) & (shift.learner != 0)).any()
+    assert outlier_shift("bf16", (4, 10), [torch.Generator()]) is None
