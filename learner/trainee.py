@@ -4,12 +4,13 @@ Blocking: its methods belong in one thread. Nobody else writes the parameters, a
 keeps the optimizer from it by the gate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from learner.checkpoint import CheckpointStore, Progress
 from learner.divergence_panel import Observed
@@ -22,6 +23,9 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
+
+ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
+"""Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 
 class TrainingError(HeteroRLError):
@@ -82,13 +86,18 @@ class Trainee:
         return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
 
     def take_step(
-        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
+        self,
+        batch: Sequence[DeliveredGroup],
+        *,
+        unacknowledged: Sequence[StepRecord],
+        expected_divergence: ExpectedDivergence,
     ) -> StepTaken | None:
         """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the hub may not have; they go into the checkpoint.
+            expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -96,8 +105,17 @@ class Trainee:
         """
         started_s, self._gate_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
+        expected_kl_nats = [
+            expected_divergence(one.sampler_id, self.version - _versions_of_tokens(one.group))
+            for one in batch
+        ]
         outcome = train_step(
-            self.policy, self._optimizer, groups, version=self.version, settings=self._settings
+            self.policy,
+            self._optimizer,
+            groups,
+            version=self.version,
+            settings=self._settings,
+            expected_kl_nats=expected_kl_nats,
         )
         if not outcome.is_applied:
             return None
@@ -162,6 +180,8 @@ class Trainee:
             flops=outcome.flops,
             groups=groups,
             clamped_tokens=outcome.clamped_tokens,
+            truncated_fraction=outcome.truncated_fraction,
+            trust_mean=outcome.trust_mean,
         )
 
 
@@ -170,9 +190,14 @@ def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float],
 
     A completion that was sampled while versions were swapped has tokens of several.
     """
-    drawn_from = np.concatenate([completion.policy_version for completion in group.completions])
+    drawn_from = _versions_of_tokens(group)
     numbers, tokens = np.unique(drawn_from, return_counts=True)
     return tuple(
         (version - number, count / drawn_from.size)
         for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
     )
+
+
+def _versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
+    versions = [completion.policy_version for completion in group.completions]
+    return np.concatenate(versions).astype(np.int64)

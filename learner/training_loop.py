@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from learner.admission import AdmissionRules, Judged, judge
 from learner.batching import BatchBuffer
 from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
+from learner.metrics import DRIFT_AGES, LearnerMetrics
 from learner.mismatch import MismatchBook
 from learner.step_log import StepLog
 from learner.trainee import StepTaken, Trainee, TrainingError
@@ -218,7 +218,13 @@ class TrainingLoop:
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        taken = await self._in_thread(lambda: self._trainee.take_step(batch, unacknowledged=unacknowledged))
+        taken = await self._in_thread(
+            lambda: self._trainee.take_step(
+                batch,
+                unacknowledged=unacknowledged,
+                expected_divergence=self._mismatches.expected_divergence,
+            )
+        )
         if taken is None:
             self._trainee.gate.hold(self.version)
             self._skip(batch)
@@ -265,6 +271,10 @@ class TrainingLoop:
         self._mismatches.observe(taken.observed)
         for name in {one.sampler_id for one in taken.observed}:
             self._show_mismatch(name)
+        for age_versions in DRIFT_AGES:
+            drift = self._mismatches.drift(age_versions)
+            self._metrics.drift_nats.labels(str(age_versions)).set(drift.nats)
+            self._metrics.drift_error_nats.labels(str(age_versions)).set(drift.error_nats)
         self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.gate_wait_s)
