@@ -44,7 +44,7 @@ def test_equal_logprobs_of_another_age_are_another_loss(spread: float) -> None:
         losses.append(float(loss.detach()))
         gradients.append(gradient_of(loss, batch)[batch.mask])
     assert abs(losses[0] - losses[1]) > 1e-5
-    assert not torch.allclose(*gradients, rtol=1e-3)
+    assert not torch.allclose(gradients[0], gradients[1], rtol=1e-3)
 
 
 def test_equal_logprobs_of_another_record_are_another_loss() -> None:
