@@ -36,7 +36,7 @@ class LearnerConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
 
-    objective: Annotated[str, AfterValidator(check_name)] = "version_aware_kl"
+    objective: Annotated[str, AfterValidator(check_name)] = "drift_aware"
     """Name of the objective, or the import path of your own, ``package.module:function``."""
 
     objective_options: dict[str, Any] = {}

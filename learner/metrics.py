@@ -10,6 +10,9 @@ from learner.step_log import StepLine
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+DRIFT_AGES: Final = (1, 4, 16, 64, 256)
+"""Ages in versions at which the drift of the policy is shown."""
+
 
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
@@ -54,6 +57,20 @@ class LearnerMetrics:
             "Groups that the sampler's mismatch rests on, older ones as fractions.",
             "sampler",
         )
+        self.drift_nats = gauge(
+            "drift_nats", "KL(behaviour || learner) per token that an age alone makes.", "age_versions"
+        )
+        self.drift_error_nats = gauge(
+            "drift_error_nats", "Standard error of that; 10: nothing is known.", "age_versions"
+        )
+        self.truncated_ratio = gauge(
+            "truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."
+        )
+        self.trust_ratio = gauge(
+            "trust_ratio", "Mean share of the correction for divergence that the newest completions got."
+        )
+        for unknown in (self.truncated_ratio, self.trust_ratio):
+            unknown.set(math.nan)
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
             "Samplers whose groups no other sampler's groups of their age compare with.",
@@ -110,6 +127,11 @@ class LearnerMetrics:
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.clamped_tokens.inc(line.clamped_tokens)
+        for share, of_batch in (
+            (self.truncated_ratio, line.truncated_fraction),
+            (self.trust_ratio, line.trust_mean),
+        ):
+            share.set(math.nan if of_batch is None else of_batch)
         self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         if self._peak_flops:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)

@@ -41,6 +41,10 @@ class StepLine:
     groups: tuple[TrainedGroup, ...]
     clamped_tokens: int = 0
     """Tokens whose log ratio was clamped, see ``StepOutcome``; older checkpoints lack it."""
+    truncated_fraction: float | None = None
+    """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
+    trust_mean: float | None = None
+    """Mean share of the correction for divergence that completions got; None: all of it."""
 
     def to_json(self) -> str:
         """Return one flat object: the report's fields beside the others."""

@@ -13,6 +13,9 @@ parameters, kernels or quantisation, or a lie.
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
 
 LEAST_FRESH_GROUPS: Final = 4
@@ -60,6 +63,14 @@ class SamplerMismatches:
     def mismatch(self, sampler_id: str) -> Estimate:
         """Return what a sampler's engine adds to the divergence of its groups."""
         return self._panel.mismatch(sampler_id)
+
+    def expected_divergence(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the KL that tokens of some ages are expected to show, see ``DivergencePanel.expected``."""
+        return self._panel.expected(sampler_id, ages_versions)
+
+    def drift(self, age_versions: int) -> Estimate:
+        """Return what the policy's age alone makes of the divergence."""
+        return self._panel.drift(age_versions)
 
     def measured_groups(self, sampler_id: str) -> float:
         """Return how many groups the mismatch rests on, older ones as fractions."""

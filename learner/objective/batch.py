@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.objective.drift import supposed_divergence
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import check_precision
 
@@ -42,6 +43,9 @@ class ObjectiveBatch:
     """[n], >= 0: the outer factor, what each completion still counts. None: all count in full."""
     proximal_logprob: Tensor | None = None
     """[n, t], nats: the learner at the start of this batch. None: the learner has not moved since."""
+    expected_kl_nats: Tensor | None = None
+    """[n, t], >= 0, nats: KL(behaviour || learner) that groups of earlier steps showed for the age of the
+    version that drew each token, and for its sampler. None: not measured, see ``expected_divergence``."""
 
     def __post_init__(self) -> None:
         """Check shapes and types.
@@ -58,6 +62,7 @@ class ObjectiveBatch:
             "staleness_versions": (self.staleness_versions, (rows,)),
             "discount": (self.discount, (rows,)),
             "proximal_logprob": (self.proximal_logprob, tokens),
+            "expected_kl_nats": (self.expected_kl_nats, tokens),
         }
         for name, (tensor, shape) in shapes.items():
             if tensor is not None and tuple(tensor.shape) != shape:
@@ -103,6 +108,13 @@ class ObjectiveBatch:
         """[n], likewise under the behaviour policy, float64: what group expectations are made of."""
         return self.token_mean(self.behaviour_logprob.detach().double())
 
+    @cached_property
+    def expected_divergence(self) -> Tensor:
+        """[n], nats a token, float64: KL expected at each completion's age, supposed unless measured."""
+        if self.expected_kl_nats is None:
+            return supposed_divergence(self.staleness_versions)
+        return self.token_mean(self.expected_kl_nats.detach().double())
+
     def within(self, values: Tensor) -> Tensor:
         """Give [n, t] with 0 outside the mask."""
         return torch.where(self.mask, values, 0.0)
@@ -136,6 +148,11 @@ class ObjectiveOutcome:
     is_clamped: Tensor | None = None
     """[n], bool: whole completions whose log ratio was held before it was exponentiated. None: the objective
     has no weight of whole completions. Tokens are counted from their own log ratios, see ``step_loss``."""
+    is_truncated: Tensor | None = None
+    """[n, t], bool: tokens whose ratio was cut to the objective's ceiling, and which still have a gradient.
+    None: the objective truncates no token."""
+    trust: Tensor | None = None
+    """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: all of it."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]

@@ -37,9 +37,15 @@ def cispo(batch: ObjectiveBatch, options: CispoOptions) -> ObjectiveOutcome:
 
     Source: MiniMax-M1, arXiv:2506.13585, eq. 4.
     """
-    weight = bounded_ratio(batch.log_ratio.detach()).clamp(1 - options.clip_low, 1 + options.clip_high)
+    whole = bounded_ratio(batch.log_ratio.detach())
+    weight = whole.clamp(1 - options.clip_low, 1 + options.clip_high)
     loss = likelihood_loss(batch.learner_logprob, weight, _advantage(batch))
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, torch.zeros_like(batch.mask))
+    return ObjectiveOutcome(
+        mean_over_tokens(loss, batch),
+        weight,
+        torch.zeros_like(batch.mask),
+        is_truncated=(whole > 1 + options.clip_high) & batch.mask,
+    )
 
 
 def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
@@ -47,8 +53,9 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
 
     Source: https://fengyao.notion.site/off-policy-rl.
     """
-    factor = bounded_ratio(_log_correction(batch)).clamp(max=options.ceiling)
-    return _corrected(factor, batch, options)
+    whole = bounded_ratio(_log_correction(batch))
+    outcome = _corrected(whole.clamp(max=options.ceiling), batch, options)
+    return replace(outcome, is_truncated=(whole > options.ceiling) & batch.mask)
 
 
 def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:

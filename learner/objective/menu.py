@@ -26,8 +26,10 @@ _GROUP: Final = "learner.objective.group_objectives"
 _SEQUENCE: Final = "learner.objective.sequence_objectives"
 _TOKEN: Final = "learner.objective.token_objectives"
 _CORRECTED: Final = "learner.objective.corrected_objectives"
+_DRIFT: Final = "learner.objective.drift_objective"
 
 MENU: Final = {
+    "drift_aware": Entry(f"{_DRIFT}:drift_aware", o.DriftAwareOptions),
     "version_aware": Entry(f"{_GROUP}:version_aware", o.VersionAwareOptions, is_separable=False),
     "version_aware_kl": Entry(f"{_GROUP}:version_aware_kl", o.VersionAwareKlOptions),
     "gepo": Entry(f"{_GROUP}:gepo", o.ClipOptions),

@@ -75,6 +75,22 @@ class VersionAwareKlOptions(GatedOptions):
     """Of what is lost; higher waits until little is left."""
 
 
+class DriftAwareOptions(Options):
+    """GRPO on policy; weights and a trust region that follow the measured drift of the policy with age."""
+
+    scale_nats: float = Field(default=2.0, gt=0)
+    """KL of a whole completion at which 63 % of the correction is in effect. Raise it if old completions of a
+    few tokens teach too little of rare successes; lower it if training on them is unstable."""
+
+    deviations: float = Field(default=1.0, gt=0)
+    """How far a completion may have moved the way it is pushed, in standard deviations of the log ratios of
+    tokens of its age. Lower it if reward falls back while staleness is high; raise it if learning is slow."""
+
+    most_nats: float = Field(default=0.5, gt=0)
+    """Upper bound of that move, nats a token, whatever drift is measured. Lower it if measured drift keeps
+    growing; raise it if drift is flat and late groups teach too slowly."""
+
+
 class GspoOptions(ClipOptions):
     """GSPO clips tightly: the geometric mean of token ratios stays near 1."""
 

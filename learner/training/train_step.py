@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -95,6 +97,11 @@ class StepOutcome:
     clamped_tokens: int
     """Tokens whose log ratio (or whose completion's, where the objective weighs completions) was clamped
     before exponentiation, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
+    truncated_fraction: float | None
+    """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
+    trust_mean: float | None
+    """Mean over completions of the share of the correction for divergence that they got; None: the
+    objective corrects all alike."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
     tokens: int
@@ -114,6 +121,7 @@ def train_step(
     *,
     version: int,
     settings: StepSettings,
+    expected_kl_nats: Sequence[NDArray[np.float64]] | None = None,
 ) -> StepOutcome:
     """Move the parameters one step down the loss of ``groups``.
 
@@ -122,9 +130,17 @@ def train_step(
         optimizer: of ``policy.parameters``; likewise.
         groups: admitted, whole, at least one.
         version: of the learner before the step.
+        expected_kl_nats: see ``objective_batch``.
     """
     dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-    batch = objective_batch(groups, version=version, discount=settings.discount, dtype=dtype, device=device)
+    batch = objective_batch(
+        groups,
+        version=version,
+        discount=settings.discount,
+        dtype=dtype,
+        device=device,
+        expected_kl_nats=expected_kl_nats,
+    )
     rows = rows_of(groups)
     parts = [
         collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
@@ -215,13 +231,16 @@ def _outcome(
     is_clamped = is_beyond_bound(batch.log_ratio)
     if objective.is_clamped is not None:
         is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
-    counts = [objective.is_clipped.sum(), is_clamped.sum()]
+    counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
+    counts.append(_sum(objective.trust, batch))
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    loss, norm, kl_nats, surprisal_nats, clipped, clamped, *of_groups = numbers[: -len(weight)].tolist()
+    loss, norm, kl_nats, surprisal_nats, clipped, clamped, truncated, trust, *of_groups = numbers[
+        : -len(weight)
+    ].tolist()
     weight = numbers[-len(weight) :]
     return StepOutcome(
         is_applied=math.isfinite(loss) and math.isfinite(norm),
@@ -232,10 +251,17 @@ def _outcome(
         ess_ratio=_sample_size_ratio(weight),
         clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
         clamped_tokens=int(clamped),
+        truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
+        trust_mean=None if objective.trust is None else trust / len(weight),
         surprisal_nats=surprisal_nats / tokens,
         tokens=tokens,
         flops=math.nan,  # of the whole step, which the caller knows
     )
+
+
+def _sum(values: Tensor | None, batch: ObjectiveBatch) -> Tensor:
+    """Return the sum of what an objective tells of its tokens or completions; 0 where it does not."""
+    return batch.learner_logprob.new_zeros(()) if values is None else values.sum()
 
 
 def _sample_size_ratio(weight: Tensor) -> float:

@@ -20,7 +20,7 @@ from learner.disk_wait import DiskWait
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import SamplerMismatches
-from learner.metrics import LearnerMetrics
+from learner.metrics import DRIFT_AGES, LearnerMetrics
 from learner.step_log import StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -197,7 +197,13 @@ class TrainingLoop:
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        taken = await self._in_thread(lambda: self._state.take_step(batch, unacknowledged=unacknowledged))
+        taken = await self._in_thread(
+            lambda: self._state.take_step(
+                batch,
+                unacknowledged=unacknowledged,
+                expected_divergence=self._mismatches.expected_divergence,
+            )
+        )
         if taken is None:
             self._state.master_access.hold(self.version)
             self._skip(batch)
@@ -245,6 +251,10 @@ class TrainingLoop:
         self._mismatches.observe(taken.observed)
         for name in {one.sampler_id for one in taken.observed}:
             self._show_mismatch(name)
+        for age_versions in DRIFT_AGES:
+            drift = self._mismatches.drift(age_versions)
+            self._metrics.drift_nats.labels(str(age_versions)).set(drift.nats)
+            self._metrics.drift_error_nats.labels(str(age_versions)).set(drift.error_nats)
         self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)

@@ -4,7 +4,7 @@ Blocking: call its methods from one thread. Nothing else writes the parameters; 
 optimizer off through ``master_access``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
@@ -26,6 +27,9 @@ from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import StepRecord, StepReport
 from node.weights.assembly.held import HeldPolicy
+
+ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
+"""Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 
 class TrainingError(HeteroRLError):
@@ -111,13 +115,18 @@ class TrainingState:
         return HeldPolicy.of(self.version, words, layout=self.policy.layout)
 
     def take_step(
-        self, batch: Sequence[DeliveredGroup], *, unacknowledged: Sequence[StepRecord]
+        self,
+        batch: Sequence[DeliveredGroup],
+        *,
+        unacknowledged: Sequence[StepRecord],
+        expected_divergence: ExpectedDivergence,
     ) -> StepTaken | None:
         """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
+            expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -125,8 +134,17 @@ class TrainingState:
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         groups = [delivered.group for delivered in batch]
+        expected_kl_nats = [
+            expected_divergence(one.sampler_id, self.version - _versions_of_tokens(one.group))
+            for one in batch
+        ]
         outcome = train_step(
-            self.policy, self._optimizer, groups, version=self.version, settings=self._settings
+            self.policy,
+            self._optimizer,
+            groups,
+            version=self.version,
+            settings=self._settings,
+            expected_kl_nats=expected_kl_nats,
         )
         if not outcome.is_applied:
             return None
@@ -193,6 +211,8 @@ class TrainingState:
             flops=outcome.flops,
             groups=groups,
             clamped_tokens=outcome.clamped_tokens,
+            truncated_fraction=outcome.truncated_fraction,
+            trust_mean=outcome.trust_mean,
         )
 
 
@@ -201,9 +221,14 @@ def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float],
 
     A completion that was sampled while versions were swapped has tokens of several.
     """
-    drawn_from = np.concatenate([completion.policy_version for completion in group.completions])
+    drawn_from = _versions_of_tokens(group)
     numbers, tokens = np.unique(drawn_from, return_counts=True)
     return tuple(
         (version - number, count / drawn_from.size)
         for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
     )
+
+
+def _versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
+    versions = [completion.policy_version for completion in group.completions]
+    return np.concatenate(versions).astype(np.int64)

@@ -40,7 +40,7 @@ def of_method(**ends: float) -> Ends:
     return lambda cell: ends.get(cell.method, 0.6)
 
 
-def test_a_default_that_nothing_beats_is_tied_or_better_everywhere() -> None:
+def test_a_default_that_nothing_exceeds_is_tied_or_better_everywhere() -> None:
     stale, mismatched, fresh, lengths, separates, on_policy = answers(of_method(tis=0.5))
     assert [stale.holds, mismatched.holds, fresh.holds, lengths.holds, on_policy.holds] == [True] * 5
     assert separates.holds is False  # three of four methods reach 95 % of the best

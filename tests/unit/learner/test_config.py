@@ -8,7 +8,7 @@ from learner.config import LearnerConfig
 
 def test_only_what_has_no_safe_default_must_be_given() -> None:
     config = LearnerConfig.model_validate({"model_dir": "m", "learning_rate": 1e-6})
-    assert config.objective == "version_aware_kl"
+    assert config.objective == "drift_aware"
     assert config.staleness_half_life_versions == math.inf
 
 

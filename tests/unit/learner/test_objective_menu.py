@@ -30,6 +30,11 @@ each_objective = each_objective_but()
 SPREADS = (0.0, 0.1, 0.5, 1.5)
 
 
+def with_expected(p: Rows, sample: Sample) -> Sample:
+    random = Random(13)
+    return replace(sample, expected=[[random.expovariate(8) for _ in row] for row in p])
+
+
 def with_proximal(p: Rows, sample: Sample) -> Sample:
     random = Random(9)
     return replace(sample, proximal=[[x + random.gauss(0, 0.2) for x in row] for row in p])
@@ -75,6 +80,17 @@ def test_the_gradient_is_that_of_the_formula_and_nothing_frozen_has_one(
         for t in range(len(row)):
             assert math.isclose(float(gradient[i, t]), slope(twin, p, sample, i, t), abs_tol=1e-8), (i, t)
     assert (gradient[~batch.mask] == 0).all()
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_what_was_measured_of_drift_takes_the_place_of_what_is_supposed(spread: float) -> None:
+    p, sample = made_up(14, spread=spread)
+    measured = with_expected(p, sample)
+    for name in ("drift_aware", "drift_aware, other options"):
+        objective, twin = next(case[1:] for case in CASES if case[0] == name)
+        loss = objective(batch_of(p, measured)).loss.item()
+        assert math.isclose(loss, twin(p, p, measured), rel_tol=1e-11, abs_tol=1e-13)
+        assert loss != objective(batch_of(p, sample)).loss.item()
 
 
 @each_objective
@@ -145,15 +161,15 @@ def test_the_outer_factor_multiplies_what_a_completion_counts(objective: Objecti
 def test_on_policy_every_completion_counts_in_full(objective: Objective) -> None:
     """Not so in the family of GEPO, where it counts q_i / E, nor in that of DG, which looks at p alone."""
     p, sample = made_up(10)
-    weight = objective(batch_of(p, replace(sample, q=p))).weight
+    weight = objective(batch_of(p, replace(sample, q=p, staleness=[0] * len(p)))).weight
     torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("name", ["version_aware", "version_aware_kl"])
+@pytest.mark.parametrize("name", ["drift_aware", "version_aware", "version_aware_kl"])
 def test_on_policy_the_version_aware_gradient_is_that_of_grpo(name: str) -> None:
     """Token weights and one weight a completion are one, where all are 1 and groups are of one size."""
     p, sample = made_up(12)
-    sizes = replace(sample, q=p, group=[0] * 3 + [5] * 3 + [2] * 3)
+    sizes = replace(sample, q=p, group=[0] * 3 + [5] * 3 + [2] * 3, staleness=[0] * len(p))
     ours, theirs = batch_of(p, sizes), batch_of(p, sizes)
     gradient = gradient_of(load_objective(name)(ours).loss, ours)
     expected = gradient_of(load_objective("grpo")(theirs).loss, theirs)
