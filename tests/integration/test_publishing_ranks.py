@@ -74,7 +74,7 @@ def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_m
 def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:
     publish_share(0, RANKS, str(tmp_path))
     assert len(names_of(frames_of(0, ranks=RANKS))) < len(LAYOUT.tensors)
-    with pytest.raises(ValueError, match=f"coded of {len(LAYOUT.frames)} frames"):
+    with pytest.raises(ValueError, match=f"frames were coded, the layout has {len(LAYOUT.frames)}"):
         join(
             [coded for coded, _ in read_share(0, tmp_path)],
             version=1,
