@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner.intake.group_verdict import LEAST_LOGPROB
-from learner.training.step_loss import StepLoss
 from torch import Tensor
 
 from bench.objective_outliers import COMPLETIONS, GROUP_SIZE, LARGEST_SHARE, NAMED, TOKENS, shipped_loss
+from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch
+from learner.training.step_loss import StepLoss
 
 GROUPS = COMPLETIONS // GROUP_SIZE
 PLACEMENTS = 10_000

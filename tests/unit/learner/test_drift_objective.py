@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner.intake.divergence_panel import DivergencePanel
-from learner.training.micro_batches import objective_batch
 from torch import Tensor
 
+from learner.intake.divergence_panel import DivergencePanel
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.drift import (
     SUPPOSED_NATS_PER_VERSION,
@@ -21,6 +20,7 @@ from learner.objective.drift import (
     truncated_group_weight,
 )
 from learner.objective.registry import load_objective
+from learner.training.micro_batches import objective_batch
 from support.fleets import one
 from support.made_up_groups import VERSION, float64_policy, made_up_groups, nearby
 from support.made_up_groups import gradient_of as gradient_step
