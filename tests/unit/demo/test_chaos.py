@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.demo.chaos import DAMAGED_FRAMES, SCHEDULE, Chaos, Fault, evaluate
+from deploy.demo.chaos import DAMAGED_FRAMES, NOTICED_FRAMES, SCHEDULE, Chaos, Fault, evaluate
 from deploy.demo.observation import Metrics, Observation, Scrapes
 from deploy.demo.plan import COORDINATOR, FAR, LEARNER, NEAR
 from deploy.demo.records import Step, Trained
@@ -76,7 +76,7 @@ def _seen(
     steps: Sequence[Step],
     joined: Sequence[str] = (LEARNER, NEAR, FAR),
     expired: int = 16,
-    damaged: int = DAMAGED_FRAMES,
+    damaged: int = NOTICED_FRAMES,
     held: int = 29,
 ) -> Observation:
     scrapes = Scrapes()
@@ -129,7 +129,7 @@ def test_a_coordinator_after_which_no_step_was_made_is_not_repaired() -> None:
     assert "coordinator killed at version 18" in _broken(seen)
 
 
-@pytest.mark.parametrize(("damaged", "held"), [(DAMAGED_FRAMES - 1, 29), (DAMAGED_FRAMES, 18)])
+@pytest.mark.parametrize(("damaged", "held"), [(NOTICED_FRAMES - 1, 29), (NOTICED_FRAMES, 18)])
 def test_damage_must_be_counted_and_every_sampler_must_get_past_it(damaged: int, held: int) -> None:
     seen = _seen(steps=_steps_with_second_attempt(), damaged=damaged, held=held)
     assert _broken(seen) == [f"{DAMAGED_FRAMES} frames of weights damaged in flight after version 18"]
