@@ -10,7 +10,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.group_check import Learner, check_model
+from node.coordinator.work.model_check import Learner, check_model
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList

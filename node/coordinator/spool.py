@@ -17,8 +17,9 @@ from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
 from node.coordinator.work.decisions import Decision, Submitted
-from node.coordinator.work.group_check import Learner, Work
+from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
+from node.coordinator.work.model_check import Learner
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease

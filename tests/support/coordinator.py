@@ -7,8 +7,9 @@ from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Accounts, Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.group_check import Learner, Work
+from node.coordinator.work.group_check import Work
 from node.coordinator.work.lease_returns import Released, release
+from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import parse_group_id
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion

@@ -21,7 +21,7 @@ from node.coordinator.ledger.ledger_schema import prepare
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.generations import Generation
-from node.coordinator.work.group_check import Learner
+from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.capacity import Load
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
-from node.coordinator.work.group_check import Learner
-from node.coordinator.work.slot_table import SlotTable
+from node.coordinator.work.leases import Leases
+from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -111,7 +111,7 @@ class Accounts:
         """The size of the task as a sampler has reported it; None before."""
         known = prompts if prompts is not None or self.task is None else self.task.prompts
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
-        self.slots = SlotTable(
+        self.slots = Leases(
             prompts=known,
             seed=seed,
             lease_ttl_s=lease_ttl_s,

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacity
 from node.coordinator.work.group_check import Work, objection
-from node.coordinator.work.slot_table import Standing
+from node.coordinator.work.leases import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError

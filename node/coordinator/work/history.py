@@ -19,7 +19,7 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.generations import missing_versions
-from node.coordinator.work.group_check import Learner, check_model
+from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.rollout import Verdict

@@ -1,6 +1,6 @@
 """A slot: one intended use of one prompt, and the attempts made at it; values only.
 
-What may become of a slot, and when, is decided in ``slot_table``.
+What may become of a slot, and when, is decided in ``leases``.
 """
 
 import enum

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.coordinator.work.leases import Standing
 from node.coordinator.work.retries import (
     FINAL_FAULTS,
     FIRST_RETRY_S,
@@ -11,7 +12,6 @@ from node.coordinator.work.retries import (
     MAX_FAULTS,
     SAME_SAMPLER_S,
 )
-from node.coordinator.work.slot_table import Standing
 from node.coordinator.work.slots import SlotState, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict

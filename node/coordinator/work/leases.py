@@ -1,4 +1,4 @@
-"""The slots of a run: who may sample which prompt, and what became of it; pure.
+"""The leases of a run: who may sample which prompt, and what became of each slot; pure.
 
 A slot is one intended use of one prompt. It has attempts; the first attempt submitted wins.
 
@@ -71,7 +71,7 @@ class Training:
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
-class SlotTable:
+class Leases:
     """All slots of a run: the open ones one by one, the settled ones as counts."""
 
     def __init__(

@@ -1,0 +1,38 @@
+"""Whether a peer that joins, or a group, has the run's model and tokenizer: those of its learner; pure."""
+
+from dataclasses import dataclass
+
+from node.errors import Reason, RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The learner that may publish, and the model it trains: the run's."""
+
+    node_id: str
+    epoch: int
+    layout_digest: bytes
+    tokenizer_digest: bytes
+    vocabulary_size: int
+    version: int
+    """Newest version it is known to have reached."""
+
+
+def check_model(
+    layout_digest: bytes, tokenizer_digest: bytes, learner: Learner, *, of: str = "this peer"
+) -> None:
+    """Check that a peer or a group has the run's model.
+
+    Raises:
+        RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
+    """
+    for what, reason, theirs, ours in (
+        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
+        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
+    ):
+        if theirs != ours:
+            raise RefusedError(
+                reason,
+                f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
+                fix="give every peer the same model directory",
+            )
