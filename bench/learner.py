@@ -55,7 +55,7 @@ GRADIENTS_APART: Final = 1e-4
 
 
 def compare(shape: Shape) -> Iterator[dict[str, Any]]:
-    """Give a line for every step of a shape, but for its peak.
+    """Return a line for every step of a shape, but for its peak.
 
     Raises:
         ValueError: the gradients of `ours, grpo` and `trl` differ.
@@ -120,7 +120,7 @@ def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float
 
 
 def _ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Give the median of the ratios of each round, and their quartiles."""
+    """Return the median of the ratios of each round, and their quartiles."""
     ratios = [one / other for one, other in zip(ones, others, strict=True)]
     low, middle, high = statistics.quantiles(ratios, method="inclusive")
     return round(middle, 4), (round(low, 4), round(high, 4))

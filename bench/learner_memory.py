@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 
 def step_peak(shape: Shape, name: str, *, threads: int) -> int | None:
-    """Give the peak of one of the steps of ``step_makers``, in bytes."""
+    """Return the peak of one of the steps of ``step_makers``, in bytes."""
     return _alone(_peak_of_step, shape, name, threads)
 
 
 def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
-    """Give the line of one of LOGPROBS: logprobs and their gradients, forward and backward."""
+    """Return the line of one of LOGPROBS: logprobs and their gradients, forward and backward."""
     line = {"logprobs": name, "vocabulary": vocabulary, "tokens": LOGPROB_TOKENS}
     needed = 3 * LOGPROB_TOKENS * vocabulary * 4
     if name == "all at once" and needed > _available_bytes() // 2:
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
 
 
 def _return_freed_memory() -> None:
-    """Give freed memory back to the system, from now on each tensor when it is freed."""
+    """Return freed memory back to the system, from now on each tensor when it is freed."""
     _mallopt(_MMAP_THRESHOLD, 1 << 16)
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ def write_report(lines: Sequence[Line], directory: Path) -> None:
 
 
 def report(lines: Sequence[Line]) -> str:
-    """Give the tables in Markdown."""
+    """Return the tables in Markdown."""
     steps = [line for line in lines if "step" in line]
     logprobs = [line for line in lines if "logprobs" in line]
     parts = [

@@ -63,7 +63,7 @@ class Step(Protocol):
 
 
 def step_makers() -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
-    """Give the steps that can be compared here: TRL's where it is installed."""
+    """Return the steps that can be compared here: TRL's where it is installed."""
     default = _default("objective")
     own: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
         "bare": Bare,
@@ -94,7 +94,7 @@ def gradient_of(step: Step) -> Tensor:
 
 
 def make_model(shape: Shape) -> Qwen3ForCausalLM:
-    """Give the model that every step of a shape starts from."""
+    """Return the model that every step of a shape starts from."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
@@ -114,7 +114,7 @@ def make_model(shape: Shape) -> Qwen3ForCausalLM:
 
 
 def make_groups(shape: Shape) -> list[RolloutGroup]:
-    """Give the groups of the batch: random tokens, behaviour logprobs 0.05 nats around the model's own."""
+    """Return the groups of the batch: random tokens, behaviour logprobs 0.05 nats around the model's own."""
     random = np.random.default_rng(0)
     prompts = random.integers(2, shape.vocabulary, (shape.groups, shape.prompt_tokens)).astype(np.int32)
     tokens = random.integers(2, shape.vocabulary, (shape.rows, shape.completion_tokens)).astype(np.int32)
@@ -155,14 +155,14 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
 
 
 def padded_ids(groups: list[RolloutGroup]) -> Tensor:
-    """Give [rows, prompt and completion], int64."""
+    """Return [rows, prompt and completion], int64."""
     return torch.tensor(
         np.stack([np.concatenate([g.prompt_token_ids, c.token_ids]) for g in groups for c in g.completions])
     ).long()
 
 
 def gathered_logprob(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
-    """Give [rows, length - 1]: the logprob of every token but the first, from all logits at once."""
+    """Return [rows, length - 1]: the logprob of every token but the first, from all logits at once."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 

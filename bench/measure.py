@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int) -> float:
-    """Give the shortest of several runs, in seconds of ``clock``."""
+    """Return the shortest of several runs, in seconds of ``clock``."""
     took = []
     for _ in range(repetitions):
         started = clock()

@@ -89,14 +89,14 @@ PLOTTED: Final = ("p/q", "gepo", "gepo_defensive", "version_aware, power 3", *GA
 
 
 def gaussian_cv2(shift: float, trust: float) -> float:
-    """Give CV^2 of p / q^(1-a) under q: (1+a)/sqrt(1+2a) exp(2 d^2/(1+2a) - d^2/(1+a)) - 1."""
+    """Return CV^2 of p / q^(1-a) under q: (1+a)/sqrt(1+2a) exp(2 d^2/(1+2a) - d^2/(1+a)) - 1."""
     square = shift**2
     exponent = 2 * square / (1 + 2 * trust) - square / (1 + trust)
     return (1 + trust) / math.sqrt(1 + 2 * trust) * math.exp(exponent) - 1
 
 
 def gaussian_rows() -> list[Row]:
-    """Give CV^2, and where the weighted samples are centred, for p/q, GEPO and a = (1 - ESS)^3."""
+    """Return CV^2, and where the weighted samples are centred, for p/q, GEPO and a = (1 - ESS)^3."""
     rows: list[Row] = []
     for shift in (0.05 * step for step in range(61)):
         trusts = {"p/q": 0.0, "gepo": 1.0, "version_aware": -math.expm1(-(shift**2))}
@@ -115,7 +115,7 @@ def gaussian_rows() -> list[Row]:
 
 
 def discrete_rows() -> list[Row]:
-    """Give, for each denominator and shift, CV^2 of the weights and cosines to the exact gradient."""
+    """Return, for each denominator and shift, CV^2 of the weights and cosines to the exact gradient."""
     rows: list[Row] = []
     for shift in SHIFTS:
         sums: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ def _measure_family(shift: float, seed: int) -> dict[str, Tensor]:
 
 
 def _gradients(coefficient: Tensor, drawn: Tensor, groups: Groups, p: Tensor) -> Tensor:
-    """Give each group's gradient at the logits, [groups, actions]: sum_i c_i (one hot(y_i) - p)."""
+    """Return each group's gradient at the logits, [groups, actions]: sum_i c_i (one hot(y_i) - p)."""
     chosen = p.new_zeros(groups.count, ACTIONS).index_put((groups.index, drawn), coefficient, accumulate=True)
     return chosen - chosen.sum(dim=1, keepdim=True) * p.exp()
 

@@ -130,7 +130,7 @@ def _cuts(rows: int) -> Iterator[tuple[int, int]]:
 
 
 def compare(model: Model, *, repetitions: int, scratch: Path) -> Iterator[dict[str, Any]]:
-    """Give the lines of the passes."""
+    """Return the lines of the passes."""
     with (scratch / "payloads").open("wb") as file, ThreadPoolExecutor(CORES) as pool:
         passes: dict[str, Callable[[Executor | None], None]] = {
             "fused": lambda threads: model.fused(file.write, threads),

@@ -149,7 +149,7 @@ class _Case:
         return self._engine.layout
 
     def encoded(self, number: int, density: float) -> EncodedVersion:
-        """Give the delta to the next version: one unit up or down, where an optimizer's step would go."""
+        """Return the delta to the next version: one unit up or down, where an optimizer's step would go."""
         words = self._held.words.copy()
         # Not below zero, whose bits are those of a NaN.
         moved = np.flatnonzero((self._random.random(words.size, np.float32) < density) & (words & 0x7FFF > 0))

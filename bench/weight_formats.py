@@ -64,7 +64,7 @@ class Format(Protocol):
 
 
 def changed_places(words: Words, base: Words) -> Places:
-    """Give the places that differ, in order."""
+    """Return the places that differ, in order."""
     wide = words.size & ~3
     hits = np.flatnonzero(words[:wide].view(np.uint64) != base[:wide].view(np.uint64))
     near = np.concatenate([(4 * hits[:, None] + np.arange(4)).ravel(), np.arange(wide, words.size)])
@@ -232,7 +232,7 @@ RIVALS: Final[tuple[Format, ...]] = (Pulse(), GapXor(), Leb128(), DenseXor(), Ra
 
 
 def bound_bytes(words: Words, *, base: Words, tensors: Sequence[Tensor]) -> float:
-    """Give the least bytes by which changes can be coded, knowing the exponent of each word of the base.
+    """Return the least bytes by which changes can be coded, knowing the exponent of each word of the base.
 
     Over each tensor and exponent, n words of which m change cost n H(m/n) bits; and per exponent, each of
     the m changes costs the entropy of the raw-bit differences.
@@ -253,12 +253,12 @@ def bound_bytes(words: Words, *, base: Words, tensors: Sequence[Tensor]) -> floa
 
 
 def _choices(population: Array, changes: Array) -> float:
-    """Give the sum of n H(m/n): the bits of choosing m of n."""
+    """Return the sum of n H(m/n): the bits of choosing m of n."""
     return _x_log_x(population) - _x_log_x(changes) - _x_log_x(population - changes)
 
 
 def _total_information(counts: Array) -> float:
-    """Give the bits of a sequence with these counts, by its entropy."""
+    """Return the bits of a sequence with these counts, by its entropy."""
     return _x_log_x(np.array([counts.sum()])) - _x_log_x(counts)
 
 

@@ -242,7 +242,7 @@ def trained_pairs(learning_rates: Sequence[float], *, pretrain_steps: int, steps
 
 
 def _corpus() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Give the words of the standard library's sources as token ids: a natural, long-tailed distribution."""
+    """Return the words of the standard library's sources as token ids: a natural long tail."""
     library = Path(sysconfig.get_path("stdlib"))
     ids: list[int] = []
     for path in sorted(library.glob("*.py"))[:_CORPUS_FILES]:

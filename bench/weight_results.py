@@ -51,7 +51,7 @@ def record(files: Iterable[Path]) -> Iterator[Line]:
 
 
 def measured(*arguments: str) -> Line:
-    """Give the line of bench/weights.py for one codec, from a process of its own."""
+    """Return the line of bench/weights.py for one codec, from a process of its own."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "bench.weights", *arguments]
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
@@ -60,7 +60,7 @@ def measured(*arguments: str) -> Line:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Give the record as Markdown: sizes are exact, speeds the median of the runs and, of ours, the least."""
+    """Return the record in Markdown: sizes are exact, speeds the median of the runs and our least."""
     best: str = lines[0]["implementation"]
     trained = [line for line in lines if not line["pair"].startswith("drawn")]
     text = [

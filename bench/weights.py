@@ -70,13 +70,13 @@ class Codec(Protocol):
     name: str
 
     def encode(self, pool: ThreadPoolExecutor | None) -> Any:
-        """Give the delta; on the threads of ``pool``, or on this one."""
+        """Return the delta; on the threads of ``pool``, or on this one."""
 
     def decode(self, delta: Any, pool: ThreadPoolExecutor | None) -> Words:
-        """Give the new words, verified, in an array that is used again."""
+        """Return the new words, verified, in an array that is used again."""
 
     def sizes(self, delta: Any) -> tuple[int, int]:
-        """Give the bytes of the whole delta, and how many of them are container."""
+        """Return the bytes of the whole delta, and how many of them are container."""
 
 
 class Ours:
@@ -172,7 +172,7 @@ def _shards(tensors: Sequence[Tensor], count: int) -> list[Shard]:
 def compare(
     pair: Pair, *, only: Sequence[str] | None, repetitions: int, implementations: Sequence[str] = ("best",)
 ) -> Iterator[dict[str, Any]]:
-    """Give a line for every codec, or for ``only`` some; for ours one for each of ``implementations``."""
+    """Return a line for every codec, or for ``only`` some; for ours one for each of ``implementations``."""
     bound = bound_bytes(pair.words, base=pair.base, tensors=pair.tensors)
     for implementation in map(_implementation, implementations if not only or "ours" in only else ()):
         # A plain function: a mock would be called for every frame, and cost a twentieth of its time.
@@ -188,7 +188,7 @@ def compare(
 
 
 def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> dict[str, Any]:
-    """Give the line of one codec.
+    """Return the line of one codec.
 
     Raises:
         AssertionError: the words that came out are not those that went in.

@@ -70,7 +70,7 @@ def run_tool(tool: str, *arguments: str | Path) -> Outcome:
 
 
 def tool_path(tool: str) -> str | None:
-    """Give where a tool is, None where it is not."""
+    """Return where a tool is, None where it is not."""
     beside_python = Path(sys.executable).parent / tool
     return str(beside_python) if beside_python.exists() else shutil.which(tool)
 
@@ -123,7 +123,7 @@ def unit_complaints(units: Path, instance: str) -> list[str]:
 
 
 def rendered(kustomization: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Give the documents of a kustomization as ``kubectl apply -k`` would send them, and the complaints."""
+    """Return the documents of a kustomization as ``kubectl apply -k`` would send them, and the complaints."""
     outcome = run_tool("kubectl", "kustomize", kustomization)
     # Deprecated fields are a warning on stderr today and an error in a later kubectl.
     complaints = outcome.complaints or outcome.stderr.strip().splitlines()
@@ -186,7 +186,7 @@ def dashboard_complaints(file: Path) -> list[str]:
 
 
 def plain_query(expression: str) -> str:
-    """Give a panel's PromQL as Grafana sends it, its variables replaced by values."""
+    """Return a panel's PromQL as Grafana sends it, its variables replaced by values."""
     return expression.replace("$__rate_interval", "1m").replace("$node", ".*")
 
 
@@ -221,7 +221,7 @@ def _missing(wanted: Any, given: Any, path: str) -> Iterator[str]:
 
 
 def all_checks() -> Iterator[Check]:
-    """Give every check there is."""
+    """Return every check there is."""
     for folder in (DEPLOY / "config", DEPLOY / "k8s/base/config"):
         for role in ROLES:
             file = folder / f"{role}.toml"

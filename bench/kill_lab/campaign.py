@@ -89,7 +89,7 @@ class Campaign:
         self._judge(exit_codes)
 
     def summary(self) -> dict[str, Any]:
-        """Give what there is to say."""
+        """Return what there is to say."""
         staged = sum(one.staged_bytes for one in self.resumed)
         return {
             "seed": self._stage.plan.seed,
@@ -193,7 +193,7 @@ class Campaign:
 
 
 def _groups_arrived(ledger: Path) -> list[str]:
-    """Give the attempts that the ledger knows to have arrived, and those of slots that another one won."""
+    """Return the attempts that the ledger knows to have arrived, and those of slots that another one won."""
     with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
         rows = connection.execute("SELECT number, attempts, winner FROM slots").fetchall()
     return [
@@ -210,5 +210,5 @@ def _groups_spooled(spool: Path) -> list[str]:
 
 
 def describe(violations: Sequence[str]) -> str:
-    """Give one line for each violation, or the good news."""
+    """Return one line for each violation, or the good news."""
     return "\n".join(f"VIOLATED: {what}" for what in violations) or "every promise was kept"

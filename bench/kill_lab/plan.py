@@ -67,14 +67,14 @@ class Plan:
 
 
 def role_of(name: str) -> str:
-    """Give the role of a process from its name."""
+    """Return the role of a process from its name."""
     return name.partition("-")[0]
 
 
 def configurations(
     plan: Plan, ports: Ports, *, model: Path, run_file: Path, state: Mapping[str, Path]
 ) -> dict[str, dict[str, Section]]:
-    """Give the configuration of each daemon: process -> section -> key -> value."""
+    """Return the configuration of each daemon: process -> section -> key -> value."""
     return {
         name: {
             "node": {

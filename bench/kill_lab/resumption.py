@@ -104,7 +104,7 @@ def _key(directory: str) -> Key:
 
 
 async def _received_bytes(port: int) -> int | None:
-    """Give the payload bytes of weights a process has received since it began; None: it does not answer."""
+    """Return the payload bytes of weights a process has received since it began; None: it does not answer."""
     try:
         text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
     except OSError:

@@ -53,11 +53,11 @@ class Stage:
         return self._state[COORDINATOR] / "run.json"
 
     def state(self, name: str) -> Path:
-        """Give where a process keeps what its role writes."""
+        """Return where a process keeps what its role writes."""
         return self._state[name] / role_of(name)
 
     def operator(self) -> Identity:
-        """Give whoever may ask for the state of the run."""
+        """Return whoever may ask for the state of the run."""
         identity = load_identity(self._state[COORDINATOR] / Role.OPERATOR / IDENTITY_DIRECTORY)
         assert identity is not None, "init made it"
         return identity

@@ -56,7 +56,7 @@ class OnDisk:
 
 
 def read_manifest(data: bytes, public_key: bytes) -> Signed | None:
-    """Give what was signed; None where the signature is not the learner's."""
+    """Return what was signed; None where the signature is not the learner's."""
     message, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
     try:
         key = Ed25519PublicKey.from_public_bytes(public_key)
@@ -106,7 +106,7 @@ class Model:
         self._digest = hasher.digest(length=16)
 
     def root(self, words: Words) -> bytes:
-        """Give the root of a version from its words."""
+        """Return the root of a version from its words."""
         digests = [
             xxhash.xxh3_64_intdigest(words[start : start + _FRAME_WORDS].tobytes())
             for start in range(0, words.size, _FRAME_WORDS)

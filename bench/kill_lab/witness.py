@@ -99,7 +99,7 @@ class Witness:
                 self._claims.add((f"{peer.node_id} in a heartbeat", peer.held.number, peer.held.root))
 
     def since_start(self, name: str) -> list[Held]:
-        """Give what a sampler has served since it was started last."""
+        """Return what a sampler has served since it was started last."""
         return self._logs[name].since_start
 
     def examine(self, name: str) -> dict[Key, OnDisk]:
@@ -213,7 +213,7 @@ class Witness:
 
 
 def _reached(start: int, artifacts: dict[Key, OnDisk]) -> int:
-    """Give the newest version that whole artifacts lead to."""
+    """Return the newest version that whole artifacts lead to."""
     reached = {start, -1}
     for (version, base_version), artifact in sorted(artifacts.items()):
         if base_version in reached and artifact.is_whole:
@@ -222,5 +222,5 @@ def _reached(start: int, artifacts: dict[Key, OnDisk]) -> int:
 
 
 def lost_groups(acknowledged: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Give the groups in safe keeping that nobody knows of any more."""
+    """Return the groups in safe keeping that nobody knows of any more."""
     return sorted(set(acknowledged) - set(known))

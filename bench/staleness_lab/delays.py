@@ -22,7 +22,7 @@ _WEIBULL_SCALE_S: Final = 864.89
 
 
 def lags(delay: str, *, staleness: int, versions: int, groups: int, seed: int) -> NDArray[np.int64]:
-    """Give the lag of every group, [versions, groups], 0 <= lag <= min(staleness, version).
+    """Return the lag of every group, [versions, groups], 0 <= lag <= min(staleness, version).
 
     Args:
         delay: key of ``DELAYS``.

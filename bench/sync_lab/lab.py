@@ -28,7 +28,7 @@ class Lab:
     _trainings: dict[tuple[Model, int, int], Training] = field(default_factory=dict)
 
     def training(self, model: Model, *, steps: int, keyframes: int) -> Training:
-        """Give versions of a model, made once: each step changes 1 % of the words."""
+        """Return versions of a model, made once: each step changes 1 % of the words."""
         key = (model, steps, keyframes)
         if key not in self._trainings:
             self._trainings[key] = publish_versions(
@@ -48,7 +48,7 @@ class Lab:
 
     @contextmanager
     def fleet(self) -> Iterator[Fleet]:
-        """Give a place for the processes of one measurement; it is empty again afterwards."""
+        """Return a place for the processes of one measurement; it is empty again afterwards."""
         directory = self.directory / "work"
         directory.mkdir()
         try:
@@ -97,7 +97,7 @@ def is_exact(receivers: Process, training: Training) -> bool:
 
 
 def watched_bytes(receivers: Process, *, until_bytes: int, until_s: float) -> list[tuple[float, int]]:
-    """Give (monotonic seconds, payload bytes received), ten times a second, until so many or so late."""
+    """Return (monotonic seconds, payload bytes received), ten times a second, until so many or so late."""
     progress: list[tuple[float, int]] = []
     while not progress or (progress[-1][0] < until_s and progress[-1][1] < until_bytes):
         receivers.tell(count=True)
@@ -108,5 +108,5 @@ def watched_bytes(receivers: Process, *, until_bytes: int, until_s: float) -> li
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Give the value that ``share`` of the values do not exceed."""
+    """Return the value that ``share`` of the values do not exceed."""
     return float(np.quantile(values, share, method="higher"))

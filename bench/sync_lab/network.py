@@ -25,7 +25,7 @@ ALLOWED: Final = _TCP / "tcp_allowed_congestion_control"
 
 
 def missing_tools() -> list[str]:
-    """Give what this machine lacks for emulated links, as a person would say it; empty: nothing."""
+    """Return what this machine lacks for emulated links, as a person would say it; empty: nothing."""
     missing = []
     if os.geteuid() != 0:
         missing.append("root (network namespaces and TUN devices are made)")
@@ -45,7 +45,7 @@ def missing_tools() -> list[str]:
 
 
 def compiler() -> str | None:
-    """Give the C compiler of this machine; None: there is none."""
+    """Return the C compiler of this machine; None: there is none."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
@@ -76,7 +76,7 @@ class Namespace:
     name: str
 
     def command(self, *arguments: str) -> list[str]:
-        """Give a command line that runs in here."""
+        """Return a command line that runs in here."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
     def run(self, *arguments: str) -> None:
@@ -88,7 +88,7 @@ class Namespace:
         subprocess.run(self.command(*arguments), check=True, capture_output=True)
 
     def read(self, *arguments: str) -> str:
-        """Give what a command prints in here."""
+        """Return what a command prints in here."""
         return subprocess.run(self.command(*arguments), check=True, capture_output=True, text=True).stdout
 
     def set_tcp(self, **settings: str) -> None:
@@ -116,7 +116,7 @@ class Link:
         self.b = b
 
     def passed(self) -> tuple[Passed, Passed]:
-        """Give what passed from a to b and from b to a since the start."""
+        """Return what passed from a to b and from b to a since the start."""
         self._order("count")
         assert self._process.stdout is not None
         counts = json.loads(self._process.stdout.readline())

@@ -44,7 +44,7 @@ class Run:
         return SigningKey.load(self.directory / Role.LEARNER / "signing.key")
 
     def save_identity(self, role: Role, name: str, directory: Path) -> None:
-        """Give a peer its certificate, as enrolment would."""
+        """Return a peer its certificate, as enrolment would."""
         authority = Authority.load(self.directory / Role.COORDINATOR / "authority")
         peer = Peer(RUN_ID, role, name)
         identity = issue_identity(authority, peer, now=time.time(), lifetime_s=LEAF_LIFETIME_S)
@@ -73,13 +73,13 @@ class Process:
         self.answer("ready")
 
     def tell(self, **order: Any) -> None:
-        """Give an order."""
+        """Return an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def answer(self, key: str, *, timeout_s: float = ANSWERS_WITHIN_S) -> dict[str, Any]:
-        """Give the next line that has ``key``; other lines stay for who waits for them.
+        """Return the next line that has ``key``; other lines stay for who waits for them.
 
         Raises:
             TimeoutError: it did not come; the log says why.
@@ -99,7 +99,7 @@ class Process:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Give the processor seconds it has taken."""
+        """Return the processor seconds it has taken."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

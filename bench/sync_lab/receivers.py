@@ -147,7 +147,7 @@ class Receiver:
         return int(sum(count or 0 for count in counts))
 
     def holds(self, words: Words) -> bool:
-        """Tell whether these are the live words."""
+        """Return whether these are the live words."""
         live = self._weights.live
         return all(np.array_equal(live.read(frame), words[frame.slice]) for frame in self._layout.frames)
 

@@ -64,7 +64,7 @@ BARS: Final = (
 
 
 def read(out: Path) -> list[Facts]:
-    """Give what was measured before; nothing, if there is nothing."""
+    """Return what was measured before; nothing, if there is nothing."""
     path = out / "sync.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -78,7 +78,7 @@ def write(out: Path, measured: Sequence[Facts]) -> None:
 
 
 def verdicts(measured: Sequence[Facts]) -> list[tuple[Bar, float, bool]]:
-    """Give each bar that was measured, its worst figure, and whether that holds."""
+    """Return each bar that was measured, its worst figure, and whether that holds."""
     judged = []
     for bar in BARS:
         where = {"scenario": bar.scenario, **bar.where}

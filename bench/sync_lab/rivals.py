@@ -75,7 +75,7 @@ def curl(namespace: Namespace, address: str, name: str, target: Path) -> float:
 
 
 def install_shardcast(directory: Path) -> Path | str:
-    """Give the interpreter of a new venv that has it, or say why there is none."""
+    """Return the interpreter of a new venv that has it, or say why there is none."""
     python = directory / "bin" / "python"
     steps = (
         [sys.executable, "-m", "venv", str(directory)],
@@ -122,7 +122,7 @@ def tcp_sender(namespace: Namespace) -> Iterator[None]:
 
 
 def tcp_goodput(namespace: Namespace, address: str, *, connections: int, size_bytes: int) -> float:
-    """Give the payload bytes per second of plain TCP in the middle of a transfer: from 40 % to 90 % of it."""
+    """Return payload bytes per second of plain TCP in the middle of a transfer: from 40 % to 90 % of it."""
     arguments = ("receive", f"{address}:{TCP_PORT}", str(connections), str(size_bytes))
     command = namespace.command(sys.executable, "-m", "bench.sync_lab.tcp_stream", *arguments)
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

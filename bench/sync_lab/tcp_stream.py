@@ -23,7 +23,7 @@ def send(port: int) -> None:
 
 
 def receive(address: tuple[str, int], connections: int, size_bytes: int) -> float:
-    """Give the steady goodput, bytes per second."""
+    """Return the steady goodput, bytes per second."""
     progress = [(time.monotonic(), 0)]
     lock = threading.Lock()
 
@@ -44,7 +44,7 @@ def receive(address: tuple[str, int], connections: int, size_bytes: int) -> floa
 
 
 def steady_goodput(progress: list[tuple[float, int]]) -> float:
-    """Give the bytes per second between the STEADY shares of (seconds, bytes so far), growing."""
+    """Return the bytes per second between the STEADY shares of (seconds, bytes so far), growing."""
     total = progress[-1][1]
     start, end = (next(point for point in progress if point[1] >= share * total) for share in STEADY)
     return (end[1] - start[1]) / (end[0] - start[0])

@@ -43,7 +43,7 @@ LARGE: Final = Model(layers=98)
 
 
 def model_layout(model: Model) -> Layout:
-    """Give the layout of a model."""
+    """Return the layout of a model."""
     specs = [
         TensorSpec("model.embed_tokens.weight", (model.vocabulary, HIDDEN)),
         TensorSpec("model.norm.weight", (HIDDEN,)),
@@ -65,7 +65,7 @@ def model_layout(model: Model) -> Layout:
 
 
 def load_layout(directory: Path) -> Layout:
-    """Give the layout of what was published in a directory."""
+    """Return the layout of what was published in a directory."""
     return model_layout(Model(**json.loads((directory / "model.json").read_text())))
 
 
@@ -132,7 +132,7 @@ def publish_versions(
 
 
 def load_artifact(directory: Path, name: str) -> tuple[bytes, list[bytes]]:
-    """Give a signed manifest and its payloads, from a learner's files."""
+    """Return a signed manifest and its payloads, from a learner's files."""
     signed = (directory / f"{name}.manifest").read_bytes()
     whole = memoryview((directory / f"{name}.payloads").read_bytes())
     payloads, start = [], 0
@@ -151,7 +151,7 @@ def _masters(layout: Layout, random: np.random.Generator) -> np.ndarray[tuple[in
 
 
 def _rounded(masters: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Words:
-    """Give bf16 words, rounded to nearest even."""
+    """Return bf16 words, rounded to nearest even."""
     bits = masters.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 

@@ -12,7 +12,7 @@ _MEAN_MARGIN: Final = 1e-6
 
 
 def centred_advantage(reward: Tensor, groups: Groups | None = None) -> Tensor:
-    """Give each reward minus the mean of its group.
+    """Return each reward minus the mean of its group.
 
     Not divided by the standard deviation: that would weigh easy and hard prompts more than
     those in between. A group whose rewards are all equal gets exactly 0, also where the mean
@@ -37,7 +37,7 @@ def centred_advantage(reward: Tensor, groups: Groups | None = None) -> Tensor:
 
 
 def standardised_advantage(reward: Tensor, groups: Groups | None = None, *, epsilon: float = 1e-4) -> Tensor:
-    """Give the centred reward over the standard deviation of its group (divisor size - 1) plus epsilon.
+    """Return the centred reward over the standard deviation of its group (divisor size - 1) plus epsilon.
 
     A group of one completion, or of equal rewards, gets exactly 0.
 
@@ -59,7 +59,7 @@ def standardised_advantage(reward: Tensor, groups: Groups | None = None, *, epsi
 
 
 def leave_one_out_advantage(reward: Tensor, groups: Groups | None = None) -> Tensor:
-    """Give each reward minus the mean of the others in its group; 0 in a group of one.
+    """Return each reward minus the mean of the others in its group; 0 in a group of one.
 
     Args, returns: as ``centred_advantage``.
 
@@ -71,7 +71,7 @@ def leave_one_out_advantage(reward: Tensor, groups: Groups | None = None) -> Ten
 
 
 def whitened_advantage(reward: Tensor, groups: Groups | None = None, *, epsilon: float = 1e-8) -> Tensor:
-    """Give rewards centred in their groups, over their standard deviation in the whole batch.
+    """Return rewards centred in their groups, over their standard deviation in the whole batch.
 
     Args:
         reward: [n], any unit.
@@ -88,7 +88,7 @@ def whitened_advantage(reward: Tensor, groups: Groups | None = None, *, epsilon:
 
 
 def beta_normalised_advantage(reward: Tensor, groups: Groups) -> Tensor:
-    """Give the centred reward over a Beta density at its group's mean reward.
+    """Return the centred reward over a Beta density at its group's mean reward.
 
     The density is Beta(1 + a/3, 1 + b/3), where Beta(a, b) has the mean and the variance of the mean
     rewards of the batch's groups; this normaliser minimises the variance of the gradient. Means at which
@@ -166,7 +166,7 @@ def off_policy_advantage(
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_share: float) -> Tensor:
-    """Give what DAPO takes from the reward of completions near the token limit: 0 down to -1, linearly.
+    """Return what DAPO takes from the reward of completions near the token limit: 0 down to -1, linearly.
 
     Args:
         lengths: [n], tokens.

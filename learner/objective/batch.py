@@ -116,11 +116,11 @@ class ObjectiveBatch:
         return self.token_mean(self.expected_kl_nats.detach().double())
 
     def within(self, values: Tensor) -> Tensor:
-        """Give [n, t] with 0 outside the mask."""
+        """Return [n, t] with 0 outside the mask."""
         return torch.where(self.mask, values, 0.0)
 
     def token_mean(self, values: Tensor) -> Tensor:
-        """Give each completion's mean over its tokens: [n] from [n, t]."""
+        """Return each completion's mean over its tokens: [n] from [n, t]."""
         return self.within(values).sum(dim=1) / self._tokens
 
     def counted(self, values: Tensor) -> Tensor:

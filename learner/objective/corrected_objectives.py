@@ -153,7 +153,7 @@ def _advantage(batch: ObjectiveBatch) -> Tensor:
 
 
 def _log_correction(batch: ObjectiveBatch) -> Tensor:
-    """Give log prox/q, [n, t], 0 outside the mask, without gradient."""
+    """Return log prox/q, [n, t], 0 outside the mask, without gradient."""
     return batch.within(batch.proximal - batch.behaviour_logprob.detach().to(batch.proximal.dtype))
 
 
@@ -182,7 +182,7 @@ def _corrected(factor: Tensor, batch: ObjectiveBatch, options: ClipOptions) -> O
 
 
 def _gated(inside: Tensor, batch: ObjectiveBatch, *, penalty: float) -> ObjectiveOutcome:
-    """Give -rho A inside and 0 outside, plus penalty * log^2 rho everywhere."""
+    """Return -rho A inside and 0 outside, plus penalty * log^2 rho everywhere."""
     log_ratio = batch.log_ratio
     weight = bounded_ratio(torch.where(inside, log_ratio, 0.0))
     loss = torch.where(inside, -weight * _advantage(batch)[:, None], 0.0) + penalty * log_ratio**2

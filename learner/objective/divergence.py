@@ -94,7 +94,7 @@ def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Ten
 
 
 def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, mask: Tensor) -> Tensor:
-    """Give each completion's mean over its tokens of the estimate of KL(q || p).
+    """Return each completion's mean over its tokens of the estimate of KL(q || p).
 
     Args:
         learner_logprob: [n, t], nats.
@@ -109,7 +109,7 @@ def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, ma
 
 
 def effective_sample_size_ratio(weight: Tensor) -> float:
-    """Give (sum w)^2 / (n sum w^2): the share of the completions that the weights leave in effect.
+    """Return (sum w)^2 / (n sum w^2): the share of the completions that the weights leave in effect.
 
     Args:
         weight: [n], >= 0, at least one > 0.
@@ -130,7 +130,7 @@ def effective_sample_size_ratio(weight: Tensor) -> float:
 
 
 def group_sample_size_ratio(log_weight: Tensor, groups: Groups) -> Tensor:
-    """Give each completion the effective share of its group, (sum w)^2 / (size sum w^2).
+    """Return each completion the effective share of its group, (sum w)^2 / (size sum w^2).
 
     Args:
         log_weight: [n], nats.

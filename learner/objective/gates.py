@@ -47,7 +47,7 @@ def within_sequence_divergence(log_ratio: Tensor, mask: Tensor, advantage: Tenso
 def within_total_variation(
     learner_logprob: Tensor, behaviour_logprob: Tensor, advantage: Tensor, *, limit: float
 ) -> Tensor:
-    """Tell which tokens have not yet moved by ``limit`` of probability the way they are pushed.
+    """Return which tokens have not yet moved by ``limit`` of probability the way they are pushed.
 
     Args:
         learner_logprob: [n, t], nats.
@@ -66,7 +66,7 @@ def within_total_variation(
 
 
 def within_second_moment(log_ratio: Tensor, mask: Tensor, *, limit: float) -> Tensor:
-    """Tell which tokens stay: those of largest log^2 ratio go, until its mean over the rest is low enough.
+    """Return which tokens stay: those of largest log^2 ratio go, until its mean over the rest is low enough.
 
     Equal squares stay or go together, so that the order of tokens does not matter.
 
@@ -88,7 +88,7 @@ def within_second_moment(log_ratio: Tensor, mask: Tensor, *, limit: float) -> Te
 
 
 def delight_gate(learner_logprob: Tensor, advantage: Tensor, *, temperature: float) -> Tensor:
-    """Give sigmoid(U l / eta), l = -log p: near 1 for rare successes, near 0 for rare failures.
+    """Return sigmoid(U l / eta), l = -log p: near 1 for rare successes, near 0 for rare failures.
 
     Args:
         learner_logprob: [n, t], nats.
@@ -144,7 +144,7 @@ def within_top_share(values: Tensor, mask: Tensor, *, share: float) -> Tensor:
 def fading_delight_gate(
     learner_logprob: Tensor, advantage: Tensor, share: Tensor, *, temperature: float
 ) -> Tensor:
-    """Give (2 sigmoid(A l / eta))^f, l = -log p: no gate where f is 0, twice the delight gate where it is 1.
+    """Return (2 sigmoid(A l / eta))^f, l = -log p: no gate where f is 0, twice the delight gate at 1.
 
     The factor 2 makes the gate 1 where A l is 0, so that groups of different f are of one scale.
 

@@ -42,28 +42,28 @@ class Groups:
         return cls(torch.zeros(len(values), dtype=torch.int64, device=values.device), 1)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Give [count] from [n]."""
+        """Return [count] from [n]."""
         return values.new_zeros(self.count).index_add(0, self.index, values)
 
     def size(self, values: Tensor) -> Tensor:
-        """Give the completions of each group, [count], in the type of ``values``."""
+        """Return the completions of each group, [count], in the type of ``values``."""
         return self._completions.to(values.dtype)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Give [count] from [n]."""
+        """Return [count] from [n]."""
         return self.sum(values) / self.size(values)
 
     def minimum(self, values: Tensor) -> Tensor:
-        """Give [count] from [n]."""
+        """Return [count] from [n]."""
         return self._extreme(values, "amin")
 
     def logsumexp(self, values: Tensor) -> Tensor:
-        """Give log sum exp of each group, [count] from [n]; differentiable, finite where the values are."""
+        """Return log sum exp of each group, [count] from [n]; differentiable, finite where the values are."""
         largest = self._extreme(values.detach(), "amax")
         return largest + self.sum(torch.exp(values - self.spread(largest))).log()
 
     def spread(self, per_group: Tensor) -> Tensor:
-        """Give each completion its group's number: [n] from [count]."""
+        """Return each completion its group's number: [n] from [count]."""
         return per_group[self.index]
 
     @cached_property

@@ -42,7 +42,7 @@ def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor)
 
 
 def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tensor:
-    r"""Give p_i / E for completions whose group expectation is known already.
+    r"""Return p_i / E for completions whose group expectation is known already.
 
     Args:
         learner_logprob: [completions], nats per token; carries the gradient.
@@ -55,7 +55,7 @@ def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tens
 
 
 def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
-    r"""Give log E_q[q(y|x)], estimated from one group by sum_j q_j^2 / sum_j q_j.
+    r"""Return log E_q[q(y|x)], estimated from one group by sum_j q_j^2 / sum_j q_j.
 
     Computed as LSE(2 lq) - LSE(lq) in float64; mean(q) <= E <= max(q). It depends on no
     parameter, so a group may be split among micro-batches once this number is known.
@@ -79,7 +79,7 @@ def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = Non
 
 
 def log_group_mean(behaviour_logprob: Tensor, groups: Groups | None = None) -> Tensor:
-    """Give log mean_j q_j: the estimate of E_q[q] without bias, as each y_j is drawn from q already.
+    """Return log mean_j q_j: the estimate of E_q[q] without bias, as each y_j is drawn from q already.
 
     GEPO's sum q^2 / sum q converges to sum q^3 / sum q^2 instead, which is larger.
 
@@ -93,7 +93,7 @@ def log_group_mean(behaviour_logprob: Tensor, groups: Groups | None = None) -> T
 def log_expected_learner(
     learner_logprob: Tensor, behaviour_logprob: Tensor, groups: Groups | None = None
 ) -> Tensor:
-    """Give log sum_j q-hat_j p_j, with q-hat the group's behaviour probabilities over their sum.
+    """Return log sum_j q-hat_j p_j, with q-hat the group's behaviour probabilities over their sum.
 
     The mean weight under q-hat is then 1. The gradient flows through every p_j of the group.
 
@@ -113,7 +113,7 @@ def log_expected_learner(
 
 
 def log_defensive_mixture(learner_logprob: Tensor, behaviour_logprob: Tensor, *, share: float) -> Tensor:
-    """Give log(a sg(p) + (1 - a) q): a denominator under which no weight exceeds 1/a.
+    """Return log(a sg(p) + (1 - a) q): a denominator under which no weight exceeds 1/a.
 
     Args:
         learner_logprob: [...], nats.
@@ -152,7 +152,7 @@ def log_expectation_where_far(
 
 
 def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Give (prod_t p_t / q_t)^(1 / tokens), the length-normalised ratio of a completion: [n] from [n, t].
+    """Return (prod_t p_t / q_t)^(1 / tokens), the length-normalised ratio of a completion: [n] from [n, t].
 
     Source: GSPO, arXiv:2507.18071, eq. 7.
     """
@@ -162,7 +162,7 @@ def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
 def clipped_geometric_mean_weight(
     log_ratio: Tensor, mask: Tensor, advantage: Tensor, *, log_clip: float
 ) -> Tensor:
-    """Give the geometric mean of token ratios, each held from moving further the way it is pushed.
+    """Return the geometric mean of token ratios, each held from moving further the way it is pushed.
 
     Token by token min(log rho, c) where the advantage is >= 0, max(log rho, -c) where it is not.
 
@@ -205,7 +205,7 @@ def log_linear_proximal(
 
 
 def gamma_weight(log_ratio: Tensor, *, power: Tensor, rate: Tensor) -> Tensor:
-    """Give W^k exp(lambda (1 - W)), 1 at W = 1, and 0 at both ends.
+    """Return W^k exp(lambda (1 - W)), 1 at W = 1, and 0 at both ends.
 
     Args:
         log_ratio: [n], nats: log W of whole completions, not normalised by length.

@@ -11,7 +11,7 @@ from learner.objective.batch import ObjectiveBatch
 
 
 def mean_over_groups(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give the mean over groups of the mean over their completions.
+    """Return the mean over groups of the mean over their completions.
 
     Args:
         loss: [n]
@@ -23,12 +23,12 @@ def mean_over_groups(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
 
 
 def mean_over_completions(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give the mean of [n] over all completions."""
+    """Return the mean of [n] over all completions."""
     return batch.counted(loss).sum() / len(loss)
 
 
 def mean_of_token_means(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give the mean over completions of the mean over their tokens, from [n, t].
+    """Return the mean over completions of the mean over their tokens, from [n, t].
 
     A token of a long completion counts less than one of a short completion.
 
@@ -38,7 +38,7 @@ def mean_of_token_means(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
 
 
 def mean_over_tokens(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give the mean of [n, t] over all tokens of the batch.
+    """Return the mean of [n, t] over all tokens of the batch.
 
     Source: DAPO, arXiv:2503.14476, section 3.3.
     """
@@ -46,7 +46,7 @@ def mean_over_tokens(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
 
 
 def mean_over_budget(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give the sum of [n, t] over n * max_tokens: no completion's length changes its weight.
+    """Return the sum of [n, t] over n * max_tokens: no completion's length changes its weight.
 
     Source: Dr. GRPO, arXiv:2503.20783, section 3.
     """
@@ -54,7 +54,7 @@ def mean_over_budget(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
 
 
 def mean_over_kept_tokens(loss: Tensor, batch: ObjectiveBatch, *, keep: Tensor) -> Tensor:
-    """Give the mean of [n, t] over the tokens of the completions to keep, [n], bool; 0 if there are none.
+    """Return the mean of [n, t] over the tokens of the completions to keep, [n], bool; 0 if there are none.
 
     Source: DAPO's dynamic sampling, arXiv:2503.14476, section 3.2: what is not kept was never in the batch.
     """

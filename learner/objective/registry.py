@@ -21,7 +21,7 @@ class Objective:
     """See ``menu.Entry``. Others need the learner logprobs of the whole batch at once."""
 
     def __call__(self, batch: ObjectiveBatch) -> ObjectiveOutcome:
-        """Give loss and weights of a batch."""
+        """Return loss and weights of a batch."""
         return self.function(batch, self.options)
 
 

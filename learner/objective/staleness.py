@@ -9,7 +9,7 @@ from learner.objective.groups import Groups
 
 
 def version_discount(staleness_versions: int, *, half_life_versions: float) -> float:
-    """Give 2 ** (-staleness / half life): 1 for a fresh group, 1/2 after one half life.
+    """Return 2 ** (-staleness / half life): 1 for a fresh group, 1/2 after one half life.
 
     Args:
         staleness_versions: learner version minus the oldest behaviour version, >= 0.
@@ -28,7 +28,7 @@ def version_discount(staleness_versions: int, *, half_life_versions: float) -> f
 
 
 def polynomial_discount(staleness_versions: int, *, power: float) -> float:
-    """Give (1 + staleness) ** -power: falls fast at first, and never to nothing.
+    """Return (1 + staleness) ** -power: falls fast at first, and never to nothing.
 
     Args:
         staleness_versions: learner version minus the oldest behaviour version, >= 0.
@@ -49,7 +49,7 @@ def polynomial_discount(staleness_versions: int, *, power: float) -> float:
 
 
 def sample_size_discount(log_ratio: Tensor, groups: Groups) -> Tensor:
-    """Give each completion the effective share of its group under the plain weights p/q.
+    """Return each completion the effective share of its group under the plain weights p/q.
 
     Estimates of equal expectation are best averaged by the inverse of their variances, and a
     group's variance goes with the inverse of its effective sample size.
@@ -65,7 +65,7 @@ def sample_size_discount(log_ratio: Tensor, groups: Groups) -> Tensor:
 
 
 def learning_rate_factor(weight: Tensor) -> float:
-    """Give sqrt(min(1, ESS / B)), by which VCPO multiplies the learning rate of a step.
+    """Return sqrt(min(1, ESS / B)), by which VCPO multiplies the learning rate of a step.
 
     Args:
         weight: [B], >= 0, at least one > 0.

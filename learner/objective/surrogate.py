@@ -20,7 +20,7 @@ class Surrogate(NamedTuple):
 def clipped_surrogate(
     weight: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = math.inf
 ) -> Surrogate:
-    """Give -min(w A, clip(w, 1 - low, 1 + high) A).
+    """Return -min(w A, clip(w, 1 - low, 1 + high) A).
 
     What is good is pushed until its weight is above 1 + high, what is bad until it is below
     1 - low. Outside the clip the gradient is -A w grad log p. With a dual clip c the loss of what is bad
@@ -67,7 +67,7 @@ def decoupled_surrogate(
     clip_high: float,
     dual_clip: float = math.inf,
 ) -> Surrogate:
-    """Give -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox.
+    """Return -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox.
 
     The clip is around a recent policy, and prox/q, data, is whole.
 
@@ -120,7 +120,7 @@ def soft_gated_surrogate(
 
 
 def likelihood_loss(learner_logprob: Tensor, weight: Tensor, advantage: Tensor) -> Tensor:
-    """Give -w A log p, whose gradient is -w A grad log p whatever p is.
+    """Return -w A log p, whose gradient is -w A grad log p whatever p is.
 
     Args:
         learner_logprob: [n] or [n, t], nats; carries the gradient.

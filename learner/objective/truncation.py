@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
-    """Give log q~ = log q + log m of each token: its logprob under the whole softmax.
+    """Return log q~ = log q + log m of each token: its logprob under the whole softmax.
 
     Args:
         behaviour_logprob: [...], nats, normalised over the tokens kept.
@@ -43,7 +43,7 @@ def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
 
 
 def least_kept_mass(*, top_p: float, top_k: int, vocabulary_size: int) -> float:
-    """Give the least share of any softmax that truncation can leave: a smaller claim is false.
+    """Return the least share of any softmax that truncation can leave: a smaller claim is false.
 
     The k likeliest of V tokens hold k/V at least; the nucleus holds top_p of what those hold, at least.
 

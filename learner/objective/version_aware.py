@@ -14,7 +14,7 @@ from learner.objective.groups import Groups
 
 
 def trust_by_sample_size(log_ratio: Tensor, groups: Groups, *, power: float) -> Tensor:
-    """Give a = (1 - ESS/size)^power of each completion's group under the plain weights p/q.
+    """Return a = (1 - ESS/size)^power of each completion's group under the plain weights p/q.
 
     Args:
         log_ratio: [n], nats: log of each completion's p/q, normalised by length as the weights are.
@@ -28,7 +28,7 @@ def trust_by_sample_size(log_ratio: Tensor, groups: Groups, *, power: float) -> 
 
 
 def trust_by_divergence(divergence: Tensor, *, scale_nats: float) -> Tensor:
-    """Give a = 1 - exp(-divergence / scale).
+    """Return a = 1 - exp(-divergence / scale).
 
     At scale 1/2 this is the limit of 1 - ESS/size in large groups where p and q are Gaussians of
     equal width, and to second order for any p near q. It needs no other completion.
@@ -46,7 +46,7 @@ def trust_by_divergence(divergence: Tensor, *, scale_nats: float) -> Tensor:
 def log_version_aware_denominator(
     behaviour_logprob: Tensor, log_expectation: Tensor, trust: Tensor
 ) -> Tensor:
-    """Give (1 - a) log q_i + a log E.
+    """Return (1 - a) log q_i + a log E.
 
     Args:
         behaviour_logprob: [n], nats per token.

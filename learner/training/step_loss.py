@@ -98,7 +98,7 @@ def add_gradient(
 
 
 def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
-    """Give the logprobs of ``part``, and write them into the batch's."""
+    """Return the logprobs of ``part``, and write them into the batch's."""
     logprob = policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
     held = batch.learner_logprob.detach().view(-1)
     held[part.places] = logprob.detach().to(held.dtype)

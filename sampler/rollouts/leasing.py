@@ -68,12 +68,12 @@ class Leasing:
         self._changed.set()
 
     def give_back(self, lease_ids: Iterable[str]) -> None:
-        """Give leases back before the next request."""
+        """Return leases back before the next request."""
         self._unwanted += lease_ids
         self._changed.set()
 
     def give_up(self, failed: FailedLease) -> None:
-        """Give a lease back before the next request, with why its prompt could not be answered."""
+        """Return a lease back before the next request, with why its prompt could not be answered."""
         self._failed.append(failed)
         self.note_failure()
 
@@ -104,7 +104,7 @@ class Leasing:
                     await self._backoff.wait()
 
     async def give_back_now(self) -> None:
-        """Give back unwanted and failed leases.
+        """Return back unwanted and failed leases.
 
         Raises:
             RefusedError, ConnectionLost: see ``SamplerRolloutClient``. The next call tries again; a lease

@@ -280,7 +280,7 @@ class RolloutLoop:
         )
 
     def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
-        """Give back a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
+        """Return back a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
         job = self._work_queue.settle(lease_id)
         if job is None:
             return

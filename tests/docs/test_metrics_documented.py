@@ -123,7 +123,7 @@ def instruments_in_document() -> dict[str, Instrument]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Give every PromQL expression with where it stands."""
+    """Return every PromQL expression with where it stands."""
     for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]

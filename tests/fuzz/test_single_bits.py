@@ -37,7 +37,7 @@ BASE = HeldPolicy.of(1, random_words(1, layout=LAYOUT), layout=LAYOUT)
 
 
 def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
-    """Give a delta, its payloads and the version it makes."""
+    """Return a delta, its payloads and the version it makes."""
     words = drifted(BASE.words, 2, share=0.1)
     frame_of = {codec: span.slice for codec, span in zip(CODECS, LAYOUT.frames, strict=True)}
     mantissas = np.random.default_rng(3).integers(0, 128, FRAME_WORDS, np.uint16)
@@ -83,7 +83,7 @@ SIGNED = sign(MANIFEST, KEY)
 
 
 def flips(content: bytes) -> Iterator[bytes]:
-    """Give ``content`` with each of its bits wrong in turn."""
+    """Return ``content`` with each of its bits wrong in turn."""
     for bit in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -172,7 +172,7 @@ async def test_a_decompression_bomb_is_refused_before_it_goes_off_though_the_lea
 
 
 def places(size: int) -> list[int]:
-    """Give bits at both ends of ``size`` bytes and between."""
+    """Return bits at both ends of ``size`` bytes and between."""
     return [*range(8), *range(8, 8 * size - 8, 8 * size // 7), *range(8 * size - 8, 8 * size)]
 
 

@@ -43,7 +43,7 @@ async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
 
 
 async def reason(call: Awaitable[object]) -> str:
-    """Give why a call was refused."""
+    """Return why a call was refused."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])

@@ -206,7 +206,7 @@ async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
 
 @contextmanager
 def waiting_in(access: MasterAccess) -> Iterator[threading.Event]:
-    """Give an event that is set when the optimizer comes to write the masters."""
+    """Return an event that is set when the optimizer comes to write the masters."""
     came, begin_writing = threading.Event(), access.begin_writing
 
     def watched() -> float:

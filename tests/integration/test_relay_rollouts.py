@@ -26,7 +26,7 @@ def made(tmp_path: Path) -> MadeRun:
 
 
 def at(relay: RunningRelay) -> HandPeer:
-    """Give the sampler as it dials the relay."""
+    """Return the sampler as it dials the relay."""
     sampler = relay.made.sampler
     channel = dial(relay.address, sampler, purpose=Purpose.ROLLOUTS, now=time.time())
     return HandPeer(sampler, channel)

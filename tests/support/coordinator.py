@@ -28,7 +28,7 @@ LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, versi
 def make_accounts(
     balance: Balance | None = None, *, prompts: int | None = 50, now: float = NOW_S
 ) -> Accounts:
-    """Give the accounts of a run whose learner has joined."""
+    """Return the accounts of a run whose learner has joined."""
     return Accounts(
         balance or Balance(learner=LEARNER),
         task=WORK.task,
@@ -41,7 +41,7 @@ def make_accounts(
 
 
 def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
-    """Give a good group for a lease."""
+    """Return a good group for a lease."""
     number, _ = parse_group_id(lease_id) or (0, 0)
     return replace(
         make_group(lease_id, prompt_index=accounts.slots.open_slots[number].prompt_index), **changes

@@ -7,7 +7,7 @@ from deploy.demo.records import LedgerRecord, Step, Trained
 
 
 def make_step(version: int, *, reward: float = 0.9, groups: Sequence[Trained] | None = None) -> Step:
-    """Give a step on two groups of its own: a fresh one and one that is six versions stale."""
+    """Return a step on two groups of its own: a fresh one and one that is six versions stale."""
     own = (Trained(f"{2 * version}.1", NEAR, 1), Trained(f"{2 * version + 1}.1", FAR, 6))
     return Step(
         version=version,
@@ -22,12 +22,12 @@ def make_step(version: int, *, reward: float = 0.9, groups: Sequence[Trained] | 
 
 
 def make_steps(versions: int = 30) -> list[Step]:
-    """Give steps whose reward rises from 0.4 to 0.9."""
+    """Return steps whose reward rises from 0.4 to 0.9."""
     return [make_step(v, reward=0.4 if v <= 10 else 0.9) for v in range(1, versions + 1)]
 
 
 def ledger_of(steps: Sequence[Step], *, waiting: int = 3, stale: int = 2) -> LedgerRecord:
-    """Give the ledger that tells the same story as the steps."""
+    """Return the ledger that tells the same story as the steps."""
     trained = sum(len(step.groups) for step in steps)
     spooled = trained + waiting + stale
     return LedgerRecord(

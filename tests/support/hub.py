@@ -61,7 +61,7 @@ class RunningHub:
         return self.hub.address
 
     def metric(self, name: str, **labels: str) -> float:
-        """Give one number of the registry; 0 where it is not there."""
+        """Return one number of the registry; 0 where it is not there."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     @asynccontextmanager
@@ -238,14 +238,14 @@ class HandDrain:
 
 
 def step_record(version: int, *group_ids: str) -> rollout_pb2.StepRecord:
-    """Give the record of a step that found its groups one version stale."""
+    """Return the record of a step that found its groups one version stale."""
     return rollout_pb2.StepRecord(
         version=version, group_ids=group_ids, staleness_versions=[1] * len(group_ids)
     )
 
 
 def answer_to(lease: rollout_pb2.PromptLease, *, run_id: str, **changes: Any) -> RolloutGroup:
-    """Give a good group for a lease, with any one thing changed."""
+    """Return a good group for a lease, with any one thing changed."""
     sampling = SamplingParameters(
         lease.sampling.temperature,
         lease.sampling.top_p,

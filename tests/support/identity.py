@@ -50,7 +50,7 @@ class MadeRun:
         )
 
     def of(self, role: Role) -> Identity:
-        """Give a good identity of a role."""
+        """Return a good identity of a role."""
         return {
             Role.COORDINATOR: self.coordinator,
             Role.LEARNER: self.learner,

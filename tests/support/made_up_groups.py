@@ -47,7 +47,7 @@ def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGro
 
 
 def nearby(groups: Sequence[RolloutGroup], policy: Policy, *, spread: float = 0.3) -> list[RolloutGroup]:
-    """Give the groups as a sampler whose policy is ``spread`` nats a token from ``policy`` would have."""
+    """Return the groups as a sampler whose policy is ``spread`` nats a token from ``policy`` would have."""
     random = np.random.default_rng(0)
 
     def resampled(group: RolloutGroup, completion: Completion) -> Completion:
@@ -67,7 +67,7 @@ def nearby(groups: Sequence[RolloutGroup], policy: Policy, *, spread: float = 0.
 def completion_logprob(
     policy: Policy, prompt: NDArray[np.int32], token_ids: NDArray[np.int32], *, temperature: float
 ) -> Tensor:
-    """Give the logprob of each token of one completion, alone in its batch."""
+    """Return the logprob of each token of one completion, alone in its batch."""
     tokens = torch.tensor(np.concatenate([prompt, token_ids])).long()
     return policy.token_logprobs(
         tokens[None, :-1],
@@ -80,7 +80,7 @@ def completion_logprob(
 def gradient_of(
     policy: Policy, groups: Sequence[RolloutGroup], settings: StepSettings
 ) -> tuple[Tensor, StepOutcome]:
-    """Give the gradient a step applied, read off plain gradient descent with rate 1."""
+    """Return the gradient a step applied, read off plain gradient descent with rate 1."""
     before = torch.cat([p.detach().clone().flatten() for p in policy.parameters.values()])
     optimizer = torch.optim.SGD(policy.parameters.values(), lr=1.0)
     outcome = train_step(policy, optimizer, groups, version=VERSION, settings=settings)

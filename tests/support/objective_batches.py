@@ -51,7 +51,7 @@ def batch_of(
 
 
 def in_order(batch: ObjectiveBatch, order: list[int]) -> ObjectiveBatch:
-    """Give the same rows in another order."""
+    """Return the same rows in another order."""
     return replace(
         batch,
         learner_logprob=batch.learner_logprob.detach()[order].requires_grad_(),
@@ -67,6 +67,6 @@ def in_order(batch: ObjectiveBatch, order: list[int]) -> ObjectiveBatch:
 
 
 def gradient_of(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
-    """Give d loss / d learner logprob, [n, t]."""
+    """Return d loss / d learner logprob, [n, t]."""
     (gradient,) = torch.autograd.grad(loss, batch.learner_logprob)
     return gradient

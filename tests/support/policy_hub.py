@@ -129,7 +129,7 @@ class PolicyHub:
     _channels: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def dial(self, identity: Identity, *, purpose: Purpose = Purpose.BULK) -> grpc.aio.Channel:
-        """Give a channel that is closed with the hub."""
+        """Return a channel that is closed with the hub."""
         return await self.own(dial(self.serving.address, identity, purpose=purpose, now=self.made.made_at_s))
 
     async def own(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
@@ -137,13 +137,13 @@ class PolicyHub:
         return await self._channels.enter_async_context(channel)
 
     async def source(self, *, channels: int = 1) -> Source:
-        """Give this hub as a sampler's source."""
+        """Return this hub as a sampler's source."""
         bulk = [await self.dial(self.made.sampler) for _ in range(channels)]
         control = await self.dial(self.made.sampler, purpose=Purpose.CONTROL)
         return Source(self.serving.address, control, tuple(bulk))
 
     async def fetcher(self, registry: Registry, *, channels: int = 1, **limits: Any) -> Fetcher:
-        """Give a sampler's fetcher; its backoff takes no time."""
+        """Return a sampler's fetcher; its backoff takes no time."""
         return make_fetcher(
             self.made, make_sources(registry, await self.source(channels=channels)), registry, **limits
         )
@@ -153,14 +153,14 @@ class PolicyHub:
 
 
 def make_sources(registry: Registry, *sources: Source, last_resort: Source | None = None) -> Sources:
-    """Give sources whose watches reconnect at once."""
+    """Return sources whose watches reconnect at once."""
     return Sources(
         sources, last_resort=last_resort, clock=SystemClock(), random=lambda: 0.01, metrics=registry.metrics
     )
 
 
 def make_fetcher(made: MadeRun, sources: Sources, registry: Registry, **limits: Any) -> Fetcher:
-    """Give a sampler's fetcher; its backoff takes no time."""
+    """Return a sampler's fetcher; its backoff takes no time."""
     return Fetcher(
         sources,
         public_key=made.run.learner_public_key,

@@ -33,13 +33,13 @@ def tensors_of(names: set[str], *, version: int) -> dict[str, torch.Tensor]:
 
 
 def frames_of(rank: int, *, ranks: int) -> range:
-    """Give the frames that a rank publishes."""
+    """Return the frames that a rank publishes."""
     count = len(LAYOUT.frames)
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 def names_of(frames: range) -> set[str]:
-    """Give the tensors that frames are made of: that which a rank ends in, the next may begin in."""
+    """Return the tensors that frames are made of: that which a rank ends in, the next may begin in."""
     return {piece.tensor.name for frame in frames for piece in LAYOUT.overlaps(frame)}
 
 
@@ -69,7 +69,7 @@ def publish_share(rank: int, ranks: int, directory: str) -> None:
 
 
 def read_share(rank: int, directory: Path) -> Iterator[tuple[CodedFrame, bytes]]:
-    """Give what a rank left of each of its frames, in order, and the payload."""
+    """Return what a rank left of each of its frames, in order, and the payload."""
     with (directory / f"{rank}.payloads").open("rb") as file:
         for told in json.loads((directory / f"{rank}.coded").read_text()):
             digest, payload_digest = told.pop("digest"), bytes.fromhex(told.pop("payload_digest"))

@@ -40,7 +40,7 @@ class RunningRelay:
         return self.server.address
 
     def source(self, identity: Identity | None = None, *, channels: int = 1) -> Source:
-        """Give this relay as a peer's source; its channels end with the loop."""
+        """Return this relay as a peer's source; its channels end with the loop."""
         caller, now = identity or self.made.sampler, time.time()
         bulk = tuple(dial(self.address, caller, purpose=Purpose.BULK, now=now) for _ in range(channels))
         return Source(self.address, dial(self.address, caller, purpose=Purpose.CONTROL, now=now), bulk)

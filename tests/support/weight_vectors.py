@@ -40,7 +40,7 @@ MIXED_FRAME_WORDS: Final = 31
 
 
 def vectors() -> dict[str, Any]:
-    """Give what the file holds."""
+    """Return what the file holds."""
     return {
         "exponent_conditioned": [
             {"name": name, "base": _hex(base), "words": _hex(words), "payload": coded(words, base=base).hex()}

@@ -43,7 +43,7 @@ def manifest_of_sizes(sizes: Sequence[int], *, version: int = 1, base_version: i
 
 
 def random_words(seed: int, *, layout: Layout = LAYOUT) -> Words:
-    """Give weights as a model has them: normal, standard deviation 0.02, cut to bf16."""
+    """Return weights as a model has them: normal, standard deviation 0.02, cut to bf16."""
     values = np.random.default_rng(seed).normal(0, 0.02, layout.words).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
@@ -71,7 +71,7 @@ class Learner:
         self.versions.setdefault(0, HeldPolicy.of(0, random_words(0, layout=self.layout), layout=self.layout))
 
     def words(self, version: int) -> Words:
-        """Give version ``version``, which is always the same drift from the one before."""
+        """Return version ``version``, which is always the same drift from the one before."""
         for number in range(1, version + 1):
             if number not in self.versions:
                 words = drifted(self.versions[number - 1].words, number)

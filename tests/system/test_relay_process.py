@@ -74,7 +74,7 @@ class RelayProcess:
                 await process.wait()
 
     def source(self) -> Source:
-        """Give the relay as a sampler's source, over channels of its own."""
+        """Return the relay as a sampler's source, over channels of its own."""
         sampler, now = self._made.sampler, time.time()
         bulk = dial(self.address, sampler, purpose=Purpose.BULK, now=now)
         return Source(self.address, dial(self.address, sampler, purpose=Purpose.CONTROL, now=now), (bulk,))

@@ -240,7 +240,7 @@ class Leases:
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
     def lost(self, slot: int, attempt: int) -> Slot | None:
-        """Give up a slot whose group was trained on before; None where the group is not in play."""
+        """Return up a slot whose group was trained on before; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
 

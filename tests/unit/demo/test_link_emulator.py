@@ -60,7 +60,7 @@ def test_pieces_never_overtake_each_other_nor_heartbeat_the_delay_or_the_rate(
 
 @asynccontextmanager
 async def _link(profile: LinkProfile, handler: Handler) -> AsyncIterator[tuple[LinkEmulator, int]]:
-    """Give a running emulator and its port, in front of a server that treats connections by ``handler``."""
+    """Return a running emulator and its port, in front of a server that treats connections by ``handler``."""
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as target:
         emulator = LinkEmulator(
             target=target.sockets[0].getsockname()[:2],

@@ -56,7 +56,7 @@ def test_an_example_names_every_key_and_shows_every_default(role: str, file: Pat
 
 
 def shown_defaults(text: str) -> dict[str, Any]:
-    """Give the values of the keys behind ``#``; None where it says ``unset``."""
+    """Return the values of the keys behind ``#``; None where it says ``unset``."""
     shown: dict[str, Any] = {}
     section = ""
     for line in text.splitlines():

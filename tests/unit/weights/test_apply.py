@@ -32,7 +32,7 @@ def put_all(stage: WholeVersion, encoded: EncodedVersion) -> HeldPolicy:
 
 
 def wrong_in(frame: int) -> HeldPolicy:
-    """Give the base with one bit wrong in one frame: it still claims to be itself."""
+    """Return the base with one bit wrong in one frame: it still claims to be itself."""
     words = BASE.words.copy()
     words[LAYOUT.frames[frame].start_word] ^= 1
     return HeldPolicy(BASE.version, words)

@@ -18,7 +18,7 @@ AT_4 = HighWater(1, STEP[4].policy_version)
 
 
 def forked(manifest: Manifest, *, epoch: int) -> Manifest:
-    """Give another policy of the same number."""
+    """Return another policy of the same number."""
     return replace(manifest, root=b"f" * 16, learner_epoch=epoch)
 
 

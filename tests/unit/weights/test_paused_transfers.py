@@ -31,7 +31,7 @@ class Kept:
 
 
 def broken_off(version: int) -> Transfer:
-    """Give a transfer that has the first five bytes of frame 1, three of them as a part, and nothing else."""
+    """Return a transfer that has the first five bytes of frame 1, three of them as a part; nothing else."""
     manifest = manifest_of_sizes(SIZES, version=version)
     unasked = Unasked(manifest, [2], part_bytes=None)
     part, rest = Range(deque([1]), 0, 3, source="hub"), Range(deque([1]), 3, 9, source="hub")
