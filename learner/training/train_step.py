@@ -50,7 +50,7 @@ class StepSettings:
 
     @classmethod
     def of(cls, config: LearnerConfig) -> Self:
-        """Take them from the configuration.
+        """Read them from the configuration.
 
         Raises:
             StartupError: the objective cannot be loaded.

@@ -49,7 +49,7 @@ class EngineThread:
         metrics.held_version.set(-1)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
-        """Have ``change`` made before the next step; return the version served from then on.
+        """Run ``change`` before the next step; return the version served from then on.
 
         Raises:
             RefusedError: the change failed; nothing is served.

@@ -190,7 +190,7 @@ class RolloutLoop:
         return False
 
     async def _prepare(self, lease: PromptLease, work: "_Work") -> None:
-        """Have the prompt made, once, and tokenize it in a thread: a long one takes a while."""
+        """Ask for the prompt once, and tokenize it in a thread: a long one takes a while."""
         try:
             with self._metrics.prompt_seconds.time():
                 made = await work.graders.prompt(lease.prompt_index)
