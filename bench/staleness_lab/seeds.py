@@ -16,7 +16,6 @@ from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.staleness import sequence_learning_rate_factor
 
 _TOLERANCE: Final = 1e-5
-_EXPECTED_KL: Final = "expected_kl_nats"
 _ALL: Final = slice(None)
 
 
@@ -67,14 +66,8 @@ class Rows:
             staleness_versions=self.staleness.flatten(),
             max_tokens=self.learner.shape[2],
             proximal_logprob=None if self.proximal is None else self.proximal.flatten(0, 1),
-            **self._measured(),
+            expected_kl_nats=None if self.expected_kl is None else self.expected_kl.flatten(0, 1),
         )
-
-    def _measured(self) -> dict[str, Tensor]:
-        """Return the batch's field for what a learner measured, where objectives ask for one."""
-        if self.expected_kl is None or _EXPECTED_KL not in ObjectiveBatch.__dataclass_fields__:
-            return {}
-        return {_EXPECTED_KL: self.expected_kl.flatten(0, 1)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
