@@ -4,7 +4,7 @@ An engine is driven by one thread (``engine_thread``). Between two calls of ``st
 and requests may be added or cancelled. Nothing changes within a step, so every token has one policy version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +62,8 @@ class EngineSettings(Protocol):
     def threads(self) -> int: ...
     @property
     def seed(self) -> int | None: ...
+    @property
+    def engine_options(self) -> Mapping[str, object]: ...
 
 
 class Engine(Protocol):
