@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from node.errors import Reason, RefusedError, StartupError
+from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
@@ -50,14 +51,14 @@ class _Row:
     kept_masses: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def completion(self, *, is_finished: bool) -> SampledCompletion:
+    def completion(self, finish: Finish) -> SampledCompletion:
         generated = len(self.logprobs)
         is_truncated = self.running.request.sampling.is_truncated
         return SampledCompletion(
             token_ids=np.array(self.tokens[-generated:], np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),
-            is_finished=is_finished,
+            finish=finish,
             kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
         )
 
@@ -142,6 +143,10 @@ class TorchEngine:
     @property
     def running(self) -> int:
         return len(self._pending) + len({id(row.running) for row in self._rows})
+
+    @property
+    def waiting(self) -> int:
+        return len(self._pending)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer(text).input_ids, np.int32)
@@ -253,7 +258,7 @@ class TorchEngine:
             unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)
             if not unfinished[-1]:
                 running = row.running
-                running.done[row.number] = row.completion(is_finished=ended)
+                running.done[row.number] = row.completion(Finish.END if ended else Finish.LENGTH)
                 if len(running.done) == running.request.completions:
                     completions = tuple(running.done[n] for n in range(running.request.completions))
                     finished.append(FinishedRequest(running.request.request_id, completions))

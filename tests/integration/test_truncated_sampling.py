@@ -57,7 +57,7 @@ def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters)
                 behaviour_logprob=sampled.behaviour_logprob,
                 policy_version=sampled.policy_version,
                 reward=float(number % 2),
-                is_finished=sampled.is_finished,
+                finish=sampled.finish,
                 kept_mass=sampled.kept_mass,
             )
             for number, sampled in enumerate(finished[0].completions)

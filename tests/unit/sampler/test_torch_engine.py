@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
-from node.rollout import SamplingParameters
+from node.rollout import Finish, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_words import ArrayWords, copy_words
@@ -222,11 +222,11 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(engine: Torch
     end = 1
     engine.add(request(engine, "4", completions=200))
     completions = run_out(engine)["4"].completions
-    assert {c.is_finished for c in completions} == {True, False}
+    assert {c.finish for c in completions} == {Finish.END, Finish.LENGTH}
     for completion in completions:
-        assert completion.is_finished == (completion.token_ids[-1] == end)
+        assert (completion.finish is Finish.END) == (completion.token_ids[-1] == end)
         assert end not in completion.token_ids[:-1]
-        assert completion.is_finished or len(completion.token_ids) == PLAIN.max_new_tokens
+        assert completion.finish is Finish.END or len(completion.token_ids) == PLAIN.max_new_tokens
 
 
 def test_the_text_of_a_completion_has_no_special_tokens(engine: TorchEngine) -> None:
