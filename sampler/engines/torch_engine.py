@@ -28,7 +28,7 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
-from sampler.engines.sampling_distribution import sampling_distribution
+from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
 
@@ -185,13 +185,8 @@ class TorchEngine:
             use_cache=True,
         ).logits[:, -1]
         self._cache.take_appended()
-        sampling = [row.running.request.sampling for row in self._rows]
-        logprob, kept_mass = sampling_distribution(
-            logits,
-            temperature=torch.tensor([s.temperature for s in sampling], device=device),
-            top_k=torch.tensor([s.top_k for s in sampling], device=device),
-            top_p=torch.tensor([s.top_p for s in sampling], device=device),
-        )
+        sampling = RowSampling.of([row.running.request.sampling for row in self._rows], device=device)
+        logprob, kept_mass = sampling_distribution(logits, sampling)
         drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
         drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
         return self._append(

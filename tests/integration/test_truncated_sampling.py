@@ -26,6 +26,8 @@ CUTS = [
     SamplingParameters(temperature=1.0, top_p=1.0, top_k=3, max_new_tokens=12),
     SamplingParameters(temperature=0.8, top_p=0.8, top_k=0, max_new_tokens=12),
     SamplingParameters(temperature=1.2, top_p=0.8, top_k=10, max_new_tokens=12),
+    SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12, min_p=0.2),
+    SamplingParameters(temperature=1.2, top_p=0.9, top_k=20, max_new_tokens=12, min_p=0.1),
 ]
 
 
