@@ -52,6 +52,14 @@ class SamplingParameters:
         return self.top_p < 1.0 or self.top_k > 0
 
 
+class LeasePurpose(enum.StrEnum):
+    """What the group of a lease is for."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    """A held-out prompt: the coordinator records its rewards, and the learner never sees the group."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLease:
     """The right and duty to sample one prompt once; ``lease_id`` becomes the group id."""
@@ -62,6 +70,7 @@ class PromptLease:
     group_size: int
     sampling: SamplingParameters
     ttl_s: float
+    purpose: LeasePurpose = LeasePurpose.TRAINING
 
 
 @dataclass(frozen=True, slots=True)
