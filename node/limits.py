@@ -42,6 +42,7 @@ GROUP_TOKENS: Final = 4 << 20
 
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARACTERS: Final = 64
+
 ROW_BYTES: Final = 256 << 10
 """A row of a data set, as JSON: a prompt of 50 000 words."""
 
