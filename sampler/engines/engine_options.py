@@ -26,7 +26,7 @@ _OURS: Final[Mapping[str, str]] = {
     "logprobs_mode": "recorded logprobs are those tokens were drawn from",
     "speculative_config": "no version is known of the tokens it drafts",
     "async_scheduling": "a step must have ended before the weights change",
-    "skip_tokenizer_init": "sampler.model_dir's is used",
+    "skip_tokenizer_init": "stop strings need the tokenizer",
 }
 """Arguments of vLLM's that are set here or must not be set, and why."""
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
+from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
@@ -142,6 +143,16 @@ class VllmEngine:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def waiting(self) -> int:
+        states = list(self._engine.output_processor.request_states.values())
+        begun = {
+            (state.parent_req or state).external_req_id
+            for state in states
+            if state.detokenizer.num_output_tokens()
+        }
+        return len(self._running.keys() - begun)
+
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer(text).input_ids, np.int32)
 
@@ -166,14 +177,17 @@ class VllmEngine:
                 SamplingParams(
                     n=request.completions,
                     temperature=sampling.temperature,
-                    top_p=sampling.top_p,
+                    min_p=sampling.min_p,
                     top_k=sampling.top_k,
+                    top_p=sampling.top_p,
                     max_tokens=sampling.max_new_tokens,
                     stop_token_ids=self._end_ids,
                     ignore_eos=True,
+                    stop=list(sampling.stop),
+                    include_stop_str_in_output=True,
+                    detokenize=bool(sampling.stop),
                     logprobs=0,
                     flat_logprobs=True,
-                    detokenize=False,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
             )
@@ -231,9 +245,15 @@ def _completion(drawn: Any, request: GenerationRequest) -> SampledCompletion:
         token_ids=token_ids,
         behaviour_logprob=np.array(drawn.logprobs.logprobs, np.float32).clip(max=0.0),
         policy_version=versions,
-        is_finished=drawn.finish_reason == "stop",
+        finish=_finish(drawn),
         kept_mass=kept_masses(drawn.logprobs.ranks) if request.sampling.is_truncated else None,
     )
+
+
+def _finish(drawn: Any) -> Finish:
+    if drawn.finish_reason == "length":
+        return Finish.LENGTH
+    return Finish.STOP if isinstance(drawn.stop_reason, str) else Finish.END
 
 
 def _arguments(
@@ -257,7 +277,6 @@ def _arguments(
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,
                 "disable_log_stats": True,
-                "skip_tokenizer_init": True,
                 **options.extra_arguments,
             }
         )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
-from node.rollout import SamplingParameters
+from node.rollout import Finish, SamplingParameters
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
@@ -116,8 +116,9 @@ def test_logprobs_are_those_of_the_version_each_token_names(driven: Driven, othe
     [
         SamplingParameters(temperature=0.7, top_p=1.0, top_k=3, max_new_tokens=8),
         SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
+        SamplingParameters(temperature=1.5, top_p=0.9, top_k=8, max_new_tokens=8, min_p=0.1),
     ],
-    ids=["top-k", "top-p"],
+    ids=["top-k", "top-p", "min-p and both"],
 )
 def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
     driven: Driven, sampling: SamplingParameters
@@ -193,11 +194,11 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(driven: Drive
     driven.add("4", PLAIN, completions=200)
     completions = driven.run_out()["4"].completions
     assert len(completions) == 200
-    assert {c.is_finished for c in completions} == {True, False}
+    assert {c.finish for c in completions} == {Finish.END, Finish.LENGTH}
     for completion in completions:
-        assert completion.is_finished == (completion.token_ids[-1] == END_ID)
+        assert (completion.finish is Finish.END) == (completion.token_ids[-1] == END_ID)
         assert END_ID not in completion.token_ids[:-1]
-        assert completion.is_finished or len(completion.token_ids) == PLAIN.max_new_tokens
+        assert completion.finish is Finish.END or len(completion.token_ids) == PLAIN.max_new_tokens
 
 
 def test_the_text_of_a_completion_has_no_special_tokens(driven: Driven) -> None:

@@ -17,7 +17,7 @@ from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm, load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import sampling_distribution
+from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from support.model_words import words_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"torch": {}, "vllm": {"kv_cache_bytes": 64 << 20}}
@@ -106,12 +106,8 @@ class Driven:
             self._put(model, self.versions[version])
             with torch.no_grad():
                 logits = model(ids[None], use_cache=False).logits[0, -n - 1 : -1]
-            distribution = sampling_distribution(
-                logits,
-                temperature=torch.full((n,), sampling.temperature),
-                top_k=torch.full((n,), sampling.top_k),
-                top_p=torch.full((n,), sampling.top_p),
-            )
+            rows = RowSampling.of([sampling] * n, device=logits.device)
+            distribution = sampling_distribution(logits, rows)
             drawn = distribution.logprob.gather(-1, ids[-n:, None])[:, 0]
             mine = completion.policy_version == version
             scores[mine], masses[mine] = drawn.numpy()[mine], distribution.kept_mass.numpy()[mine]
