@@ -28,7 +28,7 @@ from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.engine_options import VllmOptions
+from sampler.engines.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
 os.environ.update(

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,20 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(driven: Drive
         assert completion.finish is Finish.END or len(completion.token_ids) == PLAIN.max_new_tokens
 
 
+def test_a_stop_string_ends_a_completion_and_is_part_of_it(driven: Driven) -> None:
+    greedy = driven.greedy("3+4=", tokens=12)
+    text = driven.engine.decode(np.array(greedy, np.int32))
+    stop = text[3:6]
+    sampling = replace(GREEDY, stop=("no such", stop))
+    driven.add("3+4=", sampling, completions=1)
+    [completion] = driven.run_out()["3+4="].completions
+    assert completion.finish is Finish.STOP
+    drawn = driven.engine.decode(completion.token_ids)
+    assert text.startswith(drawn)
+    assert drawn.endswith(stop)
+    assert drawn.find(stop) == len(drawn) - len(stop)
+
+
 def test_the_text_of_a_completion_has_no_special_tokens(driven: Driven) -> None:
     ids = driven.engine.encode(f"3+4{END}")
     assert driven.engine.decode(np.array([*driven.engine.encode("3+4"), END_ID], np.int32)) == "3+4"
@@ -232,7 +247,6 @@ def test_tied_weights_are_loaded_under_either_name_and_a_closed_engine_frees_its
     assert drawn == driven.greedy("3+4=", tokens=GREEDY.max_new_tokens)
     weights = weakref.ref(engine.weights)
     engine.close()
-    del engine, driven
     gc.collect()
     assert weights() is None
 

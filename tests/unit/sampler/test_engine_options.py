@@ -10,7 +10,8 @@ import pytest
 from node.config.setting_sources import InvalidConfigError, Reading, read_files
 from node.config.settings import load
 from sampler.config import SamplerConfig
-from sampler.engines.engine_options import VllmOptions
+from sampler.engines.torch_options import TorchOptions
+from sampler.engines.vllm_options import VllmOptions
 
 NOTHING = Reading((), ())
 
@@ -27,6 +28,8 @@ def resolved(tmp_path: Path, text: str) -> SamplerConfig:
 def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
     config = resolved(tmp_path, 'engine = "vllm"\n[sampler.engine_options]\ncontext_tokens = 512\nbatch = 8')
     assert VllmOptions.model_validate(config.engine_options) == VllmOptions(context_tokens=512, batch=8)
+    config = resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nprefill_chunk_tokens = 64')
+    assert TorchOptions.model_validate(config.engine_options) == TorchOptions(prefill_chunk_tokens=64)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_a_wrong_option_is_refused_with_its_name_its_value_and_the_rule(
     assert "sampler.toml" in str(fault)
 
 
-def test_the_torch_engine_has_no_options(tmp_path: Path) -> None:
+def test_an_option_of_another_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="the engine torch has no option 'batch'"):
         resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nbatch = 4')
 
