@@ -28,11 +28,15 @@ class KeptMassSampler(Sampler):
         self, logits: Tensor, sampling_metadata: Any, logprobs_mode_override: str | None = None
     ) -> tuple[Tensor, Tensor]:
         logits = self.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
-        whole = logits.logsumexp(dim=-1)
-        for processor in sampling_metadata.logitsprocs.argmax_invariant:
-            logits = processor.apply(logits)
-        logits = apply_top_k_top_p(logits, sampling_metadata.top_k, sampling_metadata.top_p)
-        self._kept_mass = (logits.logsumexp(dim=-1) - whole).exp().clamp(max=1.0)
+        top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
+        processors = sampling_metadata.logitsprocs.argmax_invariant  # min-p is one of them
+        self._kept_mass = logits.new_ones(len(logits))
+        if processors or top_k is not None or top_p is not None:
+            whole = logits.logsumexp(dim=-1)
+            for processor in processors:
+                logits = processor.apply(logits)
+            logits = apply_top_k_top_p(logits, top_k, top_p)
+            self._kept_mass = (logits.logsumexp(dim=-1) - whole).exp().clamp(max=1.0)
         sampled, logprobs = self.topk_topp_sampler(logits, sampling_metadata.generators, None, None)
         return sampled, logprobs
 

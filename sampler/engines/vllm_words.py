@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import FrameSpan, Layout, TensorSpan
@@ -284,16 +284,12 @@ def _verify_settling(
                 tensor.neg_()
         weights.settle()
         for owner in owners:
-            check_computed(owner)
+            _verify_computed(owner)
 
 
 @torch.inference_mode()
-def check_computed(owner: Any) -> None:
-    """Check that a layer computes with its words.
-
-    Raises:
-        RefusedError: DAMAGED.
-    """
+def _verify_computed(owner: Any) -> None:
+    """Verify that a layer computes with its words."""
     weight = getattr(owner, "weight", None)
     if weight is None or weight.ndim != 2 or not hasattr(owner, "quant_method"):
         return
@@ -302,10 +298,8 @@ def check_computed(owner: Any) -> None:
     expected = torch.nn.functional.linear(inputs, weight).float()
     error = (owner.quant_method.apply(owner, inputs) - expected).norm()
     if not error <= _COMPUTED * expected.norm():
-        raise RefusedError(
-            Reason.DAMAGED,
-            f"a {type(owner).__name__} of shape {tuple(weight.shape)} does not compute with its words",
-            fix="set sampler.engine = 'torch', or another version of vLLM",
+        raise _unusable(
+            f"{type(owner).__name__} {tuple(weight.shape)} does not compute with words written to it"
         )
 
 
