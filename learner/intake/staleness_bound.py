@@ -3,8 +3,8 @@
     drift at each measured age, upper end --line between ages, square of age beyond--> KL at any staleness
     KL at a staleness --what the objective weighs--> share of the effective sample size
 
-What samplers' engines add to groups of an age counts as drift: it can only lower the bound. Completions that
-the trust region leaves alone are not foreseen; the clip ratio shows them. Derivation: objective/README.md.
+What samplers' engines add to groups of an age counts as drift: it can only lower the bound. Derivation:
+objective/README.md.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from learner.intake.divergence_panel import KNOTS, Estimate
+from learner.objective.drift import LEAST_MOVE_NATS
 from learner.objective.options import DriftAwareOptions
 from node.run import RecommendedStaleness
 
@@ -33,19 +34,19 @@ _LARGEST_NATS: Final = 10.0
 class WeighedSample:
     """Whose effective sample size the objective in use lives on."""
 
-    scale_nats: float | None
-    """Of ``drift_aware``, whose token weights count. None: any other objective; whole completions count."""
+    drift_aware: DriftAwareOptions | None
+    """Of the default, whose token weights count. None: any other objective; whole completions count."""
 
     @classmethod
     def of(cls, objective: str, options: Mapping[str, Any]) -> Self:
         """Choose by the objective as configured."""
-        is_drift_aware = objective == "drift_aware"
-        return cls(DriftAwareOptions.model_validate(dict(options)).scale_nats if is_drift_aware else None)
+        is_default = objective == "drift_aware"
+        return cls(DriftAwareOptions.model_validate(dict(options)) if is_default else None)
 
     @property
     def name(self) -> str:
         """For people."""
-        return "whole completions" if self.scale_nats is None else "token weights"
+        return "whole completions" if self.drift_aware is None else "token weights"
 
     def share(self, nats: float, *, tokens: float) -> float:
         """Return the expected effective sample size over the sample's size, in (0, 1].
@@ -55,9 +56,10 @@ class WeighedSample:
             tokens: of a typical completion.
         """
         nats = min(max(nats, 0.0), _LARGEST_NATS)
-        if self.scale_nats is None:
+        if self.drift_aware is None:
             return math.exp(-2 * tokens * nats)
-        return token_weight_share(nats, trust=-math.expm1(-tokens * nats / self.scale_nats))
+        trust = -math.expm1(-tokens * nats / self.drift_aware.scale_nats)
+        return share_within_reach(nats, self.drift_aware) * token_weight_share(nats, trust=trust)
 
 
 def token_weight_share(nats: float, *, trust: float) -> float:
@@ -76,6 +78,23 @@ def token_weight_share(nats: float, *, trust: float) -> float:
         return _normal(-spread / 2) + below
 
     return moment(trust) ** 2 / moment(2 * trust)
+
+
+def share_within_reach(nats: float, options: DriftAwareOptions) -> float:
+    """Return the share of completions that the default's trust region does not leave alone.
+
+    1 - (P(m > h) + P(m < -h)) / 2 with m normal, mean -d and variance 2d: the mean log ratio of a completion
+    whose tokens move together, which is the most that it can spread, and advantages of either sign.
+
+    Args:
+        nats: d, KL(q || p) a token, as measured too.
+        options: give h, see ``drift.largest_move``.
+    """
+    if not nats:
+        return 1.0
+    spread = math.sqrt(2 * nats)
+    limit = min(max(options.deviations * spread, LEAST_MOVE_NATS), options.most_nats)
+    return 1 - (_normal((-limit - nats) / spread) + _normal((nats - limit) / spread)) / 2
 
 
 def recommended_staleness(

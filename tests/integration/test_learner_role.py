@@ -264,7 +264,7 @@ async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(run: MadeR
     Console(file=output, width=200).print(render(status))
     assert (
         f"staleness beyond lag {recommended.versions} the effective sample size of token weights may halve "
-        "(bound is 16 versions"
+        "(bound is 16 versions)"
     ) in output.getvalue()
 
 

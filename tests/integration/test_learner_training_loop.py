@@ -300,7 +300,7 @@ async def test_divergence_by_age_is_shown_and_a_staleness_bound_recommended_once
         )
         bound = running.shown("recommended_staleness_versions")
         shares = [running.shown("expected_ess_ratio", age_versions=age) or 0.0 for age in ("2", "64", "256")]
-        assert 1 > shares[0] > shares[1] > shares[2] > 0.5
+        assert 0.85 > shares[0] > shares[1] > shares[2] > 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     first, second = (line["recommended_staleness"] for line in lines)
     assert first["versions"] is None

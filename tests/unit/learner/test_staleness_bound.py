@@ -1,6 +1,7 @@
 """The staleness bound that the measured drift recommends: numbers worked by hand, and made up fleets."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from learner.intake.staleness_bound import (
     LEAST_GROUPS,
     WeighedSample,
     recommended_staleness,
+    share_within_reach,
     token_weight_share,
 )
 from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.drift import truncated_group_weight
+from learner.objective.drift import has_moved, largest_move, truncated_group_weight
+from learner.objective.options import DriftAwareOptions
 from support.fleets import Fleet, one
 
 TOKEN_WEIGHTS = WeighedSample.of("drift_aware", {})
@@ -51,21 +54,54 @@ def test_the_share_is_that_of_the_default_objectives_weights(nats: float, trust:
     assert expected >= 1 - math.sqrt(nats / 2)  # the bound of the README
 
 
+def test_shares_within_reach_of_the_trust_region_by_hand() -> None:
+    options = DriftAwareOptions()
+    assert share_within_reach(0.0, options) == 1.0
+    # d = 1/50, s = h = 1/5: 1 - (P(-1.1) + P(-.9)) / 2
+    assert share_within_reach(0.02, options) == pytest.approx(1 - (0.135666 + 0.184060) / 2, abs=1e-6)
+    # d = 1/2, s = 1, h at its end of 1/2: 1 - (P(-1) + P(0)) / 2
+    assert share_within_reach(0.5, options) == pytest.approx(1 - (0.158655 + 0.5) / 2, abs=1e-6)
+    # d = 1/20000, s = 1/100, h no less than .03: 1 - (P(-3.005) + P(-2.995)) / 2
+    assert share_within_reach(5e-5, options) == pytest.approx(1 - 0.00135, abs=1e-6)
+    assert share_within_reach(0.5, DriftAwareOptions(most_nats=9, deviations=9)) > 0.999
+
+
+def test_the_share_within_reach_is_that_of_the_default_objectives_completions() -> None:
+    """Completions of two tokens that move together."""
+    for nats in (0.001, 0.05, 0.3):
+        draws = torch.randn(200_000, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        log_ratio = (math.sqrt(2 * nats) * draws - nats).expand(-1, 2)
+        limit = largest_move(torch.full((200_000,), nats), deviations=1.0, most_nats=0.5)
+        advantage = torch.tensor([1.0, -1.0]).repeat(100_000)
+        moved = has_moved(log_ratio, torch.ones(200_000, 2, dtype=torch.bool), advantage, limit=limit)
+        kept = 1 - float(moved.double().mean())
+        assert share_within_reach(nats, DriftAwareOptions()) == pytest.approx(kept, abs=0.005)
+
+
 def test_the_share_of_whole_completions_falls_with_every_token_that_of_token_weights_does_not() -> None:
     assert WHOLE_COMPLETIONS.share(0.001, tokens=100) == pytest.approx(math.exp(-0.2))
     assert WHOLE_COMPLETIONS.share(math.log(2) / 2 / 100, tokens=100) == pytest.approx(0.5)
-    assert TOKEN_WEIGHTS.share(0.1, tokens=10_000) == pytest.approx(token_weight_share(0.1, trust=1.0))
+    within = share_within_reach(0.1, DriftAwareOptions())
+    in_full = within * token_weight_share(0.1, trust=1.0)
+    assert TOKEN_WEIGHTS.share(0.1, tokens=10_000) == pytest.approx(in_full)
     # One token: f = 1 - exp(-.1 / 2)
-    one_token = token_weight_share(0.1, trust=0.0487706)
+    one_token = within * token_weight_share(0.1, trust=0.0487706)
     assert TOKEN_WEIGHTS.share(0.1, tokens=1) == pytest.approx(one_token, rel=1e-6)
     assert TOKEN_WEIGHTS.share(-0.1, tokens=1) == 1.0
-    assert 0 < TOKEN_WEIGHTS.share(1e9, tokens=1e6) < 0.1
+    assert 0 < TOKEN_WEIGHTS.share(1e9, tokens=1e6) < 0.05
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 512])
+def test_the_further_the_policies_are_apart_the_less_is_left(tokens: float) -> None:
+    for sample in (TOKEN_WEIGHTS, WHOLE_COMPLETIONS):
+        shares = [sample.share(10 ** (exponent / 20), tokens=tokens) for exponent in range(-120, 21)]
+        assert all(further <= nearer + 1e-12 for nearer, further in pairwise(shares))
 
 
 def test_a_bound_beyond_what_is_measured_by_hand() -> None:
-    """Token weights of 100 tokens halve at 1.6044 nats: 8 sqrt(1.6044 / 0.020) = 71.65."""
-    assert token_weight_share(1.6044, trust=1.0) == pytest.approx(0.5, abs=1e-5)
-    assert versions(MEASURED, tokens=100) == 71
+    """The default is at a half at 0.55716 nats a token: 8 sqrt(0.55716 / 0.020) = 42.22."""
+    assert TOKEN_WEIGHTS.share(0.55716, tokens=100) == pytest.approx(0.5, abs=1e-5)
+    assert versions(MEASURED, tokens=100) == 42
     recommended = recommended_staleness(MEASURED, sample=TOKEN_WEIGHTS, tokens=100)
     assert recommended.sample == "token weights"
 
