@@ -130,10 +130,15 @@ def test_the_less_is_known_the_lower_is_the_bound() -> None:
 
 
 def test_an_age_of_few_groups_cannot_have_drifted_more_than_an_older_one() -> None:
-    rare = {**MEASURED, 2: Estimate(0.3, 0.2)}
-    assert versions(rare, tokens=100) == versions(MEASURED, tokens=100)
-    below_0 = {**MEASURED, 2: Estimate(-0.5, 0.001)}
-    assert versions(below_0, tokens=100) == versions(MEASURED, tokens=100)
+    """Half is left up to 0.019254 nats: with 0.020 at age 6 too, 4 + 2 * 0.007254 / 0.008 = 5.81."""
+    rare = {**MEASURED, 6: Estimate(0.3, 0.2)}
+    assert versions(rare, WHOLE_COMPLETIONS, tokens=18) == 5
+
+
+def test_a_drift_below_0_counts_as_0() -> None:
+    """Upper ends 0.002 at age 2, 0.012 at 4; half is left up to 0.003466: 2 + 2 * 0.001466 / 0.010 = 2.29."""
+    below = {**MEASURED, 2: Estimate(-0.5, 0.001)}
+    assert versions(below, WHOLE_COMPLETIONS, tokens=100) == 2
 
 
 def test_nothing_measured_and_one_age_are_said_and_no_number_is() -> None:
