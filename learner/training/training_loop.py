@@ -274,7 +274,10 @@ class TrainingLoop:
             )
         self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         for name in {one.sampler_id for one in taken.observed}:
-            self._show_mismatch(name)
+            mismatch = panel.mismatch(name)
+            self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
+            self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
+            self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
 
     def _with_recommendation(self, line: StepLine) -> StepLine:
         """Return the line of a step with the staleness bound that this process recommends."""
@@ -289,13 +292,6 @@ class TrainingLoop:
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
         fields = {**asdict(line.report), "recommended_staleness": self._recommended.versions}
         logger.info("step", extra={**fields, "tokens": line.tokens})
-
-    def _show_mismatch(self, sampler_id: str) -> None:
-        mismatch = self._mismatches.panel.mismatch(sampler_id)
-        self._metrics.sampler_mismatch_nats.labels(sampler_id).set(mismatch.nats)
-        self._metrics.sampler_mismatch_error_nats.labels(sampler_id).set(mismatch.error_nats)
-        measured_groups = self._mismatches.panel.groups(sampler_id)
-        self._metrics.sampler_measured_groups.labels(sampler_id).set(measured_groups)
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
         self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._coordinator_now() - since_s))
