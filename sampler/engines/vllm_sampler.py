@@ -29,9 +29,10 @@ class KeptMassSampler(Sampler):
     ) -> tuple[Tensor, Tensor]:
         logits = self.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
         top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
-        processors = sampling_metadata.logitsprocs.argmax_invariant  # min-p is one of them
+        processors = sampling_metadata.logitsprocs.argmax_invariant
+        has_min_p = any(getattr(processor, "min_p_count", 1) for processor in processors)
         self._kept_mass = logits.new_ones(len(logits))
-        if processors or top_k is not None or top_p is not None:
+        if has_min_p or top_k is not None or top_p is not None:
             whole = logits.logsumexp(dim=-1)
             for processor in processors:
                 logits = processor.apply(logits)
