@@ -3,9 +3,9 @@
     python -m bench.sampler                 a random model of 33 million parameters: two minutes
     python -m bench.sampler --model DIR     one of your own
 
-    transformers, torch   transformers' own generate; the torch engine on its thread. One process, in turns,
-                          so that both meet the same disturbances
-    vllm bare, vllm       vLLM's own generate; the vllm engine on its thread. A process each; if installed
+    transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler. One
+                          process, in turns, so that both meet the same disturbances
+    vllm bare, vllm       vLLM's own generate; the vllm engine. A process each; if installed
 
     tokens_per_s          of all rows together, by the clock; median over rounds
     tokens_per_core_s     by the processor time of the process, which others can hardly lengthen
@@ -24,7 +24,6 @@ the whole vocabulary.
 """
 
 import argparse
-import asyncio
 import importlib
 import importlib.util
 import json
@@ -35,29 +34,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
 from bench.measure import CORES
 from bench.swap import SIZES, made_model
 from learner.training.model import load_policy
-from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.engine_registry import load_engine
-from sampler.engines.engine_thread import EngineThread
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.metrics import SamplerMetrics
+
+T = TypeVar("T")
 
 PROCESSES: Final = {"torch": ("transformers", "torch"), "vllm bare": ("vllm bare",), "vllm": ("vllm",)}
 """Which contestants share a process."""
@@ -105,7 +102,7 @@ class Round:
 class Contestant(Protocol):
     """Something that generates."""
 
-    async def generate(self) -> int:
+    def generate(self) -> int:
         """Complete every prompt; return the tokens drawn."""
         ...
 
@@ -124,10 +121,7 @@ class Transformers:
             np.repeat(load.prompts(), load.completions, axis=0), device=load.device
         ).long()
 
-    async def generate(self) -> int:
-        return await asyncio.to_thread(self._generate)
-
-    def _generate(self) -> int:
+    def generate(self) -> int:
         drawn = self._model.generate(
             self._ids,
             attention_mask=torch.ones_like(self._ids),
@@ -157,7 +151,7 @@ class BareVllm:
             max_num_seqs=load.groups * load.completions,
         )
 
-    async def generate(self) -> int:
+    def generate(self) -> int:
         sampling = self._vllm.SamplingParams(
             n=self._load.completions,
             temperature=1.0,
@@ -166,15 +160,16 @@ class BareVllm:
             detokenize=False,
         )
         prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in self._load.prompts()]
-        outputs = await asyncio.to_thread(self._engine.generate, prompts, sampling, use_tqdm=False)
+        outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
         return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
 class Ours:
-    """An engine of the sampler on its thread."""
+    """An engine of the sampler, each step a task of its thread, as a sampler drives it."""
 
-    def __init__(self, load: Load, engine: str) -> None:
+    def __init__(self, load: Load, engine: str, thread: ThreadPoolExecutor) -> None:
         self._load = load
+        self._thread = thread
         self._has_spare = engine == "torch"
         settings = SamplerConfig.model_validate(
             {
@@ -187,86 +182,62 @@ class Ours:
                 "seed": 0,
             }
         )
-        self.engine = load_engine(settings.engine, settings)
-        self._registry = CollectorRegistry()
-        self._thread = EngineThread(self.engine, metrics=SamplerMetrics(self._registry))
-        self._finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
+        self._engine = self._call(lambda: load_engine(settings.engine, settings))
         self._version = 0
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as tasks:
-            run = tasks.create_task(self._thread.run(finished=self._finished.put_nowait, refused=_refused))
-            await self.swap(lambda: None)
-            yield
-            run.cancel()
+    def generate(self) -> int:
+        return sum(len(c.token_ids) for group in self.groups() for c in group.completions)
 
-    async def groups(self) -> list[FinishedRequest]:
+    def groups(self) -> list[FinishedRequest]:
         """Complete every prompt."""
-        self._add_all()
-        return [await self._finished.get() for _ in range(self._load.groups)]
-
-    async def generate(self) -> int:
-        return sum(len(c.token_ids) for group in await self.groups() for c in group.completions)
-
-    async def swap(self, change: Callable[[], object]) -> None:
-        """Hand over the next version, which ``change`` puts in place."""
-        self._version += 1
-
-        def made() -> PolicyVersion:
-            change()
-            return PolicyVersion(self._version, bytes(16))
-
-        await self._thread.hand_over(made)
-
-    async def held_up(self, *, versions: int, every_s: float) -> tuple[float, float]:
-        """Return the share of the time, and the seconds per version, that versions hold generation up."""
-        change = self._changing()
-        refilling = asyncio.create_task(self._refill())
-        before, began = self._swap_seconds(), time.perf_counter()
-        for number in range(1, versions + 1):
-            await asyncio.sleep(max(0.0, began + number * every_s - time.perf_counter()))
-            await self.swap(change)
-        seconds = self._swap_seconds() - before
-        wall = time.perf_counter() - began
-        refilling.cancel()
-        return seconds / wall, seconds / versions
-
-    def _changing(self) -> Callable[[], object]:
-        """Return what puts the words that are there in place once more, as those of another version."""
-        weights, layout = self.engine.weights, self.engine.layout
-        words = ArrayWords(np.concatenate([weights.live.read(frame) for frame in layout.frames]))
-        if self._has_spare:
-            spares = [weights.new_spare()]
-            copy_words(words, spares[0], layout=layout)
-            return lambda: spares.append(weights.swap(spares.pop()))
-
-        def write() -> None:
-            copy_words(words, weights.live, layout=layout)
-            weights.settle()
-
-        return write
-
-    async def _refill(self) -> None:
-        self._add_all()
-        while True:
-            self._add(int((await self._finished.get()).request_id))
-
-    def _add_all(self) -> None:
         for number in range(self._load.groups):
             self._add(number)
+        finished: list[FinishedRequest] = []
+        while len(finished) < self._load.groups:
+            finished += self._call(self._engine.step)
+        return finished
+
+    def held_up(self, *, versions: int, every_s: float) -> tuple[float, float]:
+        """Return the share of the time, and the seconds per version, that versions hold generation up."""
+        change = self._call(self._changing)
+        for number in range(self._load.groups):
+            self._add(number)
+        held_up_s, began = 0.0, time.perf_counter()
+        for number in range(1, versions + 1):
+            while time.perf_counter() < began + number * every_s:
+                for finished in self._call(self._engine.step):
+                    self._add(int(finished.request_id))
+            held_up_s -= time.perf_counter()
+            self._call(change)
+            held_up_s += time.perf_counter()
+        return held_up_s / (time.perf_counter() - began), held_up_s / versions
+
+    def _changing(self) -> Callable[[], None]:
+        """Return what puts the words that are there in place once more, as those of another version."""
+        weights, layout = self._engine.weights, self._engine.layout
+        words = ArrayWords(np.concatenate([weights.live.read(frame) for frame in layout.frames]))
+        spares = [weights.new_spare()] if self._has_spare else []
+        for spare in spares:
+            copy_words(words, spare, layout=layout)
+
+        def change() -> None:
+            if spares:
+                spares.append(weights.swap(spares.pop()))
+            else:
+                copy_words(words, weights.live, layout=layout)
+                weights.settle()
+            self._version += 1
+            self._engine.serve(self._version)
+
+        return change
 
     def _add(self, number: int) -> None:
         load = self._load
-        prompt = load.prompts()[number]
-        self._thread.add(GenerationRequest(str(number), prompt, load.completions, load.sampling))
+        request = GenerationRequest(str(number), load.prompts()[number], load.completions, load.sampling)
+        self._call(lambda: self._engine.add(request))
 
-    def _swap_seconds(self) -> float:
-        return self._registry.get_sample_value("heterorl_sampler_swap_seconds_sum") or 0.0
-
-
-def _refused(request_id: str, error: Exception) -> None:
-    raise RuntimeError(f"request {request_id} was refused") from error
+    def _call(self, call: Callable[[], T]) -> T:
+        return self._thread.submit(call).result()
 
 
 def apart(load: Load, groups: Sequence[FinishedRequest]) -> dict[str, float]:
@@ -286,24 +257,16 @@ def apart(load: Load, groups: Sequence[FinishedRequest]) -> dict[str, float]:
                 )
             differences.append(np.abs(completion.behaviour_logprob - learner.cpu().numpy()))
     every = np.concatenate(differences)
-    return {"apart_nats": float(every.mean()), "farthest_nats": float(every.max()), "tokens": len(every)}
+    return {"apart_nats": float(every.mean()), "farthest_nats": float(every.max())}
 
 
-async def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, every_s: float) -> None:
-    """Print a line for each contestant, and two more for each engine of ours."""
-    contestants: dict[str, Contestant] = {}
-    async with AsyncExitStack() as running:
-        for name in names:
-            if name == "transformers":
-                contestants[name] = Transformers(load)
-            elif name == "vllm bare":
-                contestants[name] = BareVllm(load)
-            else:
-                contestants[name] = ours = Ours(load, name)
-                await running.enter_async_context(ours.running())
+def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, every_s: float) -> None:
+    """Print a line for each contestant."""
+    with ThreadPoolExecutor(1) as thread:
+        contestants = {name: _contestant(name, load, thread) for name in names}
         for contestant in contestants.values():
-            await contestant.generate()
-        turns = [{name: await _turn(one) for name, one in contestants.items()} for _ in range(rounds)]
+            contestant.generate()
+        turns = [{name: _turn(one) for name, one in contestants.items()} for _ in range(rounds)]
         for name, contestant in contestants.items():
             line: dict[str, Any] = {"case": name, "load": round(os.getloadavg()[0], 1)}
             for figure in ("tokens_per_s", "tokens_per_core_s"):
@@ -314,15 +277,25 @@ async def measure(names: Sequence[str], load: Load, *, rounds: int, versions: in
                     t[name].tokens_per_core_s / t[names[0]].tokens_per_core_s for t in turns
                 )
             if isinstance(contestant, Ours):
-                line |= apart(load, (await contestant.groups())[:2])
-                share, seconds = await contestant.held_up(versions=versions, every_s=every_s)
-                line |= {"held_up_share": share, "swap_s": seconds, "every_s": every_s}
+                line |= apart(load, contestant.groups()[:2])
+                share, seconds = contestant.held_up(versions=versions, every_s=every_s)
+                line |= {"held_up_share": round(share, 4), "swap_s": round(seconds, 4), "every_s": every_s}
             print(json.dumps(line), flush=True)
 
 
-async def _turn(contestant: Contestant) -> Round:
+def _contestant(name: str, load: Load, thread: ThreadPoolExecutor) -> Contestant:
+    match name:
+        case "transformers":
+            return Transformers(load)
+        case "vllm bare":
+            return BareVllm(load)
+        case _:
+            return Ours(load, name, thread)
+
+
+def _turn(contestant: Contestant) -> Round:
     began, processor = time.perf_counter(), time.process_time()
-    tokens = await contestant.generate()
+    tokens = contestant.generate()
     return Round(tokens, time.perf_counter() - began, time.process_time() - processor)
 
 
@@ -369,9 +342,7 @@ def main() -> None:
         threads=arguments.threads,
     )
     names = PROCESSES[arguments.engines[0]]
-    asyncio.run(
-        measure(names, load, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
-    )
+    measure(names, load, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
 
 
 def _measure_each(names: Iterable[str]) -> None:
