@@ -76,6 +76,14 @@ class SamplingParameters:
         return f"min_p={self.min_p} top_k={self.top_k} top_p={self.top_p}"
 
 
+class LeasePurpose(enum.StrEnum):
+    """What the group of a lease is for."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    """A held-out prompt: the coordinator records its rewards, and the learner never sees the group."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLease:
     """The right and duty to sample one prompt once; ``lease_id`` becomes the group id."""
@@ -86,6 +94,7 @@ class PromptLease:
     group_size: int
     sampling: SamplingParameters
     ttl_s: float
+    purpose: LeasePurpose = LeasePurpose.TRAINING
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from node.rollout import (
     Finish,
     GroupVerdict,
     LeaseGrant,
+    LeasePurpose,
     LogprobMode,
     PromptLease,
     RolloutGroup,
@@ -31,6 +32,9 @@ from node.wire.mapping import EnumMapping, from_wire, to_wire
 _VERDICTS: Final = EnumMapping(common_pb2.Verdict.Value, "VERDICT", Verdict, of="verdict")
 _LOGPROB_MODES: Final = EnumMapping(
     rollout_pb2.LogprobMode.Value, "LOGPROB_MODE", LogprobMode, of="logprob mode"
+)
+_PURPOSES: Final = EnumMapping(
+    rollout_pb2.LeasePurpose.Value, "LEASE_PURPOSE", LeasePurpose, of="lease purpose"
 )
 _FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
 
@@ -112,7 +116,8 @@ def lease_grant_from_wire(message: rollout_pb2.LeasePromptsResponse) -> LeaseGra
 
 
 def _lease_to_wire(lease: PromptLease) -> rollout_pb2.PromptLease:
-    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling))
+    purpose = _PURPOSES.to_wire(lease.purpose)
+    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling), purpose=purpose)
 
 
 def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
@@ -120,7 +125,8 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         raise RefusedError(
             Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
         )
-    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling))
+    purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
+    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
 
 
 def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:

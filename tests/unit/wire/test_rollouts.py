@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, LogprobMode, RolloutGroup, Verdict
-from node.wire.rollouts import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
+from node.rollout import Finish, LeaseGrant, LeasePurpose, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.wire.rollouts import (
+    group_from_wire,
+    group_to_wire,
+    lease_grant_from_wire,
+    lease_grant_to_wire,
+    verdict_from_wire,
+    verdict_to_wire,
+)
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -162,3 +169,18 @@ def test_a_verdict_of_a_later_version_is_refused() -> None:
     message = rollout_pb2.GroupJudgement.FromString(b"\x10\x63")
     with pytest.raises(RefusedError, match="verdict 99"):
         verdict_from_wire(message.verdict)
+
+
+@pytest.mark.parametrize("purpose", LeasePurpose)
+def test_a_lease_survives_the_wire(purpose: LeasePurpose) -> None:
+    lease = PromptLease("e10-3.1", "addition", 7, 1, SAMPLING, 60.0, purpose)
+    grant = LeaseGrant((lease,), 0.5, "staleness")
+    assert lease_grant_from_wire(lease_grant_to_wire(grant)) == grant
+
+
+def test_a_lease_of_an_older_coordinator_is_for_training() -> None:
+    message = lease_grant_to_wire(
+        LeaseGrant((PromptLease("3.1", "addition", 7, 1, SAMPLING, 60.0),), 0.0, "")
+    )
+    message.leases[0].ClearField("purpose")
+    assert lease_grant_from_wire(message).leases[0].purpose is LeasePurpose.TRAINING
