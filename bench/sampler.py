@@ -3,8 +3,8 @@
     python -m bench.sampler                 a random model of 33 million parameters: two minutes
     python -m bench.sampler --model DIR     one of your own
 
-    transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler. One
-                          process, in turns, so that both meet the same disturbances
+    transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler.
+                          One process, in turns, so that both meet the same disturbances
     vllm bare, vllm       vLLM's own generate; the vllm engine. A process each; if installed
 
     tokens_per_s          of all rows together, by the clock; median over rounds

@@ -29,6 +29,7 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
+from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
@@ -112,7 +113,9 @@ class TorchEngine:
         with torch.inference_mode():
             self._decoder = Decoder(
                 CachedModel(self._model),
-                generator=self._generator,
+                draw=partial(
+                    by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
+                ),
                 end_ids=_end_ids(self._model, self._tokenizer),
                 decode=partial(self._tokenizer.backend_tokenizer.decode, skip_special_tokens=True),
                 chunk_tokens=options.prefill_chunk_tokens,
