@@ -113,7 +113,8 @@ class KeyValueCache:
         if moved:
             new_rows, old_rows = self._uploaded(moved).unbind(dim=-1)
             for buffer in self.buffers():
-                buffer.index_copy_(0, new_rows, buffer.index_select(0, old_rows))
+                used = buffer[:, :, self._window.start : self._window.end]
+                used.index_copy_(0, new_rows, used.index_select(0, old_rows))
         self._window.rows = len(rows)
         self._set_first([self._first_columns[row] for row in rows])
         self._window.start = min(self._first_columns, default=0)

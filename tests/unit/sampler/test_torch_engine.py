@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Finish, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
+from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
@@ -311,6 +314,33 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
     for completion in run_out(engine)[prompt].completions:
         naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode(prompt), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_sliding_window": True, "sliding_window": 7, "layer_types": None, "max_window_layers": 1}, {}],
+    ids=["sliding window", "eager"],
+)
+def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
+    model_dir: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    engine = made(directory, prefill_chunk_tokens=8)
+    if not changes:
+        engine._model.set_attn_implementation("eager")
+        engine._decoder._model = CachedModel(engine._model)
+        engine._decoder._batch._model = engine._decoder._model
+    assert not engine._decoder._model._takes_whole_masks
+    assert made(model_dir)._decoder._model._takes_whole_masks
+    for prompt in ("9", "abc def ghi 12345"):
+        engine.add(request(engine, prompt))
+    for prompt, finished in run_out(engine).items():
+        for completion in finished.completions:
+            naive = naive_logprob(directory, {0: live(engine)}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
 def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Path, tmp_path: Path) -> None:
