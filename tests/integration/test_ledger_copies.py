@@ -7,12 +7,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from node.commands.cli import main
+from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
@@ -21,7 +23,7 @@ from node.coordinator.work.slots import SlotState
 from node.errors import Reason, StartupError
 from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_schema_1, open_desk
+from support.ledgers import as_schema_1, as_schema_2, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,16 +198,20 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
 
 
-def test_a_ledger_of_schema_1_is_opened_verified_and_restored(ledger: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2)])
+def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
+    ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
+) -> None:
     train(ledger, 3)
-    as_schema_1(ledger)
-    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    as_older(ledger)
+    assert (examine(ledger).problems, examine(ledger).schema) == ((), schema)
+    assert read_evaluations(ledger) == ()
     shutil.copy(ledger, tmp_path / "old.sqlite")
     with open_desk(ledger) as desk:
         assert desk.accounts.last_step == 3
-    assert examine(ledger).schema == 2
+    assert examine(ledger).schema == 3
     done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
-    assert (done.ledger.schema, done.ledger.generations) == (2, 1)
+    assert (done.ledger.schema, done.ledger.generations) == (3, 1)
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
     assert settings_from_wire(settings_to_wire(settings)) == settings
 
 
-EVALUATION = Evaluation(10, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
+EVALUATION = Evaluation(10, 84, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
 
 
 @pytest.mark.parametrize("step", [None, STEP])
@@ -85,7 +85,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         100,
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
-        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 16, 4, 0.5, 64, 3.5)),
+        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 
