@@ -16,6 +16,7 @@ from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    Finish,
     GroupVerdict,
     LeaseGrant,
     LeasePurpose,
@@ -40,6 +41,8 @@ _FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
+_FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
+"""By their number in the column ``finished``, which was a truth value before there were stop strings."""
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
@@ -86,13 +89,17 @@ def sampling_from_wire(message: common_pb2.SamplingParameters) -> SamplingParame
         and 0 < message.top_p <= 1
         and message.top_k >= 0
         and 0 < message.max_new_tokens <= limits.GROUP_TOKENS
+        and 0 <= message.min_p <= 1
+        and len(message.stop) <= limits.STOP_STRINGS
+        and all(1 <= len(text) <= limits.STOP_STRING_CHARACTERS for text in message.stop)
     ):
         raise RefusedError(
             Reason.MALFORMED,
             f"sampling parameters temperature={message.temperature} top_p={message.top_p} "
-            f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} are out of range",
+            f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} min_p={message.min_p} "
+            f"stop={list(message.stop[: limits.STOP_STRINGS])} are out of range",
         )
-    return from_wire(SamplingParameters, message)
+    return from_wire(SamplingParameters, message, stop=tuple(message.stop))
 
 
 def lease_grant_to_wire(grant: LeaseGrant) -> rollout_pb2.LeasePromptsResponse:
@@ -137,7 +144,7 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         behaviour_logprobs=_joined((c.behaviour_logprob for c in completions), _F32),
         policy_versions=_joined((c.policy_version for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes(),
-        finished=np.array([c.is_finished for c in completions], _U8).tobytes(),
+        finished=bytes(_FINISHES.index(c.finish) for c in completions),
         sampling=sampling_to_wire(group.sampling),
         sampling_started_at_s=group.sampling_started_at_s,
         sampling_finished_at_s=group.sampling_finished_at_s,
@@ -173,6 +180,8 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
     policy_versions = _column(message.policy_versions, _I32, "policy_versions", tokens)
     rewards = _column(message.rewards, _F32, "rewards", n)
     finished = _column(message.finished, _U8, "finished", n)
+    if (finished >= len(_FINISHES)).any():
+        raise RefusedError(Reason.MALFORMED, f"finish {int(finished.max())} is not one this version knows")
     has_kept_masses = bool(message.kept_masses)
     kept_masses = _column(message.kept_masses, _F32, "kept_masses", tokens if has_kept_masses else 0)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -190,10 +199,10 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
                 behaviour_logprob=behaviour_logprobs[end - length : end],
                 policy_version=policy_versions[end - length : end],
                 reward=float(reward),
-                is_finished=bool(is_finished),
+                finish=_FINISHES[finish],
                 kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
             )
-            for length, end, reward, is_finished in zip(lengths, ends, rewards, finished, strict=True)
+            for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
         sampling=sampling_from_wire(message.sampling),
         logprob_mode=_LOGPROB_MODES.from_wire(message.logprob_mode),

@@ -99,7 +99,7 @@ class _LogprobModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobMo
     LOGPROB_MODE_UNSPECIFIED: _LogprobMode.ValueType  # 0
     """Never sent."""
     LOGPROB_MODE_SAMPLED: _LogprobMode.ValueType  # 1
-    """What each token was drawn from: the softmax after temperature, top-k and top-p,
+    """What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
     renormalised over the tokens kept.
     """
     LOGPROB_MODE_FULL: _LogprobMode.ValueType  # 2
@@ -111,7 +111,7 @@ class LogprobMode(_LogprobMode, metaclass=_LogprobModeEnumTypeWrapper):
 LOGPROB_MODE_UNSPECIFIED: LogprobMode.ValueType  # 0
 """Never sent."""
 LOGPROB_MODE_SAMPLED: LogprobMode.ValueType  # 1
-"""What each token was drawn from: the softmax after temperature, top-k and top-p,
+"""What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
 renormalised over the tokens kept.
 """
 LOGPROB_MODE_FULL: LogprobMode.ValueType  # 2
@@ -411,7 +411,7 @@ class RolloutGroup(_message.Message):
     prompt_token_ids: _builtins.bytes
     """int32[prompt length]: token ids of the prompt."""
     completion_lengths: _builtins.bytes
-    """int32[n]: tokens of each completion, >= 1, end token included."""
+    """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
     token_ids: _builtins.bytes
     """int32[t]: token ids, completion after completion."""
     behaviour_logprobs: _builtins.bytes
@@ -423,7 +423,7 @@ class RolloutGroup(_message.Message):
     rewards: _builtins.bytes
     """float32[n]: reward of each completion, finite."""
     finished: _builtins.bytes
-    """uint8[n]: 1 where the completion ended by itself, 0 where it was cut at the limit."""
+    """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
     sampling_started_at_s: _builtins.float
     """Unix seconds on the sampler's clock, corrected to the coordinator's."""
     sampling_finished_at_s: _builtins.float
@@ -433,8 +433,8 @@ class RolloutGroup(_message.Message):
     logprob_mode: Global___LogprobMode.ValueType
     """What the log-probabilities are of. Unset: refused."""
     kept_masses: _builtins.bytes
-    """float32[t]: share of the whole softmax, after temperature, held by the tokens that top-k and
-    top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
+    """float32[t]: share of the whole softmax, after temperature, held by the tokens that min-p, top-k
+    and top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
     Without it the learner refuses a truncated group, unless its mode is FULL.
     """
     @_builtins.property

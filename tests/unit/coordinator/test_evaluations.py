@@ -8,12 +8,12 @@ from node.coordinator.work.accounts import Balance
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationBalance, EvaluationSettings
 from node.coordinator.work.slots import SlotState
 from node.failure import Failure
-from node.rollout import LeasePurpose, Verdict
+from node.rollout import Finish, LeasePurpose, Verdict
 from node.run import Evaluation, EvaluationStatus
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 
-GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16)
+GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16, stop=("\n",))
 SETTINGS = EvaluationSettings(every_versions=10, prompts=4, completions=1, temperature=0.0, sampling=GREEDY)
 
 
@@ -104,9 +104,15 @@ def test_an_evaluation_is_finished_before_the_next_begins_and_what_fell_due_is_p
 
 def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
     desk.published |= {1, 2}
-    for version, rewards, tokens in ((0, 1.0, 4), (1, 0.0, 16), (2, 0.5, 6), (2, 0.5, 6)):
+    answers = (
+        (0, 1.0, 4, Finish.END),
+        (1, 0.0, 16, Finish.LENGTH),
+        (2, 0.5, 6, Finish.STOP),
+        (2, 0.5, 6, Finish.END),
+    )
+    for version, rewards, tokens, finish in answers:
         lease_id = lease(desk)
-        completion = make_completion(tokens, version=version, reward=rewards, is_finished=tokens < 16)
+        completion = make_completion(tokens, version=version, reward=rewards, finish=finish)
         desk.submit(lease_id, group=desk.answer(lease_id, completions=(completion,)))
     evaluation = status(desk).newest
     assert evaluation is not None
