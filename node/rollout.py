@@ -62,6 +62,8 @@ class PromptLease:
     group_size: int
     sampling: SamplingParameters
     ttl_s: float
+    row: bytes = b""
+    """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
 
 
 @dataclass(frozen=True, slots=True)

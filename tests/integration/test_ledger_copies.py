@@ -16,6 +16,7 @@ from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import SlotState
 from node.errors import Reason, StartupError
@@ -203,9 +204,9 @@ def test_a_ledger_of_schema_1_is_opened_verified_and_restored(ledger: Path, tmp_
     shutil.copy(ledger, tmp_path / "old.sqlite")
     with open_desk(ledger) as desk:
         assert desk.accounts.last_step == 3
-    assert examine(ledger).schema == 2
+    assert examine(ledger).schema == SCHEMA_VERSION
     done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
-    assert (done.ledger.schema, done.ledger.generations) == (2, 1)
+    assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
-from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
@@ -138,6 +138,7 @@ class Ledger:
                 )
             ),
             task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
+            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -223,8 +224,10 @@ class Ledger:
         )
         if (task := transaction.task) is not None:
             write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
+        if (data := transaction.data) is not None:
+            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?)", astuple(data))
         if (learner := transaction.learner) is not None:
-            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)", astuple(learner))
+            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

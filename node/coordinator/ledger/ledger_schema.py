@@ -9,7 +9,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import SETTLED, SlotState
 from node.errors import StartupError
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 _SINCE_SCHEMA_1: Final = """
 CREATE TABLE generations (
@@ -24,6 +24,14 @@ CREATE TABLE bad_prompts (
     prompt_index INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL,
     times INTEGER NOT NULL, slot INTEGER NOT NULL, at_s REAL NOT NULL
 ) STRICT;
+"""
+
+_SINCE_SCHEMA_2: Final = """
+CREATE TABLE data (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    digest BLOB NOT NULL, rows INTEGER NOT NULL, evaluation_rows INTEGER NOT NULL
+) STRICT;
+ALTER TABLE learner ADD COLUMN chat_template_digest BLOB NOT NULL DEFAULT x'';
 """
 
 _SCHEMA: Final = f"""
@@ -50,7 +58,7 @@ CREATE TABLE steps (
     version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
-{_SINCE_SCHEMA_1}"""
+{_SINCE_SCHEMA_1}{_SINCE_SCHEMA_2}"""
 
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
@@ -91,8 +99,10 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Migrate a ledger of an older schema to this software's, in place."""
-    if connection.execute("PRAGMA user_version").fetchone() == (1,):
-        connection.executescript(f"BEGIN; {_SINCE_SCHEMA_1} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    steps = {1: _SINCE_SCHEMA_1 + _SINCE_SCHEMA_2, 2: _SINCE_SCHEMA_2}
+    if version in steps:
+        connection.executescript(f"BEGIN; {steps[version]} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:

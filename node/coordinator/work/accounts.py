@@ -13,7 +13,7 @@ from node.coordinator.work.generations import Generation, LostSlots, lost_steps,
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
-from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import Verdict
@@ -53,6 +53,7 @@ class Transaction:
     lifted_prompts: tuple[int, ...] = ()
     """Bad prompts that have been answered."""
     task: TaskSize | None = None
+    data: DataSeen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Balance:
     reported yet which steps were lost."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     task: TaskSize | None = None
+    data: DataSeen = NO_DATA
 
 
 class Accounts:

@@ -46,3 +46,40 @@ def test_a_lease_that_one_late_heartbeat_would_end_is_refused() -> None:
 
 def test_every_setting_says_what_moving_it_does() -> None:
     assert all(field.description or name == "task" for name, field in CoordinatorConfig.model_fields.items())
+
+
+ROWS = {"file": "questions.jsonl"}
+
+
+def problem(**values: object) -> str:
+    """Return what is said of a wrong configuration."""
+    with pytest.raises(ValidationError) as error:
+        CoordinatorConfig.model_validate(values)
+    (details,) = error.value.errors()
+    return f"{'.'.join(map(str, details['loc']))}: {details['msg']}"
+
+
+def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> None:
+    assert problem(task="jsonl", data=ROWS, task_options={"promt": "q"}).startswith(
+        "task_options: Value error, promt: task 'jsonl' has no such option, known are system"
+    )
+    assert "grader: must be exact, contains, number, math_verify, or package.module:function" in problem(
+        task="jsonl", data=ROWS, task_options={"grader": "exakt"}
+    )
+    assert problem(task="reasoning_gym") == "task_options: Value error, dataset: Field required"
+    assert "known are none" in problem(task="addition", task_options={"digits": 2})
+    assert "at most 65536" in problem(task="mine", task_options={"text": "x" * 70_000})
+    assert "JSON compliant" in problem(task="mine", task_options={"rate": float("nan")})
+
+
+def test_a_custom_task_has_its_own_options() -> None:
+    options = {"level": 3, "names": ["a", "b"], "table": {"x": 0.5, "on": True}}
+    assert CoordinatorConfig.model_validate({"task": "mine", "task_options": options}).task_options == options
+
+
+def test_rows_are_for_the_tasks_that_take_them() -> None:
+    assert "needs rows: write [coordinator.data]" in problem(task="jsonl")
+    assert "leave [coordinator.data] out" in problem(task="addition", data=ROWS)
+    assert "leave prompts out" in problem(task="jsonl", data=ROWS, prompts=10)
+    assert problem(task="jsonl", data={"file": "x", "rows": 3}).startswith("data.rows: Extra inputs")
+    assert CoordinatorConfig.model_validate({"task": "mine", "data": ROWS}).data is not None
