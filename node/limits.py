@@ -40,6 +40,9 @@ GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
 GROUP_TOKENS: Final = 4 << 20
 
+STOP_STRINGS: Final = 16
+STOP_STRING_CHARACTERS: Final = 64
+
 ROW_BYTES: Final = 256 << 10
 """A row of a data set, as JSON: a prompt of 50 000 words."""
 
