@@ -95,6 +95,8 @@ class PromptLease:
     sampling: SamplingParameters
     ttl_s: float
     purpose: LeasePurpose = LeasePurpose.TRAINING
+    row: bytes = b""
+    """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class RunSettings:
     heartbeat_interval_s: float
     head: PolicyVersion | None
     sampling: SamplingParameters
+    task_options_json: str = ""
+    """A JSON object; empty: none."""
+    prompts: int = 0
+    """Number of prompts, where the coordinator has their rows; 0: the task has its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
+from node.tokenizer import chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
@@ -153,6 +154,7 @@ async def build(context: RoleContext) -> list[Service]:
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
             tokenizer_digest=engine.tokenizer_digest,
+            chat_template_digest=chat_template_digest(config.model_dir),
         ),
         reports=PeerReports(
             held=held,

@@ -40,6 +40,7 @@ class Member:
     role: Role
     layout_digest: bytes = b""
     tokenizer_digest: bytes = b""
+    chat_template_digest: bytes = b""
     learner_epoch: int = 0
     vocabulary_size: int = 0
 
@@ -195,6 +196,7 @@ class MembershipClient:
             software_version=version("heterorl-node"),
             layout_digest=self._member.layout_digest,
             tokenizer_digest=self._member.tokenizer_digest,
+            chat_template_digest=self._member.chat_template_digest,
             learner_epoch=self._member.learner_epoch,
             held=optional_version_to_wire(self._held()),
             vocabulary_size=self._member.vocabulary_size,

@@ -49,10 +49,11 @@ def _fault_of(
         return ConfigError(key=section, value=given, source=source, rule=_rule(details), fix=fix)
     key = str(details["loc"][0])
     name = ".".join((section, *map(str, details["loc"])))
-    if details["type"] == "missing" and key not in settings:
+    if key not in settings:
         how = f"--set {section}.{key}=... or {environment_name(section, key)}"
         fix = f"Write it under [{section}] in a configuration file, or use {how}."
-        return ConfigError(key=name, value=None, source="nowhere", rule="is required", fix=fix)
+        rule = "is required" if details["type"] == "missing" else _rule(details)
+        return ConfigError(key=name, value=None, source="nowhere", rule=rule, fix=fix)
     setting = settings[key]
     if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
         rule = f"[{section}] has no such key"

@@ -1,15 +1,33 @@
 """Settings of the coordinator: the run's, which every peer gets, and its own."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from node import limits
 from node.config.settings import Address
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.rollout import SamplingParameters
+from node.task_options import BUILT_IN, check_options, options_json
+
+
+class DataConfig(BaseModel):
+    """Section ``[coordinator.data]``: the rows that prompts are made from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    file: Path
+    """JSON objects, one a line, each at most 256 KiB; or a .parquet file, or a directory that ``datasets``
+    saved (both need the extra ``data``). Samplers get each row with its lease. A run keeps its rows: others
+    are refused once something was leased."""
+    split: str = "train"
+    """Which split, where a directory has several."""
+    evaluation_rows: int = Field(default=0, ge=0)
+    """How many of the last rows are never trained on."""
+
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
@@ -23,9 +41,10 @@ class EvaluationConfig(BaseModel):
     """Evaluate the base model and then the newest version whenever so many more are out; 0: never. An
     evaluation that lasts longer than that is finished first. Rarer costs less sampling."""
     prompts: int = Field(ge=1, le=4096)
-    """How many prompts: the task's last ones, which are then never trained on. Four times as many halve the
-    error of the score. A change in mid-run reorders the training prompts that follow, and earlier scores are
-    not compared with later ones."""
+    """How many prompts: the first of ``data.evaluation_rows`` or, without data, the task's last ones, which
+    are then never trained on. Four times as many halve the error of the score. After a change in mid-run
+    earlier scores are not compared with later ones; without data it reorders the training prompts that
+    follow."""
     completions: int = Field(default=1, ge=1, le=limits.GROUP_COMPLETIONS)
     """Per prompt. More make the score steadier where sampling is random."""
     temperature: float = Field(default=0.0, ge=0, le=10)
@@ -53,7 +72,12 @@ class CoordinatorConfig(BaseModel):
     prompts: int | None = Field(default=None, ge=1, le=1 << 40)
     """Number of prompts the task has; each is leased once per epoch. Unset: what the first sampler reports,
     kept in the ledger from then on. A sampler whose task has another number is refused. A change in mid-run
-    reorders the prompts that follow."""
+    reorders the prompts that follow. With ``data``, the number of rows."""
+    data: DataConfig | None = None
+    """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
+    task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
+    """The task's options, sent to every sampler. Those of the built-in tasks are in node/task_options.py;
+    a custom task gets them as keyword arguments. A change needs a restart of the samplers."""
     prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
     """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
     hangs); doubled each time it fails again, up to a day. A group for the prompt ends that. Shorter spends
@@ -110,8 +134,20 @@ class CoordinatorConfig(BaseModel):
     chaos_damage_frames: int = Field(default=0, ge=0, le=1_000_000)
     """Fault injection: flip a bit in this many of the first chunks of weights served. 0 in any real run."""
 
+    @field_validator("task_options")
+    @classmethod
+    def _are_the_tasks(cls, options: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
+        check_options(info.data.get("task", ""), options)
+        return options
+
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
+        if self.task in BUILT_IN and BUILT_IN[self.task].takes_rows != (self.data is not None):
+            if self.data is None:
+                raise ValueError(f"task = {self.task!r} needs rows: write [coordinator.data] with file = ...")
+            raise ValueError(f"task = {self.task!r} makes its own prompts: leave [coordinator.data] out")
+        if self.data is not None and self.prompts is not None:
+            raise ValueError("with [coordinator.data] the number of prompts is known: leave prompts out")
         if self.buffer_groups < self.batch_groups:
             raise ValueError(
                 f"buffer_groups = {self.buffer_groups} is below batch_groups = {self.batch_groups}: "
@@ -122,7 +158,12 @@ class CoordinatorConfig(BaseModel):
                 f"lease_ttl_s = {self.lease_ttl_s} is below two heartbeats of {self.heartbeat_interval_s} s: "
                 "one late heartbeat would end a lease; raise lease_ttl_s"
             )
-        held_out = self.evaluation_settings.prompts
+        evaluated, held_out = self.evaluation_settings.prompts, self.evaluation_settings.held_out_prompts
+        if self.data is not None and self.data.evaluation_rows < evaluated:
+            raise ValueError(
+                f"evaluation.prompts = {evaluated}, and data.evaluation_rows = {self.data.evaluation_rows} "
+                f"rows are held out; set data.evaluation_rows = {evaluated}"
+            )
         if self.prompts is not None and self.prompts <= held_out:
             raise ValueError(
                 f"prompts = {self.prompts}, of which evaluation.prompts = {held_out} are held out: "
@@ -148,7 +189,12 @@ class CoordinatorConfig(BaseModel):
                 top_k=1 if is_greedy else self.top_k,
                 max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
             ),
+            held_out_prompts=evaluation.prompts if self.data is None else 0,
         )
+
+    @property
+    def task_options_json(self) -> str:
+        return options_json(self.task_options)
 
     @property
     def sampling(self) -> SamplingParameters:

@@ -4,11 +4,14 @@ What a caller is answered is on disk: see ``transactions``. What a decision may 
 shell, with the metrics and the log, and the one stream that a learner drains.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from node.clock import Clock
+from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
@@ -24,8 +27,9 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
+from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
 
@@ -44,6 +48,7 @@ class Spool:
         accounts: Accounts,
         *,
         work: Work,
+        rows: Rows | None = None,
         bounds: Bounds,
         lease_ttl_s: float,
         is_published: Callable[[int], bool],
@@ -51,11 +56,12 @@ class Spool:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Take over ``ledger``, and ``accounts`` made from its balance."""
+        """Take over ``ledger``, ``accounts`` made from its balance, and ``rows``, where the run has data."""
         self._transactions = Transactions(ledger, accounts, metrics=metrics, clock=clock)
         self._settle = self._transactions.settle
         self._accounts = accounts
         self._work = work
+        self._rows = rows
         self._bounds = bounds
         self._lease_ttl_s = lease_ttl_s
         self._is_published = is_published
@@ -77,12 +83,20 @@ class Spool:
         return decisions.room(self._accounts, self._bounds, now=self._clock.now())
 
     async def close(self) -> None:
-        """Finish what was begun and close the ledger."""
+        """Finish what was begun and close the ledger and the data."""
         await self._transactions.close()
+        if self._rows is not None:
+            self._rows.close()
 
     async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> LeaseGrant:
-        """Lease prompts to a sampler that will sample them with ``held`` or newer."""
-        return await self._settle(
+        """Lease prompts to a sampler that will sample them with ``held`` or newer.
+
+        Raises:
+            RefusedError: DISK; a row cannot be read. Nothing was leased.
+        """
+        if self._rows is not None:
+            wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self._rows.longest_bytes))
+        grant = await self._settle(
             lambda now: decisions.lease(
                 self._accounts,
                 self._work,
@@ -94,6 +108,15 @@ class Spool:
                 now=now,
             )
         )
+        if self._rows is None or not grant.leases:
+            return grant
+        try:
+            leases = await asyncio.to_thread(_with_rows, grant.leases, self._rows)
+        except RefusedError as error:
+            logger.error("row not read", extra={"detail": str(error)})
+            await self.release(sampler_id, tuple(lease.lease_id for lease in grant.leases))
+            raise
+        return replace(grant, leases=leases)
 
     async def release(
         self, sampler_id: str, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...] = ()
@@ -312,6 +335,10 @@ class Spool:
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
             self._notify(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
+
+
+def _with_rows(leases: tuple[PromptLease, ...], rows: Rows) -> tuple[PromptLease, ...]:
+    return tuple(replace(lease, row=rows.row(lease.prompt_index)) for lease in leases)
 
 
 def _fenced() -> RefusedError:

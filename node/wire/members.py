@@ -67,6 +67,12 @@ def settings_from_wire(message: membership_pb2.JoinResponse) -> RunSettings:
             f"run settings with group_size={message.group_size} batch_groups={message.batch_groups} "
             f"heartbeat_interval_s={message.heartbeat_interval_s}",
         )
+    if len(message.task_options_json) > limits.TASK_OPTIONS_BYTES:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"task options of {len(message.task_options_json)} bytes, at most {limits.TASK_OPTIONS_BYTES} "
+            "are allowed",
+        )
     return from_wire(
         RunSettings,
         message,

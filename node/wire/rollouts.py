@@ -125,6 +125,11 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         raise RefusedError(
             Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
         )
+    if len(message.row) > limits.ROW_BYTES:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
+        )
     purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
     return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
 

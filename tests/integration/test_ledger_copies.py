@@ -18,6 +18,7 @@ from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import SlotState
 from node.errors import Reason, StartupError
@@ -209,9 +210,9 @@ def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     shutil.copy(ledger, tmp_path / "old.sqlite")
     with open_desk(ledger) as desk:
         assert desk.accounts.last_step == 3
-    assert examine(ledger).schema == 3
+    assert examine(ledger).schema == SCHEMA_VERSION
     done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
-    assert (done.ledger.schema, done.ledger.generations) == (3, 1)
+    assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ SETTINGS = EvaluationSettings(
     completions=2,
     temperature=0.5,
     sampling=replace(SAMPLING, temperature=0.5),
+    held_out_prompts=6,
 )
 BOUNDS = Bounds(concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2)
 SEEDS = 30

@@ -25,7 +25,7 @@ from node.coordinator.work.evaluation.prompt_score import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
-from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
@@ -145,6 +145,7 @@ class Ledger:
                 tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
                 tuple(PromptScore(*row) for row in rows("SELECT * FROM evaluation_scores ORDER BY slot")),
             ),
+            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -232,8 +233,10 @@ class Ledger:
             write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
         if transaction.evaluation is not None:
             self._write_evaluation(transaction.evaluation)
+        if (data := transaction.data) is not None:
+            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?)", astuple(data))
         if (learner := transaction.learner) is not None:
-            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?)", astuple(learner))
+            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
         write, write_each = self._connection.execute, self._connection.executemany

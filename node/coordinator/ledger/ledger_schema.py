@@ -25,6 +25,11 @@ CREATE TABLE bad_prompts (
 """
 
 _SINCE_SCHEMA_2: Final = """
+CREATE TABLE data (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    digest BLOB NOT NULL, rows INTEGER NOT NULL, evaluation_rows INTEGER NOT NULL
+) STRICT;
+ALTER TABLE learner ADD COLUMN chat_template_digest BLOB NOT NULL DEFAULT x'';
 CREATE TABLE evaluations (
     version INTEGER PRIMARY KEY, first_prompt INTEGER NOT NULL, prompts INTEGER NOT NULL,
     completions INTEGER NOT NULL, temperature REAL NOT NULL, max_new_tokens INTEGER NOT NULL,

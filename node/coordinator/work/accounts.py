@@ -21,7 +21,7 @@ from node.coordinator.work.generations import Generation, LostSlots, lost_steps,
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
-from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import Verdict
@@ -62,6 +62,7 @@ class Transaction:
     """Bad prompts that have been answered."""
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
+    data: DataSeen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Balance:
     bad_prompts: tuple[BadPrompt, ...] = ()
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
+    data: DataSeen = NO_DATA
 
 
 class Accounts:

@@ -87,6 +87,7 @@ class JoinRequest(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -109,6 +110,10 @@ class JoinRequest(_message.Message):
     """Samplers: how many prompts they found in the run's task, >= 1. Unset: not known yet, because the
     answer to this Join names the task; such a Join is followed by another at once. Others: 0.
     """
+    chat_template_digest: _builtins.bytes
+    """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
+    older software.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -126,10 +131,11 @@ class JoinRequest(_message.Message):
         vocabulary_size: _builtins.int = ...,
         instance: _builtins.str = ...,
         prompts: _builtins.int = ...,
+        chat_template_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,6 +154,8 @@ class JoinResponse(_message.Message):
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    TASK_OPTIONS_JSON_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -158,6 +166,12 @@ class JoinResponse(_message.Message):
     """Staleness bound: largest accepted distance in versions, >= 0."""
     heartbeat_interval_s: _builtins.float
     """Seconds between heartbeats."""
+    task_options_json: _builtins.str
+    """Options of the task: a JSON object, at most 64 KiB. Empty: none."""
+    prompts: _builtins.int
+    """Prompts of the task, where the coordinator has their rows and sends one with each lease. 0: the task has
+    its own prompts, and samplers count them.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -176,10 +190,12 @@ class JoinResponse(_message.Message):
         heartbeat_interval_s: _builtins.float = ...,
         head: _common_pb2.PolicyVersion | None = ...,
         sampling: _common_pb2.SamplingParameters | None = ...,
+        task_options_json: _builtins.str = ...,
+        prompts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "sampling", b"sampling", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

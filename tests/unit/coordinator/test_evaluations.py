@@ -14,7 +14,9 @@ from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 
 GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16, stop=("\n",))
-SETTINGS = EvaluationSettings(every_versions=10, prompts=4, completions=1, temperature=0.0, sampling=GREEDY)
+SETTINGS = EvaluationSettings(
+    every_versions=10, prompts=4, completions=1, temperature=0.0, sampling=GREEDY, held_out_prompts=4
+)
 
 
 def make_desk(settings: EvaluationSettings = SETTINGS, balance: Balance | None = None) -> Desk:
@@ -67,6 +69,13 @@ def test_the_base_model_comes_first_and_the_last_prompts_are_held_out(desk: Desk
         (WORK.task, 1, GREEDY, TTL_S)
     }
     assert desk.granted[desk.lease()[0]].purpose is LeasePurpose.TRAINING
+
+
+def test_held_out_rows_come_after_those_of_training() -> None:
+    desk = make_desk(replace(SETTINGS, held_out_prompts=0))
+    desk.evaluate(0)
+    assert desk.accounts.slots.prompts == 50
+    assert desk.granted[lease(desk)].prompt_index == 50
 
 
 @pytest.mark.parametrize(
@@ -249,15 +258,20 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
 
 @pytest.mark.parametrize(
     "settings",
-    [NO_EVALUATION, replace(SETTINGS, prompts=5), replace(SETTINGS, completions=2, temperature=1.0)],
+    [
+        NO_EVALUATION,
+        replace(SETTINGS, prompts=5),
+        replace(SETTINGS, held_out_prompts=5),
+        replace(SETTINGS, completions=2, temperature=1.0),
+    ],
 )
 def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
     desk: Desk, settings: EvaluationSettings
 ) -> None:
     lease_id = lease(desk)
     again = restarted(desk, settings)
-    assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     again.evaluate(0)
+    assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     newest = status(again).newest
     assert newest is not None
     assert (newest.counted_prompts, newest.dropped_prompts, newest.prompts) == (0, 4, 4)

@@ -45,6 +45,8 @@ class EvaluationSettings:
     """As configured; 0: the most likely token each time."""
     sampling: SamplingParameters
     """As leased."""
+    held_out_prompts: int
+    """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
 
     def terms(self, first_prompt: int) -> tuple[int, int, int, float, int]:
         """Return what ``Evaluation.terms`` are under these settings."""
@@ -63,7 +65,7 @@ class EvaluationSettings:
         )
 
 
-NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, SamplingParameters(1.0, 1.0, 0, 1))
+NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, SamplingParameters(1.0, 1.0, 0, 1), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Evaluations:
     @property
     def held_out_prompts(self) -> int:
         """How many of the task's last prompts training never uses."""
-        return self._settings.prompts
+        return self._settings.held_out_prompts
 
     @property
     def status(self) -> EvaluationStatus:
