@@ -179,6 +179,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             prompts=accounts.slots.prompts or 0,
             bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
             bad_prompts_total=len(accounts.bad_prompts),
+            bad_prompt_reasons=accounts.bad_prompts.reasons(),
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
