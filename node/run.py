@@ -1,7 +1,7 @@
 """A run as values: roles, settings, steps, status."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.failure import BadPrompt
 from node.policy import PolicyVersion
@@ -157,3 +157,5 @@ class RunStatus:
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
     evaluation: EvaluationStatus = EvaluationStatus()
+    bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
+    """How many bad prompts for which reason."""

@@ -98,17 +98,17 @@ def options_json(options: Mapping[str, JsonValue]) -> str:
     return text
 
 
-def check_options(task: str, options: Mapping[str, JsonValue]) -> None:
-    """Check the options of a built-in task; those of other tasks only their samplers know.
+def checked_options(task: str, options: Mapping[str, JsonValue]) -> TaskOptions | None:
+    """Return the options of a built-in task; None for other tasks, whose samplers alone know.
 
     Raises:
         ValueError: names each wrong option and its rule.
     """
     options_json(options)
     if (model := BUILT_IN.get(task)) is None:
-        return
+        return None
     try:
-        model.model_validate(options)
+        return model.model_validate(options)
     except ValidationError as error:
         known = ", ".join(model.model_fields) or "none"
         raise ValueError(

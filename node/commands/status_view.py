@@ -81,7 +81,11 @@ def _bad_prompts(status: RunStatus) -> Iterator[str]:
     if not status.bad_prompts:
         return
     of = f" of {status.prompts}" if status.prompts else ""
-    yield f"{status.bad_prompts_total}{of} prompts could not be answered and are skipped for a while"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(status.bad_prompt_reasons.items()))
+    yield (
+        f"{status.bad_prompts_total}{of} prompts could not be answered and are skipped for a while"
+        f"{': ' if reasons else ''}{reasons}"
+    )
     for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
         retry_s = bad.retry_at_s - status.now_s
         again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"

@@ -11,7 +11,7 @@ from node.config.settings import Address
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.rollout import SamplingParameters
-from node.task_options import BUILT_IN, check_options, options_json
+from node.task_options import BUILT_IN, checked_options, options_json
 
 
 class DataConfig(BaseModel):
@@ -137,7 +137,7 @@ class CoordinatorConfig(BaseModel):
     @field_validator("task_options")
     @classmethod
     def _are_the_tasks(cls, options: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
-        check_options(info.data.get("task", ""), options)
+        checked_options(info.data.get("task", ""), options)
         return options
 
     @model_validator(mode="after")

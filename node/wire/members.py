@@ -128,6 +128,7 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         head=optional_version_from_wire(message, "head"),
         peers=tuple(map(_peer_status_from_wire, message.peers)),
         slots=dict(message.slots),
+        bad_prompt_reasons=dict(message.bad_prompt_reasons),
         verdicts=dict(message.verdicts),
         step=step_report_from_wire(message.step) if message.HasField("step") else None,
         bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),

@@ -156,6 +156,10 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         graded_at_s=group.graded_at_s,
         logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
         kept_masses=_joined((c.kept_mass for c in completions if c.kept_mass is not None), _F32),
+        metrics=[
+            rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
+            for name, values in group.metrics.items()
+        ],
     )
 
 
@@ -214,6 +218,7 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
         sampling_started_at_s=message.sampling_started_at_s,
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
+        metrics={metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics},
     )
 
 

@@ -16,11 +16,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from node.failure import Failure
+from node.limits import GROUP_METRICS
 from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,23 @@ class TaskUnusableError(TaskError):
 class TaskDescription:
     """What a task declares."""
 
-    prompts: int
+    prompts: int | None
+    """None: one for each row of the run's data."""
     is_stateful: bool
     """Whether the process that made a prompt also has to grade it."""
+    takes_rows: bool
+    """Whether it can be told the rows of a run's data."""
+    max_prompt_tokens: int | None
+    """Longer prompts are set aside; None: only the model's own limit counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """What a grader said of the completions of a group."""
+
+    rewards: list[float]
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Name -> a number for each completion, NaN where the grader returned none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +86,7 @@ class Grader:
     """Prompts of one task and rewards for their completions, one request at a time.
 
     Args:
-        path: ``package.module:Class`` of the task.
+        setup: The task.
         wall_limit_s: For one request, from asking to answer.
         cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
@@ -82,14 +98,15 @@ class Grader:
 
     def __init__(
         self,
-        path: str,
+        setup: TaskSetup,
         *,
         wall_limit_s: float,
         cpu_limit_s: int,
         memory_limit_bytes: int,
         killed: Callable[[], None],
     ) -> None:
-        self._arguments = (path, str(cpu_limit_s), str(memory_limit_bytes))
+        self._setup = framed(asdict(setup))
+        self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
         self._wall_limit_s = wall_limit_s
         self._killed = killed
         self._process: asyncio.subprocess.Process | None = None
@@ -106,7 +123,7 @@ class Grader:
         """Start the process if there is none, and return what the task declares.
 
         Raises:
-            TaskUnusableError: the path does not name a task.
+            TaskUnusableError: the setup does not make a task.
             TaskError: the process did not start.
         """
         async with self._busy:
@@ -114,33 +131,50 @@ class Grader:
             assert self._description is not None
             return self._description
 
-    async def prompt(self, index: int) -> str:
+    async def prompt(self, index: int, row: str = "") -> str | list[Message]:
         """Return a prompt, from one call of the task's ``prompt``.
 
+        Args:
+            row: The prompt's row, a JSON object; empty: the run has no data.
         Raises:
-            TaskError: the call raised, was killed at a limit, or returned no text or too much.
+            TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
         """
-        reply = await self._ask({"index": index}, _PROMPT)
+        reply = await self._ask({"index": index, "row": row}, _PROMPT)
         if "too_long" in reply:
             raise TaskError(
                 f"the prompt has {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
                 fault=Failure.PROMPT_TOO_LONG,
             )
+        if isinstance(messages := reply.get("messages"), list):
+            return messages
         if not isinstance(text := reply.get("text"), str):
             raise TaskError(f"prompt() {reply.get('odd', 'returned no text')}", fault=Failure.PROMPT_FAILED)
         return text
 
-    async def grade(self, index: int, texts: Sequence[str], *, incarnation: int | None = None) -> list[float]:
-        """Return one finite reward per text.
+    async def grade(
+        self,
+        index: int,
+        completions: Sequence[CompletionText],
+        *,
+        row: str = "",
+        incarnation: int | None = None,
+    ) -> Grades:
+        """Return one finite reward per completion, and what else the grader measured.
 
         Args:
+            row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
             TaskError: the grader raised, was killed at a limit, or returned something else; or the process
                 that has to do it has ended.
         """
-        reply = await self._ask({"index": index, "texts": list(texts)}, _GRADE, incarnation=incarnation)
-        return _rewards(reply, len(texts))
+        request = {
+            "index": index,
+            "row": row,
+            "completions": [(c.text, c.tokens, c.finish) for c in completions],
+        }
+        reply = await self._ask(request, _GRADE, incarnation=incarnation)
+        return Grades(_rewards(reply, len(completions)), _metrics(reply, len(completions)))
 
     async def close(self) -> None:
         """End the process."""
@@ -158,7 +192,7 @@ class Grader:
             process = await self._running()
             try:
                 async with asyncio.timeout(self._wall_limit_s):
-                    reply = await _asked(process, request)
+                    reply = await _asked(process, framed(request))
             except TimeoutError:
                 await self._kill()
                 raise TaskError(
@@ -197,7 +231,7 @@ class Grader:
         self.incarnation += 1
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                ready = await _reply(self._process)
+                ready = await _asked(self._process, self._setup)
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self._kill()
             raise TaskError(
@@ -211,12 +245,17 @@ class Grader:
 
     async def _described(self, ready: dict[str, Any]) -> TaskDescription:
         prompts = ready.get("prompts")
+        longest = ready.get("max_prompt_tokens")
         if "unusable" in ready:
             problem = str(ready["unusable"])
-        elif not isinstance(prompts, int) or prompts < 1:
+        elif prompts is not None and (not isinstance(prompts, int) or prompts < 1):
             problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
+        elif longest is not None and (not isinstance(longest, int) or longest < 1):
+            problem = f"its attribute max_prompt_tokens is {longest!r:.100}, not a number of at least 1"
         else:
-            return TaskDescription(prompts, bool(ready.get("is_stateful")))
+            return TaskDescription(
+                prompts, bool(ready.get("is_stateful")), bool(ready.get("takes_rows")), longest
+            )
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
 
@@ -236,15 +275,11 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
     return await process.wait()
 
 
-async def _asked(process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:
     assert process.stdin is not None
-    process.stdin.write(framed(request))
-    await process.stdin.drain()
-    return await _reply(process)
-
-
-async def _reply(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
+    process.stdin.write(request)
+    await process.stdin.drain()
     if not (line := await process.stdout.readline()):
         raise EOFError("no reply")
     reply = json.loads(line)
@@ -264,3 +299,15 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
             f"the grader returned a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
         )
     return rewards
+
+
+def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
+    columns = reply.get("metrics")
+    if not isinstance(columns, dict) or len(columns) > GROUP_METRICS:
+        raise TaskError(f"the grader returned metrics {columns!r:.100}", fault=Failure.GRADING_FAILED)
+    for name, values in columns.items():
+        if len(values) != completions or not all(v is None or math.isfinite(v) for v in values):
+            raise TaskError(
+                f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED
+            )
+    return {name: [math.nan if v is None else v for v in values] for name, values in columns.items()}

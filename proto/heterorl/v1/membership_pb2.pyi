@@ -615,6 +615,26 @@ class GetStatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class BadPromptReasonsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
@@ -629,6 +649,7 @@ class GetStatusResponse(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
+    BAD_PROMPT_REASONS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
@@ -678,6 +699,10 @@ class GetStatusResponse(_message.Message):
         """Prompts that were abandoned and have not been answered since: the newest, at most 50."""
 
     @_builtins.property
+    def bad_prompt_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many of them for which reason."""
+
+    @_builtins.property
     def evaluation(self) -> Global___EvaluationStatus:
         """How versions do on held-out prompts. Unset: older software."""
 
@@ -698,11 +723,12 @@ class GetStatusResponse(_message.Message):
         prompts: _builtins.int = ...,
         bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
         bad_prompts_total: _builtins.int = ...,
+        bad_prompt_reasons: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         evaluation: Global___EvaluationStatus | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

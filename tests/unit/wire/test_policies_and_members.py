@@ -92,6 +92,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
         EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
+        {"prompt_failed": 3},
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 
