@@ -5,9 +5,11 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
@@ -16,12 +18,15 @@ from node.errors import ConfigError
 from node.run import Evaluation
 from node.wire.members import run_status_from_wire
 from sampler.engines.torch_engine import TorchEngine
+from sampler.tasks.task import CompletionText
+from support.graded_texts import share_of_digits
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun, make_run
 from support.sampler import learner_of, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
+GRADER = "support.graded_texts:share_of_digits"
 EVALUATION = {"every_versions": 1, "prompts": 6}
 
 
@@ -201,6 +206,47 @@ async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tm
     sampling_parameters = common_pb2.SamplingParameters.FromString(sampled)
     assert (sampling_parameters.temperature, sampling_parameters.max_new_tokens) == (0.5, 4)
     assert {one.group_size for one in leases} == {3}
+
+
+async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "sums.jsonl"
+    rows = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "task": "jsonl",
+        "prompts": None,
+        "data": {"file": data, "evaluation_rows": 6},
+        "task_options": {"grader": GRADER},
+        "evaluation": {**EVALUATION, "max_new_tokens": 20},
+        "max_staleness_versions": 9,
+    }
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, allowed_graders=[GRADER]),
+    ):
+        await learner.drain()
+
+        async def is_evaluated() -> bool:
+            return await newest(learner) is not None
+
+        await eventually(is_evaluated)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    rewards, tokens = [], []
+    for row in rows[14:]:
+        prompt = torch.tensor(base.encode(str(row["prompt"])))[None]
+        (whole,) = model.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)
+        written = whole[prompt.shape[1] :].numpy()
+        text = CompletionText(base.decode(written), len(written), "end")
+        rewards.append(share_of_digits(row, text)[0])
+        tokens.append(len(written))
+    (evaluation,) = read_evaluations(ledger(made))
+    assert len(set(rewards)) > 1
+    assert evaluation.reward_mean == pytest.approx(sum(rewards) / 6, abs=1e-6)
+    assert evaluation.tokens_mean == sum(tokens) / 6
+    assert (evaluation.first_prompt, evaluation.max_new_tokens) == (14, 20)
 
 
 async def test_a_task_that_is_all_held_out_is_refused_to_the_sampler_and_at_a_restart(made: MadeRun) -> None:
