@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.evaluation.prompt_score import PromptScore, prompt_score, scored
+from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.leases import Leases, Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
@@ -113,7 +114,7 @@ class Evaluations:
         self._settings = settings
         self._lease_ttl_s = lease_ttl_s
         self._status = EvaluationStatus()
-        self._leases = Leases(prompts=None, seed=0, lease_ttl_s=lease_ttl_s)
+        self._leases = self._without_prompts()
         self._scores: dict[int, PromptScore] = {}
         for evaluation in balance.record:
             self.apply(EvaluationChange(evaluation), now=now)
@@ -176,10 +177,9 @@ class Evaluations:
             return None
         if current.terms != self._settings.terms(current.first_prompt):
             return None
-        share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE)
-        return self._change(
-            self._leases.grant(holder, min(wanted, share - self.running(holder)), now=now), now=now
-        )
+        share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
+        slots = self._leases.grant(holder, min(wanted, share), now=now, is_aside=lambda _: False)
+        return self._change(slots, now=now)
 
     def standing(self, lease_id: str, holder: str) -> Standing:
         """Return what a submission by ``holder`` would be."""
@@ -234,7 +234,7 @@ class Evaluations:
         """Make a decided change the truth."""
         evaluation, status = change.evaluation, self._status
         if evaluation.finished_at_s:
-            self._leases = Leases(prompts=None, seed=0, lease_ttl_s=self._lease_ttl_s)
+            self._leases = self._without_prompts()
             self._scores = {}
             self._status = _recorded(status, evaluation)
             return
@@ -257,6 +257,19 @@ class Evaluations:
         if not evaluation.waiting_prompts:
             evaluation = replace(evaluation, finished_at_s=now)
         return EvaluationChange(evaluation, slots, score)
+
+    def _without_prompts(self) -> Leases:
+        """Return leases on no slot yet; they lease only slots that are put in, since none is made."""
+        return Leases(
+            prompts=None,
+            seed=0,
+            lease_ttl_s=self._lease_ttl_s,
+            slots=(),
+            settled={},
+            next_slot=0,
+            lost=LostSlots(),
+            now=0.0,
+        )
 
     def _is_due(self, head: int) -> bool:
         every, newest = self._settings.every_versions, self._status.newest
