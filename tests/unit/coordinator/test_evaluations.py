@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationBalance, EvaluationSettings
+from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.slots import SlotState
-from node.failure import Failure
+from node.failure import FailedLease, Failure
 from node.rollout import Finish, LeasePurpose, Verdict
 from node.run import Evaluation, EvaluationStatus
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
@@ -134,6 +137,22 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
     assert evaluation.finished_at_s == desk.now
 
 
+def test_a_prompts_completions_are_one_sample() -> None:
+    desk = make_desk(replace(SETTINGS, prompts=2, completions=2, temperature=0.5))
+    desk.evaluate(0)
+    for first, second in ((1.0, 0.0), (1.0, 1.0)):
+        lease_id = lease(desk)
+        completions = (
+            make_completion(4, reward=first, finish=Finish.LENGTH),
+            make_completion(8, reward=second, finish=Finish.END),
+        )
+        desk.submit(lease_id, group=desk.answer(lease_id, completions=completions))
+    evaluation = status(desk).newest
+    assert evaluation is not None
+    assert (evaluation.reward_mean, evaluation.cut_ratio, evaluation.tokens_mean) == (0.75, 0.5, 6.0)
+    assert evaluation.reward_standard_error == pytest.approx(0.25)
+
+
 def test_the_best_is_the_highest_mean_and_of_equals_the_older(desk: Desk) -> None:
     for version, reward in ((0, 0.25), (10, 0.75), (20, 0.75), (30, 0.5)):
         desk.evaluate(version)
@@ -166,8 +185,8 @@ def test_a_token_of_an_older_version_does_not_count_and_the_prompt_is_asked_agai
     desk = make_desk()
     desk.evaluate(11)
     lease_id = lease(desk, held=11)
-    group = desk.answer(lease_id, completions=(make_completion(version=0),))
-    submitted = desk.submit(lease_id, group=group)
+    mixed = make_completion(version=11, policy_version=np.array([0, 11, 11], np.int32))
+    submitted = desk.submit(lease_id, group=desk.answer(lease_id, completions=(mixed,)))
     assert (submitted.verdict, "version 0 drew a token" in submitted.detail) == (Verdict.STALE, True)
     assert lease(desk, held=11) == "e11-0.2"
 
@@ -189,6 +208,29 @@ def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
     answer(desk, 0, 0, 0)
     assert status(desk).under_way is None
     assert desk.submit(lease_id, group=group).verdict is Verdict.DUPLICATE
+
+
+def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
+    for changes in ({"run_id": "other"}, {"prompt_index": 0}, {"sampling": SAMPLING}):
+        lease_id = lease(desk)
+        group = replace(desk.answer(lease_id), **changes)
+        assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
+    assert status(desk).under_way == Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S)
+
+
+def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "LEASES_PER_PEER", 3)
+    assert desk.lease("s1", 5) == ["e0-0.1", "0.1", "1.1"]
+    assert desk.lease("s1", 5) == []
+
+
+@pytest.mark.parametrize("lease_id", ["e", "e-1-0.1", "e0", "e10-0.1"])
+def test_what_is_no_lease_of_this_run_is_foreign_after_an_evaluation_too(desk: Desk, lease_id: str) -> None:
+    group = desk.answer(lease(desk))
+    desk.submit(group.group_id, group=group)
+    answer(desk, 0, 0, 0)
+    assert status(desk).under_way is None
+    assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
 
 
 @pytest.mark.parametrize("lease_id", ["e0-0.1", "e0-0.2", "e0-9.1", "e10-0.1", "e0-x", "e-0.1"])
@@ -234,6 +276,29 @@ def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_co
     assert desk.granted[lease(desk, held=10)].prompt_index == 46
 
 
+def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_best(desk: Desk) -> None:
+    for _ in range(2):
+        desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
+    answer(desk, 1, 1)
+    desk.evaluate(10)
+    desk.fail(lease(desk, held=10), fault=Failure.PROMPT_TOO_LONG)
+    answer(desk, 0.5, 0.5, 0.5, version=10)
+    best = status(desk).best
+    assert best is not None
+    assert (best.version, best.counted_prompts) == (10, 3)
+
+
+def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(desk: Desk) -> None:
+    lease_id = lease(desk)
+    failed = (FailedLease(lease_id, Failure.GRADING_FAILED), FailedLease("e9-0.1", Failure.GRADING_FAILED))
+    released = release(desk.accounts, sampler_id="s1", lease_ids=(), failed=failed, now=desk.now).answer
+    assert released == Released(1, (Failure.GRADING_FAILED,))
+    decision = release(desk.accounts, sampler_id="s1", lease_ids=(lease_id,), failed=failed, now=desk.now)
+    assert decision.answer == Released(1)
+    desk.settle(decision)
+    assert lease(desk) == "e0-0.2"  # at once: it was given back unbegun
+
+
 def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
     for _ in range(4):
         desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
@@ -270,6 +335,8 @@ def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
 ) -> None:
     lease_id = lease(desk)
     again = restarted(desk, settings)
+    if settings.terms(46) != SETTINGS.terms(46):
+        assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     again.evaluate(0)
     assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     newest = status(again).newest
