@@ -10,9 +10,6 @@ from learner.step_log import StepLine
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-DRIFT_AGES: Final = (1, 4, 16, 64, 256)
-"""Ages in versions at which the drift of the policy is shown."""
-
 
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
@@ -57,11 +54,18 @@ class LearnerMetrics:
             "Groups that the sampler's mismatch rests on, older ones as fractions.",
             "sampler",
         )
-        self.drift_nats = gauge(
-            "drift_nats", "KL(behaviour || learner) per token that an age alone makes.", "age_versions"
-        )
-        self.drift_error_nats = gauge(
-            "drift_error_nats", "Standard error of that; 10: nothing is known.", "age_versions"
+        self._of_age = {
+            name: gauge(name, help_text, "age_versions")
+            for name, help_text in (
+                ("drift_nats", "KL(behaviour || learner) per token that an age alone makes."),
+                ("drift_error_nats", "Standard error of that."),
+                ("expected_drift_nats", "The same, shrunk by its error towards what is supposed."),
+                ("expected_ess_ratio", "Effective sample size over sample size that follows from it."),
+            )
+        }
+        self.recommended_staleness_versions = gauge(
+            "recommended_staleness_versions",
+            "Staleness up to which at least half of the effective sample size is expected to be left.",
         )
         self.truncated_ratio = gauge(
             "truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."
@@ -69,7 +73,7 @@ class LearnerMetrics:
         self.trust_ratio = gauge(
             "trust_ratio", "Mean share of the correction for divergence that the newest completions got."
         )
-        for unknown in (self.truncated_ratio, self.trust_ratio):
+        for unknown in (self.truncated_ratio, self.trust_ratio, self.recommended_staleness_versions):
             unknown.set(math.nan)
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
@@ -127,13 +131,20 @@ class LearnerMetrics:
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.clamped_tokens.inc(line.clamped_tokens)
-        for share, of_batch in (
+        recommended = line.report.recommended_staleness
+        for gauge, value in (
             (self.truncated_ratio, line.truncated_fraction),
             (self.trust_ratio, line.trust_mean),
+            (self.recommended_staleness_versions, recommended.versions if recommended else None),
         ):
-            share.set(math.nan if of_batch is None else of_batch)
+            gauge.set(math.nan if value is None else value)
         self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         if self._peak_flops:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)
+
+    def show_age(self, age_versions: int, **values: float) -> None:
+        """Show what is measured and expected of tokens of an age; NaN: not measured."""
+        for name, value in values.items():
+            self._of_age[name].labels(str(age_versions)).set(value)

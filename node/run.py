@@ -36,6 +36,15 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RecommendedStaleness:
+    """The staleness bound that the measured drift recommends; fields as in membership.proto."""
+
+    versions: int | None
+    sample: str
+    unknown_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Statistics of one gradient step; fields as in membership.proto."""
 
@@ -50,6 +59,8 @@ class StepReport:
     step_s: float
     surprisal_nats: float
     """Minus the mean learner logprob of the batch's tokens, nats."""
+    recommended_staleness: RecommendedStaleness | None = None
+    """As of this step. None: not worked out yet, or by an older learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,5 +168,6 @@ class RunStatus:
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
     evaluation: EvaluationStatus = EvaluationStatus()
+    max_staleness_versions: int = 0
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""

@@ -181,6 +181,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             bad_prompts_total=len(accounts.bad_prompts),
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
+            max_staleness_versions=self._settings.max_staleness_versions,
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:

@@ -8,7 +8,6 @@ A request to a process that is killed is not repeated: the caller decides.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -22,12 +21,19 @@ from typing import Any, Final
 from node.failure import Failure
 from node.limits import GROUP_METRICS
 from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.process_tree import kill_tree
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 60.0
 """Longest time for a task to import what it needs; not counted against any group."""
+
+REAP_TIMEOUT_S: Final = 5.0
+"""Longest wait for a killed process to be gone. One in an uninterruptible call ends when the call does."""
+
+PRINTED_BYTES: Final = 64 << 10
+"""What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
 
 
 class TaskError(Exception):
@@ -112,6 +118,8 @@ class Grader:
         self._process: asyncio.subprocess.Process | None = None
         self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
+        self._printing: asyncio.Task[None] | None = None
+        self._may_print = 0
         self.incarnation = 0
 
     @property
@@ -180,8 +188,7 @@ class Grader:
         """End the process."""
         async with self._busy:
             if self._process is not None:
-                await _ended(self._process)
-                self._process = None
+                await self._end()
 
     async def _ask(
         self, request: dict[str, Any], kind: _Kind, *, incarnation: int | None = None
@@ -190,6 +197,7 @@ class Grader:
             if incarnation is not None and (self._process is None or incarnation != self.incarnation):
                 raise TaskError("the process that made the prompt has ended", fault=None)
             process = await self._running()
+            self._may_print = PRINTED_BYTES
             try:
                 async with asyncio.timeout(self._wall_limit_s):
                     reply = await _asked(process, framed(request))
@@ -222,6 +230,7 @@ class Grader:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             limit=REPLY_BYTES,
             # The grader can import what this process can: a task may live outside site-packages.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -229,6 +238,9 @@ class Grader:
             start_new_session=True,
         )
         self.incarnation += 1
+        self._may_print = PRINTED_BYTES
+        assert self._process.stderr is not None
+        self._printing = asyncio.create_task(self._pass_on(self._process.stderr))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 ready = await _asked(self._process, self._setup)
@@ -259,20 +271,35 @@ class Grader:
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
 
-    async def _kill(self) -> int:
-        assert self._process is not None
-        process, self._process = self._process, None
-        code = await _ended(process)
+    async def _pass_on(self, printed: asyncio.StreamReader) -> None:
+        while chunk := await printed.read(1 << 20):
+            if self._may_print > 0:
+                sys.stderr.write(chunk[: self._may_print].decode(errors="replace"))
+                if len(chunk) > self._may_print:
+                    logger.warning("task prints too much", extra={"limit_bytes": PRINTED_BYTES})
+            self._may_print -= len(chunk)
+
+    async def _kill(self) -> int | None:
+        code = await self._end()
         self._killed()
         logger.warning("grader killed", extra={"exit_code": code})
         return code
 
-
-async def _ended(process: asyncio.subprocess.Process) -> int:
-    # It may have died at a limit a moment ago.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return await process.wait()
+    async def _end(self) -> int | None:
+        """End the process with all it started; return its exit code, None if it is not gone yet."""
+        assert self._process is not None
+        assert self._printing is not None
+        process, self._process = self._process, None
+        await asyncio.to_thread(kill_tree, process.pid)
+        try:
+            async with asyncio.timeout(REAP_TIMEOUT_S):
+                return await process.wait()
+        except TimeoutError:
+            logger.error("grader does not end", extra={"pid": process.pid})
+            return None
+        finally:
+            self._printing.cancel()
+            await asyncio.wait({self._printing})
 
 
 async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:
@@ -294,20 +321,27 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
         raise TaskError(
             f"the grader returned {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
         )
-    if not all(isinstance(r, float) and math.isfinite(r) for r in rewards):
+    if not all(map(_is_finite, rewards)):
         raise TaskError(
             f"the grader returned a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
         )
     return rewards
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
     columns = reply.get("metrics")
     if not isinstance(columns, dict) or len(columns) > GROUP_METRICS:
         raise TaskError(f"the grader returned metrics {columns!r:.100}", fault=Failure.GRADING_FAILED)
-    for name, values in columns.items():
-        if len(values) != completions or not all(v is None or math.isfinite(v) for v in values):
-            raise TaskError(
-                f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED
-            )
-    return {name: [math.nan if v is None else v for v in values] for name, values in columns.items()}
+    return {name: _column(name, values, completions) for name, values in columns.items()}
+
+
+def _column(name: str, values: Any, completions: int) -> list[float]:
+    if isinstance(values, list) and len(values) == completions:
+        column = [math.nan if value is None else value for value in values]
+        if all(value is None or _is_finite(value) for value in values):
+            return column
+    raise TaskError(f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED)

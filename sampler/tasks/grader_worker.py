@@ -2,9 +2,9 @@
 
     python -m sampler.tasks.grader_worker CPU_SECONDS MEMORY_BYTES
 
-The first request says which task. The kernel enforces the limits: address space for the whole process, CPU
-seconds for each request. They stop a task that loops or hoards memory; they are no sandbox against a
-malicious one.
+The first request says which task. The kernel enforces the limits: address space of each process, number of
+processes, CPU seconds for each request. They stop a task that loops or hoards memory; they are no sandbox
+against a malicious one.
 """
 
 import json
@@ -19,6 +19,7 @@ from typing import Any
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.tasks.framing import PROMPT_CHARACTERS, framed
+from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, takes_rows
 
 
@@ -29,6 +30,9 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
+    adopt_orphans()
+    most = processes_of_user() + PROCESSES
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     process = os.getpid()
     try:
         task = load_task(TaskSetup(**json.loads(sys.stdin.buffer.readline())))
