@@ -9,7 +9,7 @@ Nothing is uploaded or waited for per token: the CPU prepares a step while the d
 So what a step finishes is found one step late on a CUDA device, and at once on a CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
 from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
+from sampler.engines.prompt_encoding import encode_prompt
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -143,8 +144,8 @@ class TorchEngine:
     def waiting(self) -> int:
         return self._decoder.waiting
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        return np.array(self._tokenizer(text).input_ids, np.int32)
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
