@@ -10,8 +10,8 @@ from sampler.engines.decoding.kv_cache import KeyValueCache
 from sampler.engines.decoding.prompt_reading import PromptReading
 from sampler.engines.decoding.readback import Drawn
 from sampler.engines.decoding.rows import Row
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.decoding.upload import uploaded
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 
 
 class DecodeBatch:

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from node.rollout import Finish, SamplingParameters
 from sampler.engines.decoding.readback import Readback
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.model_words import copy_words
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.torch_engine import TorchEngine
 from sampler.engines.torch_options import TorchOptions
 from support.tiny_model import make_tiny_model

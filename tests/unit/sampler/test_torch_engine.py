@@ -19,9 +19,9 @@ from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.readback import Readback
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
 from sampler.engines.torch_options import TorchOptions
