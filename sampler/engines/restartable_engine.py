@@ -8,7 +8,7 @@ decoded.
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -78,8 +78,8 @@ class RestartableEngine:
     def waiting(self) -> int:
         return 0 if self._engine is None else self._engine.waiting
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        return self._newest.encode(text)
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return self._newest.encode(prompt)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return self._newest.decode(token_ids)

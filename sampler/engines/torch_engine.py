@@ -9,7 +9,7 @@ Nothing is uploaded or waited for per token: the CPU prepares a step while the d
 So what a step finishes is found one step late on a CUDA device, and at once on a CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,9 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
+from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
+from sampler.engines.prompt_encoding import encode_prompt
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -113,7 +115,9 @@ class TorchEngine:
         with torch.inference_mode():
             self._decoder = Decoder(
                 CachedModel(self._model),
-                generator=self._generator,
+                draw=partial(
+                    by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
+                ),
                 end_ids=_end_ids(self._model, self._tokenizer),
                 decode=partial(self._tokenizer.backend_tokenizer.decode, skip_special_tokens=True),
                 chunk_tokens=options.prefill_chunk_tokens,
@@ -141,8 +145,8 @@ class TorchEngine:
     def waiting(self) -> int:
         return self._decoder.waiting
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        return np.array(self._tokenizer(text).input_ids, np.int32)
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.prompt_encoding import encode_prompt
 from sampler.engines.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
@@ -153,8 +154,8 @@ class VllmEngine:
         }
         return len(self._running.keys() - begun)
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        return np.array(self._tokenizer(text).input_ids, np.int32)
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

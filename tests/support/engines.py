@@ -14,10 +14,10 @@ from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.config import SamplerConfig
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm, load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from support.model_words import words_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"torch": {}, "vllm": {"kv_cache_bytes": 64 << 20}}

@@ -1,6 +1,6 @@
 """The running rows as one batch on the device, whose tensors change with the set of rows, not per token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from sampler.engines.decoding.kv_cache import KeyValueCache
 from sampler.engines.decoding.prompt_reading import PromptReading
 from sampler.engines.decoding.readback import Drawn
 from sampler.engines.decoding.rows import Row
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.upload import uploaded
 
 
 class DecodeBatch:
@@ -20,15 +21,16 @@ class DecodeBatch:
         rows: in the order of the batch.
     """
 
-    def __init__(self, model: CachedModel, generator: torch.Generator, *, keeps_order: bool) -> None:
+    def __init__(self, model: CachedModel, draw: Callable[[Tensor], Tensor], *, keeps_order: bool) -> None:
         """Start without rows.
 
         Args:
+            draw: Returns a token of each row, [rows], from their log-probabilities, [rows, vocabulary].
             keeps_order: Rows stay in the order in which they came, so that what a seed draws depends on no
                 more. Otherwise the last rows fill the gaps, which copies fewer of them.
         """
         self._model = model
-        self._generator = generator
+        self._draw = draw
         self._keeps_order = keeps_order
         self.rows: list[Row] = []
         self._cache = KeyValueCache([], columns=0, device=model.device)
@@ -49,7 +51,7 @@ class DecodeBatch:
             parameters = [row.running.request.sampling for row in self.rows]
             self._sampling = RowSampling.of(parameters, device=logits.device)
         logprob, kept_mass = sampling_distribution(logits, self._sampling)
-        self._newest = self._drawn_from(logprob)
+        self._newest = self._draw(logprob)
         for row in self.rows:
             row.drawn += 1
         chosen = logprob.gather(-1, self._newest.unsqueeze(-1)).squeeze(-1).clamp(max=0.0)
@@ -65,7 +67,7 @@ class DecodeBatch:
         self._cache.join(cache, at)
         self.rows = [*self.rows, *rows]
         newest = [row.running.prompt[-1] for row in rows]
-        self._newest = torch.cat([self._newest, torch.tensor(newest, device=self._newest.device)])
+        self._newest = torch.cat([self._newest, self._uploaded(newest)])
         self._sampling = None
 
     def drop_ended(self) -> None:
@@ -77,7 +79,7 @@ class DecodeBatch:
             kept = _with_gaps_filled(kept)
         self._cache.keep(kept)
         self.rows = [self.rows[number] for number in kept]
-        self._newest = self._newest[torch.tensor(kept, dtype=torch.long, device=self._newest.device)]
+        self._newest = self._newest.index_select(0, self._uploaded(kept))
         self._sampling = None
 
     def read_again(self, *, chunk_tokens: int) -> None:
@@ -87,14 +89,8 @@ class DecodeBatch:
             tokens = [row.tokens for row in self.rows]
             self._cache = PromptReading(self._model, tokens, chunk_tokens=chunk_tokens).read_all()
 
-    def _drawn_from(self, logprob: Tensor) -> Tensor:
-        """Return a token of each row, [rows].
-
-        The same as ``torch.multinomial(logprob.exp(), 1)`` draws, whose checks would wait for the device: p/q
-        with exponential noise q is largest at a token with its probability.
-        """
-        noise = torch.empty_like(logprob).exponential_(generator=self._generator)
-        return logprob.exp().div_(noise).argmax(dim=-1)
+    def _uploaded(self, numbers: Sequence[int]) -> Tensor:
+        return uploaded(numbers, dtype=torch.long, device=self._newest.device)
 
 
 def _with_gaps_filled(kept: list[int]) -> list[int]:

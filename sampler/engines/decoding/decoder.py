@@ -9,7 +9,7 @@ The queue has no bound of its own: the sampler has no more requests than ``sampl
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
+from torch import Tensor
 
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import DecodeBatch
@@ -28,7 +28,7 @@ class Decoder:
         self,
         model: CachedModel,
         *,
-        generator: torch.Generator,
+        draw: Callable[[Tensor], Tensor],
         end_ids: frozenset[int],
         decode: Callable[[list[int]], str],
         chunk_tokens: int,
@@ -38,6 +38,7 @@ class Decoder:
         """Start without requests.
 
         Args:
+            draw: Returns a token of each row, [rows], from their log-probabilities, [rows, vocabulary].
             end_ids: Tokens that end a completion.
             decode: Returns the text of a few tokens, without special ones.
             chunk_tokens: Read in one forward pass, padding included.
@@ -56,7 +57,7 @@ class Decoder:
         self._waiting: deque[RunningRequest] = deque()
         self._being_read: list[RunningRequest] = []
         self._reading: PromptReading | None = None
-        self._batch = DecodeBatch(model, generator, keeps_order=is_cpu)
+        self._batch = DecodeBatch(model, draw, keeps_order=is_cpu)
         self._readback = Readback(depth=0 if is_cpu else 1)
         self._finished: list[FinishedRequest] = []
 

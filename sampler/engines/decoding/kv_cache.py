@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from sampler.engines.decoding.upload import uploaded
+
 GROWTH_COLUMNS: Final = 64
 """Columns added when a buffer is full: a step bears a 64th of its copy, and the memory is soon used."""
 
@@ -109,9 +111,10 @@ class KeyValueCache:
             self._window.row_room = self._window.column_room = self._window.end = 0
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
-            new_rows, old_rows = torch.tensor(moved, device=self._device).unbind(dim=-1)
+            new_rows, old_rows = self._uploaded(moved).unbind(dim=-1)
             for buffer in self.buffers():
-                buffer.index_copy_(0, new_rows, buffer.index_select(0, old_rows))
+                used = buffer[:, :, self._window.start : self._window.end]
+                used.index_copy_(0, new_rows, used.index_select(0, old_rows))
         self._window.rows = len(rows)
         self._set_first([self._first_columns[row] for row in rows])
         self._window.start = min(self._first_columns, default=0)
@@ -126,7 +129,7 @@ class KeyValueCache:
         elif end > mine.end:
             self._move(end=end, rows=mine.row_room, columns=mine.column_room)
         start = end - other.width
-        index = torch.tensor(rows, device=self._device)
+        index = self._uploaded(rows)
         for layer, source in zip(self._layers_like(other), other._layers, strict=True):
             for buffer, added in zip(layer.buffers, source.buffers, strict=True):
                 # Left of it may be what other rows left: it is masked, and finite.
@@ -143,7 +146,10 @@ class KeyValueCache:
 
     def _set_first(self, first: list[int]) -> None:
         self._first_columns = first
-        self._first = torch.tensor(first, dtype=torch.long, device=self._device)
+        self._first = self._uploaded(first)
+
+    def _uploaded(self, numbers: Sequence[object]) -> Tensor:
+        return uploaded(numbers, dtype=torch.long, device=self._device)
 
     @property
     def _is_padded(self) -> bool:

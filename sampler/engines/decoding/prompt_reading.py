@@ -7,10 +7,10 @@ has a bounded number of tokens, which also bounds the memory of its activations.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.kv_cache import KeyValueCache
+from sampler.engines.decoding.upload import uploaded
 
 
 class PromptReading:
@@ -26,7 +26,8 @@ class PromptReading:
         self._model = model
         self._width = max(1, max(map(len, rows)) - 1)
         self._chunk_columns = max(1, chunk_tokens // len(rows))
-        self._ids = _left_padded([tokens[:-1] for tokens in rows], self._width).to(model.device)
+        ids = [[0] * (self._width - len(tokens) + 1) + list(tokens[:-1]) for tokens in rows]
+        self._ids = uploaded(ids, dtype=torch.long, device=model.device)
         first = [self._width - len(tokens) + 1 for tokens in rows]
         self.cache = KeyValueCache(first, columns=self._width, device=model.device)
 
@@ -45,10 +46,3 @@ class PromptReading:
         while not self.is_done:
             self.read_chunk()
         return self.cache
-
-
-def _left_padded(rows: Sequence[Sequence[int]], width: int) -> Tensor:
-    ids = torch.zeros((len(rows), width), dtype=torch.long)
-    for row, tokens in zip(ids, rows, strict=True):
-        row[width - len(tokens) :] = torch.tensor(tokens, dtype=torch.long)
-    return ids

@@ -1,5 +1,9 @@
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +15,13 @@ from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Finish, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.cached_model import CachedModel
-from sampler.engines.decoding.decode_batch import DecodeBatch, _with_gaps_filled
+from sampler.engines.decoding.decode_batch import _with_gaps_filled
+from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.readback import Readback
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
 from sampler.engines.torch_options import TorchOptions
@@ -36,7 +41,7 @@ def engine(model_dir: Path, request: pytest.FixtureRequest) -> TorchEngine:
     return made(model_dir, like=request.param)
 
 
-def made(model_dir: Path, *, like: str = "cpu", **options: int) -> TorchEngine:
+def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
     """Load an engine that reads what it drew, and fills gaps in its batch, as on such a device."""
     engine = TorchEngine(
         model_dir,
@@ -311,6 +316,33 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_sliding_window": True, "sliding_window": 7, "layer_types": None, "max_window_layers": 1}, {}],
+    ids=["sliding window", "eager"],
+)
+def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
+    model_dir: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    engine = made(directory, prefill_chunk_tokens=8)
+    if not changes:
+        engine._model.set_attn_implementation("eager")
+        engine._decoder._model = CachedModel(engine._model)
+        engine._decoder._batch._model = engine._decoder._model
+    assert not engine._decoder._model._takes_whole_masks
+    assert made(model_dir)._decoder._model._takes_whole_masks
+    for prompt in ("9", "abc def ghi 12345"):
+        engine.add(request(engine, prompt))
+    for prompt, finished in run_out(engine).items():
+        for completion in finished.completions:
+            naive = naive_logprob(directory, {0: live(engine)}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
 def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Path, tmp_path: Path) -> None:
     engine = made(model_dir, prefill_chunk_tokens=8)
     words = {5: other_words(tmp_path, 5)}
@@ -361,12 +393,29 @@ def test_a_group_that_would_never_fit_in_memory_is_refused(model_dir: Path) -> N
     assert engine.running == 0
 
 
-def test_what_a_seed_draws_is_what_multinomial_draws(engine: TorchEngine) -> None:
+def test_what_a_seed_draws_is_what_multinomial_draws() -> None:
     logprob = torch.log_softmax(torch.randn(50, 300, generator=torch.Generator().manual_seed(1)), dim=-1)
-    batch = DecodeBatch(CachedModel(engine._model), torch.Generator().manual_seed(3), keeps_order=True)
-    drawn = batch._drawn_from(logprob)
+    drawn = by_noise(logprob, torch.Generator().manual_seed(3))
     same = torch.multinomial(logprob.exp(), 1, generator=torch.Generator().manual_seed(3)).squeeze(-1)
     assert torch.equal(drawn, same)
+
+
+@pytest.mark.parametrize("draw", [by_noise, by_inverse])
+def test_tokens_are_drawn_as_often_as_they_are_likely_and_never_if_cut_off(
+    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
+) -> None:
+    n, probabilities = 20_000, torch.tensor([0.0, 0.5, 1e-3, 0.0, 0.3, 0.199, 0.0])
+    drawn = draw(probabilities.log().expand(n, -1), torch.Generator().manual_seed(5))
+    for count, p in zip(drawn.bincount(minlength=7).tolist(), probabilities.tolist(), strict=True):
+        assert abs(count - n * p) <= 4 * (n * p * (1 - p)) ** 0.5
+
+
+def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) -> None:
+    engine = made(model_dir, draw="inverse")
+    engine.add(request(engine, "3+4="))
+    for completion in run_out(engine)["3+4="].completions:
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("3+4="), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
 @pytest.mark.parametrize(
