@@ -28,7 +28,20 @@ class LearnerConfig(BaseModel):
     Read once; every sampler needs the same weights, layout and tokenizer."""
 
     learning_rate: float = Field(gt=0, le=1)
-    """Step size of AdamW, constant. Published runs on 1-8 B models use 1e-6."""
+    """Peak step size of AdamW. Published runs on 1-8 B models use 1e-6."""
+
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up: the peak rate, or a decline over ``decay_steps`` to ``final_lr_share`` of it,
+    where it stays. A function of the version alone: a restart goes on exactly."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly to its peak. AdamW's moments are noise in the first ones."""
+
+    decay_steps: int = Field(default=0, ge=0)
+    """Steps of the decline, counted from the end of the warm-up; required by linear and cosine."""
+
+    final_lr_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak rate after the decline. At 0, steps go on and change nothing."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled decay of AdamW. Above 0, weights also shrink on groups that teach nothing."""
@@ -128,6 +141,13 @@ class LearnerConfig(BaseModel):
         if "objective" in info.data:
             check_options(info.data["objective"], options)
         return options
+
+    @model_validator(mode="after")
+    def _schedule_has_its_decay(self) -> "LearnerConfig":
+        if (self.lr_schedule == "constant") == (self.decay_steps > 0):
+            rule = "has no decline, so decay_steps must be" if self.decay_steps else "needs decay_steps above"
+            raise ValueError(f"lr_schedule {self.lr_schedule!r} {rule} 0; decay_steps is {self.decay_steps}")
+        return self
 
     @model_validator(mode="after")
     def _betas_are_memories(self) -> "LearnerConfig":

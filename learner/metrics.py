@@ -69,7 +69,8 @@ class LearnerMetrics:
         self.trust_ratio = gauge(
             "trust_ratio", "Mean share of the correction for divergence that the newest completions got."
         )
-        for unknown in (self.truncated_ratio, self.trust_ratio):
+        self.learning_rate = gauge("learning_rate", "Of the newest step, by learner.lr_schedule.")
+        for unknown in (self.truncated_ratio, self.trust_ratio, self.learning_rate):
             unknown.set(math.nan)
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
@@ -130,6 +131,7 @@ class LearnerMetrics:
         for share, of_batch in (
             (self.truncated_ratio, line.truncated_fraction),
             (self.trust_ratio, line.trust_mean),
+            (self.learning_rate, line.learning_rate),
         ):
             share.set(math.nan if of_batch is None else of_batch)
         self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))

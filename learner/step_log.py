@@ -45,6 +45,8 @@ class StepLine:
     """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
     trust_mean: float | None = None
     """Mean share of the correction for divergence that completions got; None: all of it."""
+    learning_rate: float | None = None
+    """Of the step, by schedule; older checkpoints lack it."""
 
     def to_json(self) -> str:
         """Return one flat object: the report's fields beside the others."""

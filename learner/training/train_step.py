@@ -28,6 +28,7 @@ from learner.objective.staleness import (
 )
 from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
 from learner.training.model import Policy
+from learner.training.rate_schedule import RateSchedule
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient
 from node.errors import StartupError
 from node.rollout import RolloutGroup
@@ -38,6 +39,7 @@ class StepSettings:
     """Settings of a step; fields as in LearnerConfig."""
 
     objective: Objective
+    schedule: RateSchedule
     kl_coefficient: float
     gradient_clip_norm: float
     staleness_discount: StalenessDiscount
@@ -60,8 +62,11 @@ class StepSettings:
         except ValueError as error:
             fix = "Correct learner.objective and learner.objective_options."
             raise StartupError(str(error), fix=fix) from error
-        same = [field.name for field in fields(cls) if field.name != "objective"]
-        return cls(objective, **{name: getattr(config, name) for name in same})
+        schedule = RateSchedule(
+            config.lr_schedule, config.warmup_steps, config.decay_steps, config.final_lr_share
+        )
+        same = [field.name for field in fields(cls) if field.name not in ("objective", "schedule")]
+        return cls(objective, schedule, **{name: getattr(config, name) for name in same})
 
     @property
     def loss(self) -> StepLoss:
@@ -104,6 +109,8 @@ class StepOutcome:
     objective corrects all alike."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
+    learning_rate: float
+    """Of the step; where it scales with the sample size and there are fast steps, of the first of them."""
     tokens: int
     """Completion tokens."""
     flops: float
@@ -147,9 +154,9 @@ def train_step(
         for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
     ]
     if settings.fast_steps == 0:
-        outcome = _take_step(policy, optimizer, parts, batch, settings)
+        outcome = _take_step(policy, optimizer, parts, batch, settings, version=version)
     else:
-        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
     flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
     return replace(outcome, flops=(1 + settings.fast_steps) * flops)
 
@@ -160,6 +167,8 @@ def _take_slow_fast_step(
     parts: Sequence[MicroBatch],
     batch: ObjectiveBatch,
     settings: StepSettings,
+    *,
+    version: int,
 ) -> StepOutcome:
     parameters = list(policy.parameters.values())
     parameters_before = [parameter.detach().clone() for parameter in parameters]
@@ -168,7 +177,7 @@ def _take_slow_fast_step(
 
     def step() -> None:
         nonlocal batch
-        outcomes.append(_take_step(policy, optimizer, parts, batch, settings))
+        outcomes.append(_take_step(policy, optimizer, parts, batch, settings, version=version))
         if not outcomes[-1].is_applied:
             raise _NotFiniteError
         if batch.proximal_logprob is None:
@@ -192,6 +201,8 @@ def _take_step(
     parts: Sequence[MicroBatch],
     batch: ObjectiveBatch,
     settings: StepSettings,
+    *,
+    version: int,
 ) -> StepOutcome:
     """Make one optimizer step; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
@@ -202,21 +213,24 @@ def _take_step(
     if outcome.is_applied:
         if outcome.gradient_norm > settings.gradient_clip_norm:
             clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
-        is_scaled = settings.scales_rate_by_sample_size
-        factor = sequence_learning_rate_factor(batch.log_ratio.sum(dim=1)) if is_scaled else 1.0
-        with _scaled_rate(optimizer, factor=factor):
+        factor = settings.schedule.share(version)
+        if settings.scales_rate_by_sample_size:
+            factor *= sequence_learning_rate_factor(batch.log_ratio.sum(dim=1))
+        with _scaled_rate(optimizer, factor=factor) as learning_rate:
             optimizer.step()
+        outcome = replace(outcome, learning_rate=learning_rate)
     optimizer.zero_grad(set_to_none=True)
     return outcome
 
 
 @contextmanager
-def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[None]:
+def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[float]:
+    """Scale the learning rate within the body; yield it."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] *= factor
     try:
-        yield
+        yield optimizer.param_groups[0]["lr"]
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -255,6 +269,7 @@ def _outcome(
         trust_mean=None if objective.trust is None else trust / len(weight),
         surprisal_nats=surprisal_nats / tokens,
         tokens=tokens,
+        learning_rate=0.0,  # until the step is taken
         flops=math.nan,  # of the whole step, which the caller knows
     )
 

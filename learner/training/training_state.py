@@ -213,6 +213,7 @@ class TrainingState:
             clamped_tokens=outcome.clamped_tokens,
             truncated_fraction=outcome.truncated_fraction,
             trust_mean=outcome.trust_mean,
+            learning_rate=outcome.learning_rate,
         )
 
 
