@@ -135,6 +135,12 @@ class LearnerConfig(BaseModel):
     max_versions: int = Field(default=0, ge=0)
     """Version after which the learner publishes, drains and ends the daemon; 0: never."""
 
+    stop_at_reward: float | None = Field(default=None, allow_inf_nan=False)
+    """Mean training reward over ``stop_window_versions`` at which it does the same. Unset: never."""
+
+    stop_window_versions: int = Field(default=16, ge=1, le=10_000)
+    """Newest versions whose mean reward counts. A short window stops at a lucky batch."""
+
     @field_validator("objective_options")
     @classmethod
     def _options_are_the_objectives(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

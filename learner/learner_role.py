@@ -110,7 +110,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
-            waits_for=lambda: context.node_metrics.waits_for,
+            waits_for=lambda: context.node_metrics.waits_for or loop.completion,
             metrics=lambda: snapshot(context.registry),
             step_report=lambda: loop.report,
         ),

@@ -52,6 +52,8 @@ class Progress:
     """Step records the coordinator may not have, this version's included."""
     trained_slots: tuple[tuple[int, int], ...] = ()
     """All slots ever trained on; see ``learner.intake.trained_slots``."""
+    recent_rewards: tuple[float, ...] = ()
+    """Mean reward of the newest batches, oldest first; at most ``stop_window_versions``."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
 

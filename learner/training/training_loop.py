@@ -39,7 +39,7 @@ SKIPPED_STEPS_IN_A_ROW: Final = 3
 
 
 class TrainingLoop:
-    """A service that trains until it is stopped or has made ``max_versions``."""
+    """A service that trains until it is stopped, has made ``max_versions`` or reached ``stop_at_reward``."""
 
     name = "training loop"
 
@@ -94,10 +94,22 @@ class TrainingLoop:
         step = self._state.progress.step
         return None if step is None else step.report
 
+    @property
+    def completion(self) -> str:
+        """Why there is nothing left to do, in a few words; empty while there is."""
+        limit, goal = self._config.max_versions, self._config.stop_at_reward
+        if 0 < limit <= self.version:
+            return f"done: version {self.version} of {limit}"
+        reward = self._state.window_reward_mean
+        if goal is not None and reward is not None and reward >= goal:
+            window = self._config.stop_window_versions
+            return f"done: mean reward {reward:.4g} over {window} versions, the goal is {goal:g}"
+        return ""
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
-        Returns by itself at ``max_versions``, once the coordinator announces that version.
+        Returns by itself at ``completion``, once the coordinator announces the last version.
 
         Raises:
             StartupError: this learner's buffer is too small for the run's batches.
@@ -107,7 +119,7 @@ class TrainingLoop:
         self._metrics.version.set(self.version)
         ready()
         try:
-            while not stopping.is_set() and not self._is_complete():
+            while not stopping.is_set() and not self.completion:
                 self._admit_delivered(rules, buffer)
                 batch = self._next_batch(buffer)
                 if batch:
@@ -115,14 +127,13 @@ class TrainingLoop:
                     continue
                 with self._node_metrics.waiting("rollout groups"):
                     await run_until(stopping, self._admit_next(rules, buffer))
+            if self.completion:
+                logger.info("training complete", extra={"version": self.version, "why": self.completion})
             with self._node_metrics.waiting("policy upload"):
                 # Nothing to wait for where ``stopping`` ended the loop.
                 await run_until(stopping, self._announced(self.version))
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _is_complete(self) -> bool:
-        return 0 < self._config.max_versions <= self.version
 
     def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
         if self._config.buffer_groups < run.batch_groups:

@@ -60,10 +60,13 @@ class TrainingState:
         *,
         checkpoints: CheckpointStore,
         settings: StepSettings,
+        reward_window_versions: int,
         clock: Clock,
     ) -> None:
         """Restore.
 
+        Args:
+            reward_window_versions: batches whose mean reward is remembered.
         Raises:
             StartupError: the newest checkpoint cannot be used.
         """
@@ -71,6 +74,7 @@ class TrainingState:
         self._optimizer = optimizer
         self._checkpoints = checkpoints
         self._settings = settings
+        self._reward_window_versions = reward_window_versions
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
@@ -96,12 +100,25 @@ class TrainingState:
         )
         settings = StepSettings.of(config)
         checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
-        return cls(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=clock)
+        return cls(
+            policy,
+            optimizer,
+            checkpoints=checkpoints,
+            settings=settings,
+            reward_window_versions=config.stop_window_versions,
+            clock=clock,
+        )
 
     @property
     def version(self) -> int:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
+
+    @property
+    def window_reward_mean(self) -> float | None:
+        """Mean reward of the window's batches; None: fewer steps than that were taken."""
+        rewards = self.progress.recent_rewards[-self._reward_window_versions :]
+        return fmean(rewards) if len(rewards) == self._reward_window_versions else None
 
     @property
     def trained_slots(self) -> TrainedSlots:
@@ -164,6 +181,7 @@ class TrainingState:
             step=line,
             unacknowledged=(*unacknowledged, record),
             trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
+            recent_rewards=self._with_reward(line.report.reward_mean),
         )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
@@ -183,6 +201,9 @@ class TrainingState:
         self._checkpoints.save(self.policy, self._optimizer, taken.progress)
         self.progress = taken.progress
         return self._clock.monotonic() - started_s
+
+    def _with_reward(self, reward_mean: float) -> tuple[float, ...]:
+        return (*self.progress.recent_rewards, reward_mean)[-self._reward_window_versions :]
 
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()

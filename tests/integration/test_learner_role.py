@@ -23,6 +23,7 @@ from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
+from node.commands.status_command import fetch_status
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
@@ -210,6 +211,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
         assert (await learn(run, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
         code, context = await learn(run, hub, model_dir, max_versions=5)
         assert code is ExitCode.DRAINED
+        status = await fetch_status(hub, run.of(Role.OPERATOR))
+    [row] = [peer for peer in status.peers if peer.role is Role.LEARNER]
+    assert (row.state, row.waits_for) == ("left", "done: version 5 of 5")
 
     lines = [
         json.loads(line) for line in (run.directory / "learner" / "steps.jsonl").read_text().splitlines()

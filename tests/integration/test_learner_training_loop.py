@@ -34,7 +34,7 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import Completion, DeliveredGroup, Verdict
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
@@ -100,6 +100,8 @@ async def learner(
     buffer_groups: int = 8,
     max_versions: int = 0,
     quarantine_mismatch_nats: float = math.inf,
+    stop_at_reward: float | None = None,
+    stop_window_versions: int = 16,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -108,7 +110,14 @@ async def learner(
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
-    training_state = TrainingState(policy, optimizer, checkpoints=checkpoints, settings=STEP, clock=clock)
+    training_state = TrainingState(
+        policy,
+        optimizer,
+        checkpoints=checkpoints,
+        settings=STEP,
+        reward_window_versions=stop_window_versions,
+        clock=clock,
+    )
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
     )
@@ -127,7 +136,7 @@ async def learner(
         return run
 
     async def announced(version: int) -> None:
-        assert version == max_versions
+        assert stop_at_reward is not None or version == max_versions
 
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
@@ -140,6 +149,8 @@ async def learner(
             buffer_groups=buffer_groups,
             max_versions=max_versions,
             quarantine_mismatch_nats=quarantine_mismatch_nats,
+            stop_at_reward=stop_at_reward,
+            stop_window_versions=stop_window_versions,
         ),
         run_id="run",
         tokenizer_digest=b"t" * 16,
@@ -346,6 +357,38 @@ async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_
         await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.loop.version == 2
+
+
+def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:
+    return tuple(make_completion(3, version=version, reward=mean + sign * 0.25) for sign in (-1, 1))
+
+
+async def test_the_loop_ends_by_itself_once_the_mean_reward_of_the_window_reaches_the_goal(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two batches of 0.25 and 0.75 make 0.5; the window goes on across a restart."""
+    caplog.set_level("INFO")
+    async with scripted_hub() as hub:
+        goal = {"stop_at_reward": 0.5, "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **goal) as first:  # type: ignore[arg-type]
+            for number, reward in enumerate((0.5, 0.25)):
+                groups = (
+                    first.delivered(f"{number}{n}.1", completions=with_rewards(reward, version=number))
+                    for n in range(BATCH)
+                )
+                await hub.give(*groups)
+                await until(lambda: first.loop.version > number)  # noqa: B023 - awaited at once
+            assert first.loop.completion == ""
+        async with learner(hub, model_dir, tmp_path, **goal) as second:  # type: ignore[arg-type]
+            groups = (
+                second.delivered(f"2{n}.1", completions=with_rewards(0.75, version=2)) for n in range(BATCH)
+            )
+            await hub.give(*groups)
+            await asyncio.wait_for(second.tasks[1], timeout=30)
+            assert second.loop.version == 3
+            assert second.loop.completion == "done: mean reward 0.5 over 2 versions, the goal is 0.5"
+    [complete] = [record for record in caplog.records if record.message == "training complete"]
+    assert (complete.__dict__["version"], complete.__dict__["why"]) == (3, second.loop.completion)
 
 
 async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_intact(
