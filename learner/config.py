@@ -124,6 +124,13 @@ class LearnerConfig(BaseModel):
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
     four bytes a parameter on disk. 0: the newest two only."""
 
+    samples_every_versions: int = Field(default=10, ge=0)
+    """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for
+    ``heterorl-node samples`` and the page /samples of ``telemetry.http_listen``; 0: none. Up to 64 MiB."""
+
+    samples_groups: int = Field(default=2, ge=1, le=64)
+    """Groups of each such batch, drawn at random."""
+
     keyframe_every_versions: int = Field(default=64, ge=1)
     """Versions from one keyframe, which needs no base, to the next. A shorter distance lets a late sampler in
     with fewer bytes; a longer one uploads less."""

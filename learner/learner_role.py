@@ -28,6 +28,10 @@ from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
 from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
+from learner.records.sample_writer import SampleWriter, load_tokenizer
+from learner.records.samples_file import FILE_NAME, SamplesFile
+from learner.records.samples_page import GROUPS, render_page
+from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLog
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
@@ -87,6 +91,9 @@ async def build(context: RoleContext) -> list[Service]:
         await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
     digest = tokenizer_digest(config.model_dir)
+    samples = SamplesFile(state_dir / FILE_NAME)
+    context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
+    writer_thread = WriterThread(_step_writers(config, samples), metrics=metrics)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
         dial(target, caller, purpose=purpose, now=clock.now())
@@ -168,16 +175,27 @@ async def build(context: RoleContext) -> list[Service]:
         run_settings=membership.settings,
         drain=drain,
         announced=announced,
+        on_step=writer_thread.offer,
         coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
     training = StopsAfter(loop)
+    writing = StopsAfter(writer_thread, other=training)
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploading = StopsAfter(uploader, other=publishing)
-    return [StopsAfter(membership, other=draining), uploading, draining, publishing, training]
+    return [StopsAfter(membership, other=draining), uploading, draining, publishing, writing, training]
+
+
+def _step_writers(config: LearnerConfig, samples: SamplesFile) -> list[StepWriter]:
+    writers: list[StepWriter] = []
+    if config.samples_every_versions:
+        tokenizer = load_tokenizer(config.model_dir)
+        every_versions, groups = config.samples_every_versions, config.samples_groups
+        writers.append(SampleWriter(samples, tokenizer, every_versions=every_versions, groups=groups))
+    return writers
 
 
 def _cores() -> int:

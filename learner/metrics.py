@@ -100,6 +100,12 @@ class LearnerMetrics:
         )
         self.flop_utilisation.set(math.nan)
         self._peak_flops = 1e12 * peak_tflops
+        self.step_writes = counter(
+            "step_writes",
+            "Steps by what became of them at what writes steps down: written, failed, dropped.",
+            "writer",
+            "outcome",
+        )
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.superseded_versions = counter(
             "superseded_versions", "Versions never published: the next one was ready first."

@@ -10,7 +10,7 @@ loop's own. The order after a step is the guarantee: nobody hears of a step that
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -21,7 +21,7 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.metrics import DRIFT_AGES, LearnerMetrics
-from learner.step_log import StepLog
+from learner.step_log import StepLine, StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
@@ -54,6 +54,7 @@ class TrainingLoop:
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
+        on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
         coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
@@ -64,6 +65,7 @@ class TrainingLoop:
         Args:
             run_settings: waits until the learner has joined.
             announced: waits until the coordinator announces a version, or a newer one.
+            on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
         self._state = training_state
@@ -74,6 +76,7 @@ class TrainingLoop:
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
+        self._on_step = on_step
         self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
         self._metrics = metrics
@@ -238,6 +241,7 @@ class TrainingLoop:
         )
         self._metrics.checkpoint_seconds.observe(checkpoint_s)
         self._show(taken, batch)
+        self._on_step(taken.line, batch)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",

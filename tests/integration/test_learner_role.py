@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
@@ -183,6 +185,8 @@ async def learn(
         learning_rate=1e-3,
         threads=1,
         keyframe_every_versions=2,
+        samples_every_versions=2,
+        samples_groups=1,
         max_versions=max_versions,
     )
     context = context_of(run, Role.LEARNER, hub=hub, learner=config)
@@ -235,6 +239,11 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert announcement.head == version_in_checkpoint(run, model_dir)
     assert announcement.head.number == 5
     assert any(artifact.key.base_version == NO_BASE for artifact in announcement.artifacts)
+
+    samples = list(SamplesFile(run.directory / "learner" / "samples.jsonl").all())
+    assert [group.version for group in samples] == [2, 4]
+    assert {group.group_id for group in samples} <= set(trained)
+    assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
 
     shown = {sample.name: sample.value for family in snapshot(context.registry) for sample in family.samples}
     assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5

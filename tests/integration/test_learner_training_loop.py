@@ -79,6 +79,8 @@ class RunningLearner:
     registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
     stopping: asyncio.Event
+    written: list[tuple[int, int]]
+    """Version and number of groups of every step that observers were told of."""
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
@@ -138,6 +140,7 @@ async def learner(
     async def announced(version: int) -> None:
         assert stop_at_reward is not None or version == max_versions
 
+    written: list[tuple[int, int]] = []
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
     loop = TrainingLoop(
@@ -157,6 +160,7 @@ async def learner(
         run_settings=run_settings,
         drain=drain,
         announced=announced,
+        on_step=lambda line, batch: written.append((line.report.version, len(batch))),
         coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
         metrics=metrics,
@@ -167,7 +171,9 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, training_state.master_access, policy, registry, tasks, stopping)
+        yield RunningLearner(
+            loop, drain, training_state.master_access, policy, registry, tasks, stopping, written
+        )
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -189,6 +195,7 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         assert running.loop.report.reward_mean == 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2]
+    assert running.written == [(1, BATCH), (2, BATCH)]
     assert lines[1]["groups"][0] == {"group_id": "2.1", "sampler_id": "sampler-a", "staleness_versions": 1}
 
 
