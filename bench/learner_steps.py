@@ -24,7 +24,7 @@ from learner.objective.registry import load_objective
 from learner.training.model import Policy
 from learner.training.rate_schedule import RateSchedule
 from learner.training.train_step import StepSettings, train_step
-from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, LogprobMode, RolloutGroup, SamplingParameters
 
 LEARNING_RATE: Final = 1e-6
 """Small: every step then is like the first, however many are timed."""
@@ -132,7 +132,7 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
                 behaviour_logprob=np.minimum(0, logprob + noise[row]).astype(np.float32),
                 policy_version=np.zeros(shape.completion_tokens, np.int32),
                 reward=float(rewards[row]),
-                is_finished=True,
+                finish=Finish.END,
             )
         )
     return [

@@ -40,6 +40,18 @@ GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
 GROUP_TOKENS: Final = 4 << 20
 
+STOP_STRINGS: Final = 16
+STOP_STRING_CHARACTERS: Final = 64
+
+ROW_BYTES: Final = 256 << 10
+"""A row of a data set, as JSON: a prompt of 50 000 words."""
+
+LEASED_ROWS_BYTES: Final = 4 << 20
+"""Rows in one answer to a request for leases: seven seconds at 5 Mbit/s."""
+
+TASK_OPTIONS_BYTES: Final = 64 << 10
+"""Options of the run's task, as JSON."""
+
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
 VERDICTS_PER_HEARTBEAT: Final = 4096

@@ -37,19 +37,51 @@ class LogprobMode(enum.StrEnum):
     """The whole softmax after temperature, before truncation."""
 
 
+class Finish(enum.StrEnum):
+    """What ended a completion."""
+
+    END = "end"
+    """The model's end token, which is the completion's last."""
+    STOP = "stop"
+    """A stop string. Its tokens are part of the completion, since the policy drew them. The graded text ends
+    before it."""
+    LENGTH = "length"
+    """The token limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How completions are sampled; with ``LogprobMode`` it defines the meaning of a behaviour logprob."""
+    """How completions are sampled; with ``LogprobMode`` it defines the meaning of a behaviour logprob.
+
+    The vocabulary is cut after temperature, by min-p, then top-k, then top-p.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     max_new_tokens: int
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest token are cut off; 0: none."""
+    stop: tuple[str, ...] = ()
+    """A completion ends once its text contains one of these."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether top-p or top-k cuts off some of the vocabulary."""
-        return self.top_p < 1.0 or self.top_k > 0
+        """Whether min-p, top-k or top-p cuts off some of the vocabulary."""
+        return self.min_p > 0.0 or self.top_k > 0 or self.top_p < 1.0
+
+    @property
+    def truncation(self) -> str:
+        """What cuts off the vocabulary, for messages."""
+        return f"min_p={self.min_p} top_k={self.top_k} top_p={self.top_p}"
+
+
+class LeasePurpose(enum.StrEnum):
+    """What the group of a lease is for."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    """A held-out prompt: the coordinator records its rewards, and the learner never sees the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +94,7 @@ class PromptLease:
     group_size: int
     sampling: SamplingParameters
     ttl_s: float
+    purpose: LeasePurpose = LeasePurpose.TRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +120,7 @@ class GroupVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One completion, n >= 1 tokens, the end token included where there is one."""
+    """One completion, n >= 1 tokens, including the end token or the stop string that ended it."""
 
     token_ids: NDArray[np.int32]
     """[n]"""
@@ -96,11 +129,15 @@ class Completion:
     policy_version: NDArray[np.int32]
     """[n], the version that drew each token; never decreases within a completion."""
     reward: float
-    is_finished: bool
-    """Whether it ended with the end token rather than at the token limit."""
+    finish: Finish
     kept_mass: NDArray[np.float32] | None = None
-    """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that top-k and top-p kept
-    at each draw. None without truncation, or where the engine does not know it."""
+    """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that min-p, top-k and
+    top-p kept at each draw. None without truncation, or where the engine does not know it."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended by itself rather than at the token limit."""
+        return self.finish is not Finish.LENGTH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,10 +220,15 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
         raise RefusedError(
             Reason.MALFORMED,
             f"{with_mass} of {len(group.completions)} completions have kept masses, "
-            f"sampled with top_p={group.sampling.top_p} top_k={group.sampling.top_k}",
+            f"sampled with {group.sampling.truncation}",
         )
     for number, completion in enumerate(group.completions):
         _check_completion(completion, vocabulary_size, where=f"completion {number}")
+        if completion.finish is Finish.STOP and not group.sampling.stop:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"completion {number} ended at a stop string, and the run has none",
+            )
 
 
 def _check_completion(completion: Completion, vocabulary_size: int | None, *, where: str) -> None:

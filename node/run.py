@@ -58,6 +58,53 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
+
+    version: int
+    """It began with this one; samplers go on with newer ones meanwhile."""
+    prompts: int
+    completions: int
+    """Of each prompt."""
+    temperature: float
+    """0: the most likely token each time."""
+    max_new_tokens: int
+    started_at_s: float
+    finished_at_s: float = 0.0
+    """Unix seconds, as the start; 0: under way."""
+    counted_prompts: int = 0
+    dropped_prompts: int = 0
+    reward_mean: float = 0.0
+    """Over prompts, of the mean reward of their completions; 0 where none counts."""
+    reward_standard_error: float = 0.0
+    """Between prompts; 0 where fewer than two count."""
+    cut_ratio: float = 0.0
+    """Share of completions that ended at the length limit."""
+    tokens_mean: float = 0.0
+    """Of a completion."""
+    oldest_version: int = 0
+    newest_version: int = 0
+    """The versions that drew its tokens."""
+
+    @property
+    def waiting_prompts(self) -> int:
+        """Prompts that are neither counted nor dropped."""
+        return self.prompts - self.counted_prompts - self.dropped_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStatus:
+    """The evaluations worth a look. First and best are among those with the settings of today."""
+
+    newest: Evaluation | None = None
+    """Finished, as ``first`` and ``best``."""
+    first: Evaluation | None = None
+    best: Evaluation | None = None
+    """Has the highest mean reward; of equals, the oldest."""
+    under_way: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One row of the lag table; fields as in membership.proto."""
 
@@ -98,3 +145,4 @@ class RunStatus:
     bad_prompts: tuple[BadPrompt, ...] = ()
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
+    evaluation: EvaluationStatus = EvaluationStatus()

@@ -115,9 +115,8 @@ def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None
         return f"version {group.newest_version} does not exist yet, the learner is at {version}"
     if group.is_renormalised and any(c.kept_mass is None for c in group.completions):
         return (
-            f"top_p={group.sampling.top_p} top_k={group.sampling.top_k}, and the group does not say what "
-            "mass was kept: every weight would be off by it; send kept_masses, or logprobs of mode FULL, "
-            "or sample with top_p=1 and top_k=0"
+            f"{group.sampling.truncation}, and the group does not say what mass was kept: every weight would "
+            "be off by it; send kept_masses, or logprobs of mode FULL, or sample without truncation"
         )
     return None
 
@@ -125,11 +124,16 @@ def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None
 def _suspect(group: RolloutGroup, vocabulary_size: int) -> str | None:
     sampling, masses = group.sampling, [c.kept_mass for c in group.completions if c.kept_mass is not None]
     kept = min((float(mass.min()) for mass in masses), default=1.0)
-    possible = least_kept_mass(top_p=sampling.top_p, top_k=sampling.top_k, vocabulary_size=vocabulary_size)
+    possible = least_kept_mass(
+        min_p=sampling.min_p,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        vocabulary_size=vocabulary_size,
+    )
     if masses and kept < ROUNDED_MASS * possible:
         return (
-            f"top_p={sampling.top_p} top_k={sampling.top_k} are claimed to have kept {kept:g} of the "
-            f"softmax; they keep {possible:g} at least"
+            f"{sampling.truncation} are claimed to have kept {kept:g} of the softmax; "
+            f"they keep {possible:g} at least"
         )
     least = min(float(logprob.min()) for logprob in full_logprobs(group))
     if least < LEAST_LOGPROB:

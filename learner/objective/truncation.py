@@ -1,6 +1,6 @@
 r"""Logprobs of truncated sampling, made comparable with the learner's.
 
-Top-k and top-p leave a set S of the vocabulary, whose share of the softmax (after temperature) is the
+Min-p, top-k and top-p leave a set S of the vocabulary, whose share of the softmax (after temperature) is the
 kept mass m = q~(S). Tokens are drawn from q = q~/m on S; the learner's p is its whole softmax. With
 p/q every weight is m too small, p = q~ included. So behaviour logprobs are brought back to q~:
 
@@ -42,14 +42,18 @@ def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
     return behaviour_logprob + torch.log(kept_mass).to(behaviour_logprob.dtype)
 
 
-def least_kept_mass(*, top_p: float, top_k: int, vocabulary_size: int) -> float:
+def least_kept_mass(*, min_p: float, top_p: float, top_k: int, vocabulary_size: int) -> float:
     """Return the least share of any softmax that truncation can leave: a smaller claim is false.
 
-    The k likeliest of V tokens hold k/V at least; the nucleus holds top_p of what those hold, at least.
+    The k likeliest of V tokens hold k/V at least. Where min-p leaves one token of probability p, the V - 1
+    others have less than min_p * p each: it holds 1 / (1 + (V - 1) min_p) at least. Together they leave the
+    lesser of the two. The nucleus holds top_p of what is left, at least.
 
     Args:
+        min_p: in [0, 1].
         top_p: in (0, 1].
         top_k: tokens kept, 0: all.
         vocabulary_size: V >= 1.
     """
-    return top_p * (min(top_k, vocabulary_size) / vocabulary_size if top_k else 1.0)
+    likeliest = min(top_k, vocabulary_size) / vocabulary_size if top_k else 1.0
+    return top_p * min(likeliest, 1.0 / (1.0 + (vocabulary_size - 1) * min_p))

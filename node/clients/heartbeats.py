@@ -67,6 +67,8 @@ class Heartbeats:
     Attributes:
         clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
         longest_lag_versions: A learner is told how far the farthest sampler is behind; others: 0.
+        best_version: A learner is told which version did best on held-out prompts; None: none was evaluated.
+        evaluating_version: Likewise, which one is under evaluation; None: none.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class Heartbeats:
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
+        self.best_version: int | None = None
+        self.evaluating_version: int | None = None
 
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
@@ -126,6 +130,9 @@ class Heartbeats:
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
+        self.best_version = answer.best_version if answer.HasField("best_version") else None
+        is_evaluating = answer.HasField("evaluating_version")
+        self.evaluating_version = answer.evaluating_version if is_evaluating else None
         self._note_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))

@@ -105,6 +105,16 @@ class MembershipClient:
         """How far the farthest sampler is behind, as a learner is told; others: 0."""
         return self._heartbeats.longest_lag_versions
 
+    @property
+    def best_version(self) -> int | None:
+        """The version that did best on held-out prompts, as a learner is told; None: none was evaluated."""
+        return self._heartbeats.best_version
+
+    @property
+    def evaluating_version(self) -> int | None:
+        """The version under evaluation, as a learner is told; None: none."""
+        return self._heartbeats.evaluating_version
+
     async def tell_prompts(self, prompts: int) -> None:
         """Report how many prompts the run's task has here, now and at every later join.
 

@@ -1,6 +1,6 @@
 """Settings of the coordinator: the run's, which every peer gets, and its own."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -8,6 +8,8 @@ from node import limits
 from node.config.settings import Address
 from node.coordinator.work.capacity import Bounds
 from node.rollout import SamplingParameters
+
+StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
 
 class CoordinatorConfig(BaseModel):
@@ -43,6 +45,12 @@ class CoordinatorConfig(BaseModel):
     it."""
     top_k: int = Field(default=0, ge=0, le=1 << 24)
     """Tokens kept; 0: all. Has the same cost as top_p."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Tokens less likely than this share of the likeliest one are cut off, before top_k and top_p; 0: none.
+    Has the same cost as top_p."""
+    stop: tuple[StopString, ...] = Field(default=(), max_length=limits.STOP_STRINGS)
+    """A completion ends once its text contains one of these. The policy is trained on their tokens; the text
+    that is graded ends before them. Special tokens have no text; end tokens end a completion in any case."""
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
     """Length at which a completion is cut. Longer costs memory and time on every sampler."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
@@ -85,7 +93,14 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def sampling(self) -> SamplingParameters:
-        return SamplingParameters(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+        return SamplingParameters(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_new_tokens=self.max_new_tokens,
+            min_p=self.min_p,
+            stop=self.stop,
+        )
 
     @property
     def bounds(self) -> Bounds:

@@ -1,6 +1,7 @@
 """Roles, settings, heartbeats and the state of a run <-> heterorl.v1."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, Final
 
 from heterorl.v1 import common_pb2, membership_pb2
@@ -9,7 +10,7 @@ from node.errors import Reason, RefusedError
 from node.failure import BadPrompt, Failure
 from node.identity.peer import is_name
 from node.identity.revocation import Revocations
-from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.mapping import EnumMapping, from_wire, to_wire
 from node.wire.policies import optional_version_from_wire, optional_version_to_wire
@@ -110,6 +111,7 @@ def run_status_to_wire(status: RunStatus) -> membership_pb2.GetStatusResponse:
         peers=map(_peer_status_to_wire, status.peers),
         step=None if status.step is None else step_report_to_wire(status.step),
         bad_prompts=[to_wire(membership_pb2.BadPrompt, bad) for bad in status.bad_prompts],
+        evaluation=_evaluation_status_to_wire(status.evaluation),
     )
 
 
@@ -123,7 +125,20 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         verdicts=dict(message.verdicts),
         step=step_report_from_wire(message.step) if message.HasField("step") else None,
         bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),
+        evaluation=_evaluation_status_from_wire(message.evaluation),
     )
+
+
+def _evaluation_status_to_wire(status: EvaluationStatus) -> membership_pb2.EvaluationStatus:
+    present = {field.name: getattr(status, field.name) for field in fields(status)}
+    return membership_pb2.EvaluationStatus(
+        **{name: to_wire(membership_pb2.Evaluation, one) for name, one in present.items() if one is not None}
+    )
+
+
+def _evaluation_status_from_wire(message: membership_pb2.EvaluationStatus) -> EvaluationStatus:
+    present = message.ListFields()
+    return EvaluationStatus(**{field.name: from_wire(Evaluation, value) for field, value in present})
 
 
 def _peer_status_to_wire(peer: PeerStatus) -> membership_pb2.PeerStatus:

@@ -16,8 +16,10 @@ from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    Finish,
     GroupVerdict,
     LeaseGrant,
+    LeasePurpose,
     LogprobMode,
     PromptLease,
     RolloutGroup,
@@ -31,11 +33,16 @@ _VERDICTS: Final = EnumMapping(common_pb2.Verdict.Value, "VERDICT", Verdict, of=
 _LOGPROB_MODES: Final = EnumMapping(
     rollout_pb2.LogprobMode.Value, "LOGPROB_MODE", LogprobMode, of="logprob mode"
 )
+_PURPOSES: Final = EnumMapping(
+    rollout_pb2.LeasePurpose.Value, "LEASE_PURPOSE", LeasePurpose, of="lease purpose"
+)
 _FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
 
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
+_FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
+"""By their number in the column ``finished``, which was a truth value before there were stop strings."""
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
@@ -82,13 +89,17 @@ def sampling_from_wire(message: common_pb2.SamplingParameters) -> SamplingParame
         and 0 < message.top_p <= 1
         and message.top_k >= 0
         and 0 < message.max_new_tokens <= limits.GROUP_TOKENS
+        and 0 <= message.min_p <= 1
+        and len(message.stop) <= limits.STOP_STRINGS
+        and all(1 <= len(text) <= limits.STOP_STRING_CHARACTERS for text in message.stop)
     ):
         raise RefusedError(
             Reason.MALFORMED,
             f"sampling parameters temperature={message.temperature} top_p={message.top_p} "
-            f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} are out of range",
+            f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} min_p={message.min_p} "
+            f"stop={list(message.stop[: limits.STOP_STRINGS])} are out of range",
         )
-    return from_wire(SamplingParameters, message)
+    return from_wire(SamplingParameters, message, stop=tuple(message.stop))
 
 
 def lease_grant_to_wire(grant: LeaseGrant) -> rollout_pb2.LeasePromptsResponse:
@@ -105,7 +116,8 @@ def lease_grant_from_wire(message: rollout_pb2.LeasePromptsResponse) -> LeaseGra
 
 
 def _lease_to_wire(lease: PromptLease) -> rollout_pb2.PromptLease:
-    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling))
+    purpose = _PURPOSES.to_wire(lease.purpose)
+    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling), purpose=purpose)
 
 
 def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
@@ -113,7 +125,8 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         raise RefusedError(
             Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
         )
-    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling))
+    purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
+    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
 
 
 def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
@@ -131,7 +144,7 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         behaviour_logprobs=_joined((c.behaviour_logprob for c in completions), _F32),
         policy_versions=_joined((c.policy_version for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes(),
-        finished=np.array([c.is_finished for c in completions], _U8).tobytes(),
+        finished=bytes(_FINISHES.index(c.finish) for c in completions),
         sampling=sampling_to_wire(group.sampling),
         sampling_started_at_s=group.sampling_started_at_s,
         sampling_finished_at_s=group.sampling_finished_at_s,
@@ -167,6 +180,8 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
     policy_versions = _column(message.policy_versions, _I32, "policy_versions", tokens)
     rewards = _column(message.rewards, _F32, "rewards", n)
     finished = _column(message.finished, _U8, "finished", n)
+    if (finished >= len(_FINISHES)).any():
+        raise RefusedError(Reason.MALFORMED, f"finish {int(finished.max())} is not one this version knows")
     has_kept_masses = bool(message.kept_masses)
     kept_masses = _column(message.kept_masses, _F32, "kept_masses", tokens if has_kept_masses else 0)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -184,10 +199,10 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
                 behaviour_logprob=behaviour_logprobs[end - length : end],
                 policy_version=policy_versions[end - length : end],
                 reward=float(reward),
-                is_finished=bool(is_finished),
+                finish=_FINISHES[finish],
                 kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
             )
-            for length, end, reward, is_finished in zip(lengths, ends, rewards, finished, strict=True)
+            for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
         sampling=sampling_from_wire(message.sampling),
         logprob_mode=_LOGPROB_MODES.from_wire(message.logprob_mode),

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.rollout import SamplingParameters
+from node.rollout import Finish, SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 
@@ -35,7 +35,7 @@ class SampledCompletion:
     token_ids: NDArray[np.int32]
     behaviour_logprob: NDArray[np.float32]
     policy_version: NDArray[np.int32]
-    is_finished: bool
+    finish: Finish
     kept_mass: NDArray[np.float32] | None
 
 
@@ -84,7 +84,12 @@ class Engine(Protocol):
 
     @property
     def running(self) -> int:
-        """How many requests were added and are neither finished nor cancelled."""
+        """How many requests were added and are neither returned by ``step`` nor cancelled."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
         ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -92,15 +97,15 @@ class Engine(Protocol):
         ...
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of a completion without special tokens. Any thread."""
+        """Return the text of a completion without special tokens, any stop string included. Any thread."""
         ...
 
     def add(self, request: GenerationRequest) -> None:
-        """Accept a request; it joins the running ones at the next step.
+        """Accept a request; it joins the running ones when memory allows.
 
         Raises:
             RefusedError: MALFORMED if a sampling parameter is out of range, OVER_LIMIT if the
-                prompt leaves no room for its completions.
+                prompt leaves no room for its completions in the model's context or in memory.
         """
         ...
 
@@ -109,11 +114,13 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[FinishedRequest]:
-        """Draw one token for every running completion; return the requests this finished.
+        """Draw one token for every running completion; return the requests found finished.
 
         A token's logprob is that of the distribution it was drawn from: the softmax after
-        temperature, top-k and top-p renormalisation, in float32. Where top-k or top-p cut
-        tokens off, the mass kept goes with it.
+        temperature and the renormalisation of min-p, top-k and top-p, in float32. Where these cut
+        tokens off, the mass kept goes with it. A completion ends at an end token, a stop string
+        or its limit; what was drawn beyond is not part of it. An engine may find this out some
+        steps late: call ``step`` while ``running`` is above 0.
         """
         ...
 

@@ -1,9 +1,45 @@
-"""The distribution a token is drawn from: temperature, then top-k, then top-p, renormalised."""
+"""The distribution a token is drawn from: temperature, then min-p, top-k and top-p, renormalised."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+from node.rollout import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSampling:
+    """The sampling parameters of each row, on the device, and what the CPU needs to know of them."""
+
+    temperature: Tensor
+    """[rows], > 0."""
+    min_p: Tensor
+    """[rows], in [0, 1]; 0 keeps all."""
+    top_k: Tensor
+    """[rows], 0 keeps all."""
+    top_p: Tensor
+    """[rows], in (0, 1]; 1 keeps all."""
+    is_truncated: bool
+    """Whether any row is."""
+    is_ranked: bool
+    """Whether any row has a top-k or a top-p, for which the vocabulary is sorted."""
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParameters], *, device: torch.device) -> Self:
+        """Upload the parameters of each row."""
+        columns = [[s.temperature, s.min_p, s.top_p] for s in rows]
+        temperature, min_p, top_p = torch.tensor(columns, device=device).unbind(dim=-1)
+        return cls(
+            temperature,
+            min_p,
+            torch.tensor([s.top_k for s in rows], device=device),
+            top_p,
+            is_truncated=any(s.is_truncated for s in rows),
+            is_ranked=any(s.top_k > 0 or s.top_p < 1 for s in rows),
+        )
 
 
 class Distribution(NamedTuple):
@@ -15,29 +51,35 @@ class Distribution(NamedTuple):
     """[rows], float32, in (0, 1]: the mass of the remaining tokens under the whole softmax."""
 
 
-def sampling_distribution(
-    logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor
-) -> Distribution:
+def sampling_distribution(logits: Tensor, sampling: RowSampling) -> Distribution:
     """Return the distribution that each row's token is drawn from.
 
-    The nucleus is the smallest set of most likely tokens whose mass, renormalised after top-k,
-    reaches ``top_p``; it is never empty. Equally likely tokens are kept in order of their id.
+    Tokens less likely than ``min_p`` times the likeliest are cut off, then all but the ``top_k`` likeliest.
+    The nucleus is the smallest set of most likely tokens whose mass, renormalised over what is left, reaches
+    ``top_p``. The likeliest token is never cut off. Equally likely tokens are kept in order of their id.
 
     Args:
         logits: [rows, vocabulary], any floating dtype; computed on in float32.
-        temperature: [rows], > 0.
-        top_k: [rows], 0 keeps all.
-        top_p: [rows], in (0, 1]; 1 keeps all.
+        sampling: of each row.
     """
-    logprob = torch.log_softmax(logits.float() / temperature.unsqueeze(-1), dim=-1)
-    if not bool(((top_k > 0) | (top_p < 1)).any()):
-        return Distribution(logprob, torch.ones_like(logprob[:, 0]))
-    whole, order = logprob.sort(dim=-1, descending=True, stable=True)
+    whole = torch.log_softmax(logits.float() / sampling.temperature.unsqueeze(-1), dim=-1)
+    if not sampling.is_truncated:
+        return Distribution(whole, torch.ones_like(whole[:, 0]))
+    likeliest = whole.amax(dim=-1, keepdim=True)
+    kept = whole.masked_fill(whole < likeliest + sampling.min_p.log().unsqueeze(-1), -torch.inf)
+    if sampling.is_ranked:
+        kept = _nucleus(kept, sampling)
+    log_mass = kept.logsumexp(dim=-1)
+    return Distribution(kept - log_mass.unsqueeze(-1), log_mass.exp().clamp(max=1.0))
+
+
+def _nucleus(logprob: Tensor, sampling: RowSampling) -> Tensor:
+    """Return ``logprob`` with -inf for the tokens that top-k and top-p cut off."""
+    ordered, order = logprob.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logprob.shape[-1], device=logprob.device)
-    beyond_k = (top_k > 0).unsqueeze(-1) & (rank >= top_k.unsqueeze(-1))
-    ordered = torch.log_softmax(whole.masked_fill(beyond_k, -torch.inf), dim=-1)
-    mass_before = ordered.exp().cumsum(dim=-1) - ordered.exp()
-    beyond_p = (top_p < 1).unsqueeze(-1) & (mass_before >= top_p.unsqueeze(-1)) & (rank > 0)
-    ordered = torch.log_softmax(ordered.masked_fill(beyond_p, -torch.inf), dim=-1)
-    kept_mass = whole.masked_fill(ordered == -torch.inf, -torch.inf).logsumexp(dim=-1).exp()
-    return Distribution(torch.empty_like(logprob).scatter_(-1, order, ordered), kept_mass.clamp(max=1.0))
+    top_k, top_p = sampling.top_k.unsqueeze(-1), sampling.top_p.unsqueeze(-1)
+    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
+    mass = torch.softmax(ordered, dim=-1)
+    mass_before = mass.cumsum(dim=-1) - mass
+    beyond_p = (top_p < 1) & (mass_before >= top_p) & (rank > 0)
+    return torch.empty_like(logprob).scatter_(-1, order, ordered.masked_fill(beyond_p, -torch.inf))

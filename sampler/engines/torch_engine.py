@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from node.errors import Reason, RefusedError, StartupError
+from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
@@ -27,7 +28,7 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
-from sampler.engines.sampling_distribution import sampling_distribution
+from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
 
@@ -50,14 +51,14 @@ class _Row:
     kept_masses: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def completion(self, *, is_finished: bool) -> SampledCompletion:
+    def completion(self, finish: Finish) -> SampledCompletion:
         generated = len(self.logprobs)
         is_truncated = self.running.request.sampling.is_truncated
         return SampledCompletion(
             token_ids=np.array(self.tokens[-generated:], np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),
-            is_finished=is_finished,
+            finish=finish,
             kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
         )
 
@@ -143,6 +144,10 @@ class TorchEngine:
     def running(self) -> int:
         return len(self._pending) + len({id(row.running) for row in self._rows})
 
+    @property
+    def waiting(self) -> int:
+        return len(self._pending)
+
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer(text).input_ids, np.int32)
 
@@ -180,13 +185,8 @@ class TorchEngine:
             use_cache=True,
         ).logits[:, -1]
         self._cache.take_appended()
-        sampling = [row.running.request.sampling for row in self._rows]
-        logprob, kept_mass = sampling_distribution(
-            logits,
-            temperature=torch.tensor([s.temperature for s in sampling], device=device),
-            top_k=torch.tensor([s.top_k for s in sampling], device=device),
-            top_p=torch.tensor([s.top_p for s in sampling], device=device),
-        )
+        sampling = RowSampling.of([row.running.request.sampling for row in self._rows], device=device)
+        logprob, kept_mass = sampling_distribution(logits, sampling)
         drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
         drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
         return self._append(
@@ -253,7 +253,7 @@ class TorchEngine:
             unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)
             if not unfinished[-1]:
                 running = row.running
-                running.done[row.number] = row.completion(is_finished=ended)
+                running.done[row.number] = row.completion(Finish.END if ended else Finish.LENGTH)
                 if len(running.done) == running.request.completions:
                     completions = tuple(running.done[n] for n in range(running.request.completions))
                     finished.append(FinishedRequest(running.request.request_id, completions))

@@ -26,6 +26,7 @@ from node.rpc.channel import ConnectionLost
 from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
+from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.group_tally import GroupTally, SubmittedGroups
@@ -224,7 +225,8 @@ class RolloutLoop:
         assert job.prompt is not None, "a generated job has a prompt"
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
-        texts = [self._engine.decode(completion.token_ids) for completion in finished.completions]
+        stop = job.lease.sampling.stop
+        texts = [text_before_stop(self._engine.decode(c.token_ids), stop) for c in finished.completions]
         try:
             with self._metrics.grade_seconds.time():
                 rewards = await work.graders.grade(job.prompt.made, job.lease.prompt_index, texts)
@@ -335,7 +337,7 @@ def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[C
             behaviour_logprob=sampled.behaviour_logprob,
             policy_version=sampled.policy_version,
             reward=reward,
-            is_finished=sampled.is_finished,
+            finish=sampled.finish,
             kept_mass=sampled.kept_mass,
         )
         for sampled, reward in zip(finished.completions, rewards, strict=True)

@@ -26,6 +26,8 @@ CUTS = [
     SamplingParameters(temperature=1.0, top_p=1.0, top_k=3, max_new_tokens=12),
     SamplingParameters(temperature=0.8, top_p=0.8, top_k=0, max_new_tokens=12),
     SamplingParameters(temperature=1.2, top_p=0.8, top_k=10, max_new_tokens=12),
+    SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12, min_p=0.2),
+    SamplingParameters(temperature=1.2, top_p=0.9, top_k=20, max_new_tokens=12, min_p=0.1),
 ]
 
 
@@ -57,7 +59,7 @@ def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters)
                 behaviour_logprob=sampled.behaviour_logprob,
                 policy_version=sampled.policy_version,
                 reward=float(number % 2),
-                is_finished=sampled.is_finished,
+                finish=sampled.finish,
                 kept_mass=sampled.kept_mass,
             )
             for number, sampled in enumerate(finished[0].completions)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, LogprobMode, RolloutGroup, SamplingParameters
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
 
@@ -16,7 +16,7 @@ def make_completion(tokens: int = 3, *, version: int = 0, reward: float = 0.0, *
         behaviour_logprob=np.full(tokens, -0.5, np.float32),
         policy_version=np.full(tokens, version, np.int32),
         reward=reward,
-        is_finished=True,
+        finish=Finish.END,
     )
     return replace(completion, **changes)
 

@@ -25,13 +25,13 @@ from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
-from node.rollout import RolloutGroup, SamplingParameters
+from node.rollout import RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.members import role_to_wire
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import group_to_wire, sampling_from_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -246,17 +246,11 @@ def step_record(version: int, *group_ids: str) -> rollout_pb2.StepRecord:
 
 def answer_to(lease: rollout_pb2.PromptLease, *, run_id: str, **changes: Any) -> RolloutGroup:
     """Return a good group for a lease, with any one thing changed."""
-    sampling = SamplingParameters(
-        lease.sampling.temperature,
-        lease.sampling.top_p,
-        lease.sampling.top_k,
-        lease.sampling.max_new_tokens,
-    )
     values: dict[str, Any] = {
         "run_id": run_id,
         "task": lease.task,
         "prompt_index": lease.prompt_index,
-        "sampling": sampling,
+        "sampling": sampling_from_wire(lease.sampling),
         "layout_digest": LAYOUT,
         "tokenizer_digest": TOKENIZER,
     }

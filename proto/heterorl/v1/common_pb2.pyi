@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -141,6 +143,8 @@ class SamplingParameters(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Softmax temperature, > 0. 1 samples from the model's own distribution."""
     top_p: _builtins.float
@@ -149,6 +153,14 @@ class SamplingParameters(_message.Message):
     """Number of tokens kept, >= 0. 0 keeps the whole vocabulary."""
     max_new_tokens: _builtins.int
     """Tokens a completion may have at most, > 0."""
+    min_p: _builtins.float
+    """Tokens less likely than this share of the likeliest token are cut off, in [0, 1], before top_k and
+    top_p. 0 keeps the whole vocabulary.
+    """
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A completion ends once its text contains one of these; at most 16, of 1 to 64 characters each."""
+
     def __init__(
         self,
         *,
@@ -156,10 +168,12 @@ class SamplingParameters(_message.Message):
         top_p: _builtins.float = ...,
         top_k: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

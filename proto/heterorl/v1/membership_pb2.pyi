@@ -412,6 +412,8 @@ class HeartbeatResponse(_message.Message):
     MUST_REPAIR_FIELD_NUMBER: _builtins.int
     LONGEST_LAG_VERSIONS_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
+    BEST_VERSION_FIELD_NUMBER: _builtins.int
+    EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The heartbeat this answers."""
     received_at_s: _builtins.float
@@ -424,6 +426,12 @@ class HeartbeatResponse(_message.Message):
     """Learners: how many versions the sampler farthest behind the head is behind; deltas over more
     versions than that are not worth making. Others: 0.
     """
+    best_version: _builtins.int
+    """Learners: the version whose evaluation has the highest mean reward so far; of equals the oldest. Unset: no
+    version has been evaluated, or not a learner.
+    """
+    evaluating_version: _builtins.int
+    """Learners: the version under evaluation, which may become the best one. Unset: none, or not a learner."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -454,12 +462,21 @@ class HeartbeatResponse(_message.Message):
         must_repair: _builtins.bool = ...,
         longest_lag_versions: _builtins.int = ...,
         revocations: Global___Revocations | None = ...,
+        best_version: _builtins.int | None = ...,
+        evaluating_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
+    _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
+    _WhichOneofReturnType__evaluating_version: _TypeAlias = _typing.Literal["evaluating_version"]  # noqa: Y015
+    _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
@@ -596,6 +613,7 @@ class GetStatusResponse(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -643,6 +661,10 @@ class GetStatusResponse(_message.Message):
     def bad_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadPrompt]:
         """Prompts that were abandoned and have not been answered since: the newest, at most 50."""
 
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationStatus:
+        """How versions do on held-out prompts. Unset: older software."""
+
     def __init__(
         self,
         *,
@@ -660,14 +682,135 @@ class GetStatusResponse(_message.Message):
         prompts: _builtins.int = ...,
         bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
         bad_prompts_total: _builtins.int = ...,
+        evaluation: Global___EvaluationStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class EvaluationStatus(_message.Message):
+    """How versions do on held-out prompts. First and best are among the evaluations with the settings of today."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    UNDER_WAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def newest(self) -> Global___Evaluation:
+        """The newest finished one. Unset: none."""
+
+    @_builtins.property
+    def first(self) -> Global___Evaluation:
+        """The oldest. Unset: none."""
+
+    @_builtins.property
+    def best(self) -> Global___Evaluation:
+        """The one with the highest mean reward; of equals the oldest. Unset: none."""
+
+    @_builtins.property
+    def under_way(self) -> Global___Evaluation:
+        """The one under way, with what it counted so far. Unset: none."""
+
+    def __init__(
+        self,
+        *,
+        newest: Global___Evaluation | None = ...,
+        first: Global___Evaluation | None = ...,
+        best: Global___Evaluation | None = ...,
+        under_way: Global___Evaluation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationStatus: _TypeAlias = EvaluationStatus  # noqa: Y015
+
+@_typing.final
+class Evaluation(_message.Message):
+    """The evaluation of a policy version on held-out prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    STARTED_AT_S_FIELD_NUMBER: _builtins.int
+    FINISHED_AT_S_FIELD_NUMBER: _builtins.int
+    COUNTED_PROMPTS_FIELD_NUMBER: _builtins.int
+    DROPPED_PROMPTS_FIELD_NUMBER: _builtins.int
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    REWARD_STANDARD_ERROR_FIELD_NUMBER: _builtins.int
+    CUT_RATIO_FIELD_NUMBER: _builtins.int
+    TOKENS_MEAN_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version it began with."""
+    prompts: _builtins.int
+    """Held-out prompts asked."""
+    completions: _builtins.int
+    """Completions of each."""
+    temperature: _builtins.float
+    """Softmax temperature; 0: the most likely token each time."""
+    max_new_tokens: _builtins.int
+    """Tokens a completion may have at most."""
+    started_at_s: _builtins.float
+    """Unix seconds on the coordinator's clock."""
+    finished_at_s: _builtins.float
+    """Likewise; 0: under way."""
+    counted_prompts: _builtins.int
+    """Prompts whose group counts."""
+    dropped_prompts: _builtins.int
+    """Prompts given up: too many attempts failed, or the settings changed before they were answered."""
+    reward_mean: _builtins.float
+    """Mean over prompts of the mean reward of their completions; 0 where none counts."""
+    reward_standard_error: _builtins.float
+    """Standard error of that mean, between prompts; 0 where fewer than two count."""
+    cut_ratio: _builtins.float
+    """Share of completions cut at the length limit."""
+    tokens_mean: _builtins.float
+    """Mean tokens of a completion."""
+    oldest_version: _builtins.int
+    """Oldest policy version that drew a token, at least `version`; 0 where none counts."""
+    newest_version: _builtins.int
+    """Newest policy version that drew a token: samplers move on during an evaluation."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        prompts: _builtins.int = ...,
+        completions: _builtins.int = ...,
+        temperature: _builtins.float = ...,
+        max_new_tokens: _builtins.int = ...,
+        started_at_s: _builtins.float = ...,
+        finished_at_s: _builtins.float = ...,
+        counted_prompts: _builtins.int = ...,
+        dropped_prompts: _builtins.int = ...,
+        reward_mean: _builtins.float = ...,
+        reward_standard_error: _builtins.float = ...,
+        cut_ratio: _builtins.float = ...,
+        tokens_mean: _builtins.float = ...,
+        oldest_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
 class BadPrompt(_message.Message):

@@ -20,6 +20,36 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LeasePurpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LeasePurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeasePurpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEASE_PURPOSE_UNSPECIFIED: _LeasePurpose.ValueType  # 0
+    """By an older coordinator: training."""
+    LEASE_PURPOSE_TRAINING: _LeasePurpose.ValueType  # 1
+    """A slot of training: the group goes to the learner."""
+    LEASE_PURPOSE_EVALUATION: _LeasePurpose.ValueType  # 2
+    """A held-out prompt: the coordinator records the rewards, and the learner never sees the group. Sampled as
+    the lease says, which may differ from the run's parameters; every token by the version under evaluation
+    or a newer one.
+    """
+
+class LeasePurpose(_LeasePurpose, metaclass=_LeasePurposeEnumTypeWrapper):
+    """What the group of a lease is for."""
+
+LEASE_PURPOSE_UNSPECIFIED: LeasePurpose.ValueType  # 0
+"""By an older coordinator: training."""
+LEASE_PURPOSE_TRAINING: LeasePurpose.ValueType  # 1
+"""A slot of training: the group goes to the learner."""
+LEASE_PURPOSE_EVALUATION: LeasePurpose.ValueType  # 2
+"""A held-out prompt: the coordinator records the rewards, and the learner never sees the group. Sampled as
+the lease says, which may differ from the run's parameters; every token by the version under evaluation
+or a newer one.
+"""
+Global___LeasePurpose: _TypeAlias = LeasePurpose  # noqa: Y015
+
 class _LeaseFault:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -69,7 +99,7 @@ class _LogprobModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobMo
     LOGPROB_MODE_UNSPECIFIED: _LogprobMode.ValueType  # 0
     """Never sent."""
     LOGPROB_MODE_SAMPLED: _LogprobMode.ValueType  # 1
-    """What each token was drawn from: the softmax after temperature, top-k and top-p,
+    """What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
     renormalised over the tokens kept.
     """
     LOGPROB_MODE_FULL: _LogprobMode.ValueType  # 2
@@ -81,7 +111,7 @@ class LogprobMode(_LogprobMode, metaclass=_LogprobModeEnumTypeWrapper):
 LOGPROB_MODE_UNSPECIFIED: LogprobMode.ValueType  # 0
 """Never sent."""
 LOGPROB_MODE_SAMPLED: LogprobMode.ValueType  # 1
-"""What each token was drawn from: the softmax after temperature, top-k and top-p,
+"""What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
 renormalised over the tokens kept.
 """
 LOGPROB_MODE_FULL: LogprobMode.ValueType  # 2
@@ -163,8 +193,9 @@ class PromptLease(_message.Message):
     GROUP_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Also the id of the group that answers it: <slot>.<attempt>."""
+    """Also the id of the group that answers it: <slot>.<attempt>, or e<version>-<place>.<attempt> for evaluation."""
     task: _builtins.str
     """Which task."""
     prompt_index: _builtins.int
@@ -173,6 +204,8 @@ class PromptLease(_message.Message):
     """Completions wanted."""
     ttl_s: _builtins.float
     """Seconds until the lease ends unless a heartbeat renews it."""
+    purpose: Global___LeasePurpose.ValueType
+    """What its group is for. The sampler does the same work either way. Unset: training."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How to sample them."""
@@ -186,10 +219,11 @@ class PromptLease(_message.Message):
         group_size: _builtins.int = ...,
         sampling: _common_pb2.SamplingParameters | None = ...,
         ttl_s: _builtins.float = ...,
+        purpose: Global___LeasePurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "sampling", b"sampling", "task", b"task", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "sampling", b"sampling", "task", b"task", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,7 +411,7 @@ class RolloutGroup(_message.Message):
     prompt_token_ids: _builtins.bytes
     """int32[prompt length]: token ids of the prompt."""
     completion_lengths: _builtins.bytes
-    """int32[n]: tokens of each completion, >= 1, end token included."""
+    """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
     token_ids: _builtins.bytes
     """int32[t]: token ids, completion after completion."""
     behaviour_logprobs: _builtins.bytes
@@ -389,7 +423,7 @@ class RolloutGroup(_message.Message):
     rewards: _builtins.bytes
     """float32[n]: reward of each completion, finite."""
     finished: _builtins.bytes
-    """uint8[n]: 1 where the completion ended by itself, 0 where it was cut at the limit."""
+    """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
     sampling_started_at_s: _builtins.float
     """Unix seconds on the sampler's clock, corrected to the coordinator's."""
     sampling_finished_at_s: _builtins.float
@@ -399,8 +433,8 @@ class RolloutGroup(_message.Message):
     logprob_mode: Global___LogprobMode.ValueType
     """What the log-probabilities are of. Unset: refused."""
     kept_masses: _builtins.bytes
-    """float32[t]: share of the whole softmax, after temperature, held by the tokens that top-k and
-    top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
+    """float32[t]: share of the whole softmax, after temperature, held by the tokens that min-p, top-k
+    and top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
     Without it the learner refuses a truncated group, unless its mode is FULL.
     """
     @_builtins.property

@@ -22,6 +22,8 @@ def test_the_defaults_are_a_coherent_small_run() -> None:
         ("group_size", 1025),
         ("temperature", 0.0),
         ("top_p", 1.5),
+        ("min_p", 1.5),
+        ("stop", ["x"] * 17),
         ("max_staleness_versions", -1),
         ("listen", "nowhere"),
         ("lease_ttl_s", 0),
@@ -32,6 +34,14 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(key: str, value: object) -
     with pytest.raises(ValidationError) as error:
         config(**{key: value})
     assert error.value.errors()[0]["loc"] == (key,)
+
+
+def test_a_stop_string_has_1_to_64_characters() -> None:
+    assert config(stop=["日" * 64]).sampling.stop == ("日" * 64,)
+    for wrong in ("", "x" * 65):
+        with pytest.raises(ValidationError) as error:
+            config(stop=[wrong])
+        assert error.value.errors()[0]["loc"] == ("stop", 0)
 
 
 def test_a_buffer_that_can_never_fill_a_batch_is_refused() -> None:

@@ -49,6 +49,7 @@ def test_an_honest_group_is_accepted_without_a_word() -> None:
         ({"tokenizer_digest": b"x" * 16}, Verdict.FOREIGN, "tokenizer digest 7878"),
         ({"sampling": replace(SAMPLING, top_p=0.9)}, Verdict.FOREIGN, "what mass was kept"),
         ({"sampling": replace(SAMPLING, top_k=20)}, Verdict.FOREIGN, "what mass was kept"),
+        ({"sampling": replace(SAMPLING, min_p=0.1)}, Verdict.FOREIGN, "min_p=0.1 top_k=0 top_p=1.0"),
         (
             {"sampling": replace(SAMPLING, top_k=20), "logprob_mode": LogprobMode.FULL},
             Verdict.ACCEPTED,
@@ -60,6 +61,10 @@ def test_an_honest_group_is_accepted_without_a_word() -> None:
         (truncated(0.49, top_k=21), Verdict.SUSPECT, "keep 0.5 at least"),
         (truncated(0.3, top_k=21, top_p=0.6), Verdict.ACCEPTED, ""),
         (truncated(0.29, top_k=21, top_p=0.6), Verdict.SUSPECT, "keep 0.3 at least"),
+        (truncated(0.5, min_p=1 / 41), Verdict.ACCEPTED, ""),
+        (truncated(0.49, min_p=1 / 41), Verdict.SUSPECT, "keep 0.5 at least"),
+        (truncated(0.3, min_p=1 / 41, top_p=0.6), Verdict.ACCEPTED, ""),
+        (truncated(0.29, min_p=1 / 41, top_p=0.6), Verdict.SUSPECT, "keep 0.3 at least"),
         # -29.5 nats among the tokens kept, log 0.5 below that in the whole softmax
         (truncated(0.5, top_k=21, behaviour_logprob=-29.5), Verdict.SUSPECT, "-30.19"),
         (truncated(1.0, top_k=21, behaviour_logprob=-29.5), Verdict.ACCEPTED, ""),

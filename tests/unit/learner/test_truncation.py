@@ -50,13 +50,35 @@ def test_columns_of_different_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "top_k", "least"),
-    [(1.0, 0, 1.0), (0.8, 0, 0.8), (1.0, 20, 0.2), (0.8, 20, 0.16), (0.8, 1000, 0.8)],
+    ("min_p", "top_p", "top_k", "least"),
+    [
+        (0.0, 1.0, 0, 1.0),
+        (0.0, 0.8, 0, 0.8),
+        (0.0, 1.0, 20, 0.2),
+        (0.0, 0.8, 20, 0.16),
+        (0.0, 0.8, 1000, 0.8),
+        (1.0, 1.0, 0, 0.01),
+        (1.0, 1.0, 20, 0.01),
+        (0.1, 1.0, 0, 1 / 10.9),
+        (0.1, 0.5, 0, 0.5 / 10.9),
+        (0.1, 1.0, 5, 0.05),
+    ],
 )
 def test_no_softmax_can_be_cut_to_less_than_the_least_kept_mass(
-    top_p: float, top_k: int, least: float
+    min_p: float, top_p: float, top_k: int, least: float
 ) -> None:
-    assert least_kept_mass(top_p=top_p, top_k=top_k, vocabulary_size=100) == pytest.approx(least)
+    possible = least_kept_mass(min_p=min_p, top_p=top_p, top_k=top_k, vocabulary_size=100)
+    assert possible == pytest.approx(least)
+
+
+def test_a_softmax_cut_by_min_p_comes_as_near_to_the_least_kept_mass_as_one_likes() -> None:
+    """One token of p and 99 of a hair less than p/10 each: p (1 + 9.9) = 1."""
+    logits = torch.full((1, 100), math.log(0.1 * 0.9999), dtype=torch.float64)
+    logits[0, 0] = 0.0
+    softmax = logits.softmax(dim=-1)
+    kept = softmax[softmax >= 0.1 * softmax.max()].sum().item()
+    assert kept == pytest.approx(1 / 10.9, rel=1e-3)
+    assert kept > least_kept_mass(min_p=0.1, top_p=1.0, top_k=0, vocabulary_size=100)
 
 
 def test_a_group_expectation_weight_of_equal_completions_is_one_after_the_correction_alone() -> None:

@@ -183,6 +183,21 @@ async def test_verdicts_lost_leases_and_repairs_are_passed_on() -> None:
         await repair.wait()
 
 
+async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluation() -> None:
+    hub = Hub()
+    hub.repeats = True
+    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8)
+    async with serving(hub) as port, peering(port) as peer:
+        assert (peer.client.best_version, peer.client.evaluating_version) == (None, None)
+        while (await hub.heartbeats.get()).sequence < 2:
+            pass
+        assert (peer.client.best_version, peer.client.evaluating_version) == (0, 8)
+        hub.answer = membership_pb2.HeartbeatResponse(best_version=8)
+        for _ in range(3):
+            await hub.heartbeats.get()
+        assert (peer.client.best_version, peer.client.evaluating_version) == (8, None)
+
+
 async def test_a_verdict_told_again_is_passed_on_once() -> None:
     """As by a hub that cannot know whether its last answer arrived."""
     hub = Hub()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rollout import check_group
+from node.rollout import Finish, check_group
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -54,10 +54,10 @@ def test_negative_zero_and_denormal_logprobs_are_fine() -> None:
     check_group(make_group(completions=(make_completion(3, behaviour_logprob=logprob),)))
 
 
-@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, 0), (1.0, 5)])
-def test_kept_masses_up_to_one_pass_where_something_was_cut_off(top_p: float, top_k: int) -> None:
+@pytest.mark.parametrize("cut", [{"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.1}])
+def test_kept_masses_up_to_one_pass_where_something_was_cut_off(cut: dict[str, Any]) -> None:
     kept_mass = np.array([1e-45, 0.5, 1.0], np.float32)
-    sampling = replace(SAMPLING, top_p=top_p, top_k=top_k)
+    sampling = replace(SAMPLING, **cut)
     check_group(make_group(completions=(make_completion(3, kept_mass=kept_mass),), sampling=sampling))
 
 
@@ -84,6 +84,18 @@ def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refuse
 def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(RefusedError):
         check_group(make_group(**changes), vocabulary_size=50)
+
+
+def test_a_stop_string_ends_completions_only_where_the_run_has_some() -> None:
+    stopped = make_completion(finish=Finish.STOP)
+    check_group(make_group(completions=(stopped,), sampling=replace(SAMPLING, stop=("\n",))))
+    with pytest.raises(RefusedError, match="completion 0 ended at a stop string"):
+        check_group(make_group(completions=(stopped,)))
+
+
+@pytest.mark.parametrize("finish", list(Finish))
+def test_a_completion_is_finished_unless_the_limit_cut_it(finish: Finish) -> None:
+    assert make_completion(finish=finish).is_finished == (finish is not Finish.LENGTH)
 
 
 def test_staleness_is_counted_from_the_oldest_token() -> None:

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
-from node.rollout import SamplingParameters
+from node.rollout import Finish, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import sampling_distribution
+from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.torch_engine import TorchEngine
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
@@ -94,12 +94,7 @@ def naive_logprob(
                 start += tensor.numel()
             ids = np.concatenate([prompt, completion.token_ids[:position]])
             logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
-            distribution = sampling_distribution(
-                logits,
-                temperature=torch.tensor([sampling.temperature]),
-                top_k=torch.tensor([sampling.top_k]),
-                top_p=torch.tensor([sampling.top_p]),
-            )
+            distribution = sampling_distribution(logits, RowSampling.of([sampling], device=logits.device))
             scores.append(float(distribution.logprob[0, int(token)]))
             kept_masses.append(float(distribution.kept_mass))
     assert completion.kept_mass is None or np.allclose(completion.kept_mass, kept_masses, atol=1e-5)
@@ -185,6 +180,8 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
     [
         SamplingParameters(temperature=0.7, top_p=1.0, top_k=3, max_new_tokens=8),
         SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
+        SamplingParameters(temperature=1.3, top_p=1.0, top_k=0, max_new_tokens=8, min_p=0.3),
+        SamplingParameters(temperature=0.9, top_p=0.8, top_k=9, max_new_tokens=8, min_p=0.1),
     ],
 )
 def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
@@ -222,11 +219,11 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(engine: Torch
     end = 1
     engine.add(request(engine, "4", completions=200))
     completions = run_out(engine)["4"].completions
-    assert {c.is_finished for c in completions} == {True, False}
+    assert {c.finish for c in completions} == {Finish.END, Finish.LENGTH}
     for completion in completions:
-        assert completion.is_finished == (completion.token_ids[-1] == end)
+        assert (completion.finish is Finish.END) == (completion.token_ids[-1] == end)
         assert end not in completion.token_ids[:-1]
-        assert completion.is_finished or len(completion.token_ids) == PLAIN.max_new_tokens
+        assert completion.finish is Finish.END or len(completion.token_ids) == PLAIN.max_new_tokens
 
 
 def test_the_text_of_a_completion_has_no_special_tokens(engine: TorchEngine) -> None:

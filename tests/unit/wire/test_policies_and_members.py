@@ -6,7 +6,7 @@ from node.errors import RefusedError
 from node.failure import BadPrompt, Failure
 from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.run import PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunSettings, RunStatus, StepReport
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.members import (
     metric_families_from_wire,
@@ -61,6 +61,9 @@ def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
     assert settings_from_wire(settings_to_wire(settings)) == settings
 
 
+EVALUATION = Evaluation(10, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
+
+
 @pytest.mark.parametrize("step", [None, STEP])
 def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
     peer = PeerStatus(
@@ -82,6 +85,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         100,
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
+        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 16, 4, 0.5, 64, 3.5)),
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

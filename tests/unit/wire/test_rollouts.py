@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +8,15 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rollout import LogprobMode, RolloutGroup, Verdict
-from node.wire.rollouts import group_from_wire, group_to_wire, verdict_from_wire, verdict_to_wire
+from node.rollout import Finish, LeaseGrant, LeasePurpose, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.wire.rollouts import (
+    group_from_wire,
+    group_to_wire,
+    lease_grant_from_wire,
+    lease_grant_to_wire,
+    verdict_from_wire,
+    verdict_to_wire,
+)
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -28,7 +36,7 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
         assert (a.kept_mass is None) == (b.kept_mass is None)
         if a.kept_mass is not None:
             np.testing.assert_array_equal(a.kept_mass, b.kept_mass)
-        assert (a.reward, a.is_finished) == (b.reward, b.is_finished)
+        assert (a.reward, a.finish) == (b.reward, b.finish)
 
 
 @settings(deadline=None)
@@ -49,12 +57,12 @@ def test_a_group_survives_the_wire_bit_for_bit(
             behaviour_logprob=-rng.random(n, dtype=np.float32) * 100,
             policy_version=np.sort(rng.integers(0, 2**31 - 1, n, dtype=np.int32)),
             reward=float(np.float32(rng.normal())),
-            is_finished=bool(rng.integers(2)),
+            finish=list(Finish)[rng.integers(3)],
             kept_mass=1 - rng.random(n, dtype=np.float32) if is_truncated else None,
         )
         for n in lengths
     )
-    sampling = replace(SAMPLING, top_k=5 if is_truncated else 0)
+    sampling = replace(SAMPLING, top_k=5 if is_truncated else 0, min_p=0.125, stop=("\n\n", "日本"))
     group = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
     message = rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString())
     assert_same_group(group_from_wire(message), group)
@@ -63,6 +71,11 @@ def test_a_group_survives_the_wire_bit_for_bit(
 def test_columns_are_little_endian_whatever_the_machine() -> None:
     message = group_to_wire(make_group(prompt_token_ids=np.array([1, 258], np.int32)))
     assert message.prompt_token_ids == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+
+
+def test_a_finish_is_a_byte_that_was_a_truth_value_before_there_were_stop_strings() -> None:
+    completions = tuple(make_completion(finish=finish) for finish in (Finish.LENGTH, Finish.END, Finish.STOP))
+    assert group_to_wire(make_group(completions=completions)).finished == b"\0\1\2"
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
@@ -80,6 +93,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("policy_versions", b"\0" * 32),
         ("rewards", b"\0" * 4),
         ("finished", b"\0"),
+        ("finished", b"\1\3"),
         ("completion_lengths", b""),
         ("completion_lengths", np.array([7, 0], np.int32).tobytes()),
         ("completion_lengths", np.array([8, -1], np.int32).tobytes()),
@@ -121,11 +135,20 @@ def test_too_many_completions_are_refused() -> None:
         ("top_p", 1.5),
         ("top_k", -1),
         ("max_new_tokens", 0),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", float("nan")),
+        ("stop", [""]),
+        ("stop", ["x" * 65]),
+        ("stop", ["x"] * 17),
     ],
 )
-def test_sampling_parameters_out_of_range_are_refused(field: str, value: float) -> None:
+def test_sampling_parameters_out_of_range_are_refused(field: str, value: Any) -> None:
     message = group_to_wire(make_group())
-    setattr(message.sampling, field, value)
+    if field == "stop":
+        message.sampling.stop.extend(value)
+    else:
+        setattr(message.sampling, field, value)
     with pytest.raises(RefusedError, match=field):
         group_from_wire(message)
 
@@ -146,3 +169,18 @@ def test_a_verdict_of_a_later_version_is_refused() -> None:
     message = rollout_pb2.GroupJudgement.FromString(b"\x10\x63")
     with pytest.raises(RefusedError, match="verdict 99"):
         verdict_from_wire(message.verdict)
+
+
+@pytest.mark.parametrize("purpose", LeasePurpose)
+def test_a_lease_survives_the_wire(purpose: LeasePurpose) -> None:
+    lease = PromptLease("e10-3.1", "addition", 7, 1, SAMPLING, 60.0, purpose)
+    grant = LeaseGrant((lease,), 0.5, "staleness")
+    assert lease_grant_from_wire(lease_grant_to_wire(grant)) == grant
+
+
+def test_a_lease_of_an_older_coordinator_is_for_training() -> None:
+    message = lease_grant_to_wire(
+        LeaseGrant((PromptLease("3.1", "addition", 7, 1, SAMPLING, 60.0),), 0.0, "")
+    )
+    message.leases[0].ClearField("purpose")
+    assert lease_grant_from_wire(message).leases[0].purpose is LeasePurpose.TRAINING

@@ -1,0 +1,1 @@
+"""Rows: the data set that the coordinator leases prompts from."""
