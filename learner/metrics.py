@@ -34,14 +34,41 @@ class LearnerMetrics:
             name = f"heterorl_learner_{what}"
             return Histogram(name, help_text, labels, buckets=buckets, registry=registry)
 
-        self._of_report = {
-            "reward_mean": gauge("reward_mean", "Mean reward of the newest batch."),
-            "kl_nats": gauge("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
-            "surprisal_nats": gauge("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
-            "ess_ratio": gauge("ess_ratio", "Effective sample size of the newest batch over its size."),
-            "clip_fraction": gauge("clip_ratio", "Share of the newest batch that was clipped."),
-            "gradient_norm": gauge("gradient_norm", "Norm of the newest gradient before clipping."),
+        self._of_step = {
+            name: gauge(name, help_text)
+            for name, help_text in (
+                ("reward_mean", "Mean reward of the newest batch."),
+                (
+                    "reward_deviation",
+                    "Standard deviation of rewards within a group, mean of the newest batch.",
+                ),
+                ("zero_advantage_ratio", "Share of the newest batch's groups whose rewards are all equal."),
+                ("completion_tokens_mean", "Mean length of the newest batch's completions."),
+                (
+                    "completion_tokens_p95",
+                    "Length that 95 % of the newest completions do not exceed.",
+                ),
+                ("completion_tokens_max", "Longest completion of the newest batch."),
+                ("prompt_tokens_mean", "Mean length of the newest batch's prompts."),
+                ("cut_ratio", "Share of the newest batch's completions that ended at the token limit."),
+                ("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
+                ("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
+                ("ess_ratio", "Effective sample size of the newest batch over its size."),
+                ("clip_ratio", "Share of the newest batch that was clipped."),
+                ("truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."),
+                (
+                    "trust_ratio",
+                    "Mean share of the correction for divergence that the newest completions got.",
+                ),
+                ("gradient_norm", "Norm of the newest gradient before clipping."),
+                ("learning_rate", "Of the newest step, by learner.lr_schedule."),
+                ("staleness_mean_versions", "Mean staleness of the newest batch's groups."),
+                ("tokens_per_second", "Completion tokens of the newest step over its time."),
+            )
         }
+        """By name, see ``StepLine.numbers``."""
+        for of_step in self._of_step.values():
+            of_step.set(math.nan)
         self.sampler_mismatch_nats = gauge(
             "sampler_mismatch_nats",
             "KL per token of a sampler's groups beyond the drift of the policy: what its engine adds.",
@@ -63,15 +90,6 @@ class LearnerMetrics:
         self.drift_error_nats = gauge(
             "drift_error_nats", "Standard error of that; 10: nothing is known.", "age_versions"
         )
-        self.truncated_ratio = gauge(
-            "truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."
-        )
-        self.trust_ratio = gauge(
-            "trust_ratio", "Mean share of the correction for divergence that the newest completions got."
-        )
-        self.learning_rate = gauge("learning_rate", "Of the newest step, by learner.lr_schedule.")
-        for unknown in (self.truncated_ratio, self.trust_ratio, self.learning_rate):
-            unknown.set(math.nan)
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
             "Samplers whose groups no other sampler's groups of their age compare with.",
@@ -86,9 +104,6 @@ class LearnerMetrics:
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
         self.clamped_tokens = counter(
             "clamped_tokens", "Tokens whose log ratio was clamped before exponentiation."
-        )
-        self.tokens_per_second = gauge(
-            "tokens_per_second", "Completion tokens of the newest step over its time."
         )
         self.lost_drain_streams = counter(
             "lost_drain_streams",
@@ -128,19 +143,13 @@ class LearnerMetrics:
 
     def show_step(self, line: StepLine) -> None:
         """Show a step that was taken."""
-        for field, gauge in self._of_report.items():
-            gauge.set(getattr(line.report, field))
+        numbers = line.numbers()
+        for name, gauge in self._of_step.items():
+            gauge.set(numbers.get(name, math.nan))
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.clamped_tokens.inc(line.clamped_tokens)
-        for share, of_batch in (
-            (self.truncated_ratio, line.truncated_fraction),
-            (self.trust_ratio, line.trust_mean),
-            (self.learning_rate, line.learning_rate),
-        ):
-            share.set(math.nan if of_batch is None else of_batch)
-        self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         if self._peak_flops:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:

@@ -76,7 +76,7 @@ class SampleWriter:
             reward=completion.reward,
             advantage=advantage,
             tokens=len(completion.token_ids),
-            finish="end" if completion.is_finished else "length",
+            finish=completion.finish.value,
             oldest_version=int(completion.policy_version.min()),
             newest_version=int(completion.policy_version.max()),
         )

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
+from learner.intake.batch_figures import batch_figures
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
@@ -235,6 +236,7 @@ class TrainingState:
             truncated_fraction=outcome.truncated_fraction,
             trust_mean=outcome.trust_mean,
             learning_rate=outcome.learning_rate,
+            figures=batch_figures([one.group for one in batch]),
         )
 
 

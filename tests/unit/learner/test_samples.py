@@ -14,7 +14,7 @@ from learner.records.samples_page import render_page
 from learner.records.visible_text import visible
 from learner.step_log import StepLine
 from node.commands.cli import main
-from node.rollout import Completion, DeliveredGroup
+from node.rollout import Completion, DeliveredGroup, Finish
 from node.run import StepReport
 from support.groups import make_completion, make_group
 from support.tiny_model import TOKENS, make_tiny_model
@@ -67,7 +67,7 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
 ) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     swapped = np.array([3, 4], np.int32)
-    group = delivered(answer("4", 1.0), answer("22", 0.0, is_finished=False, policy_version=swapped))
+    group = delivered(answer("4", 1.0), answer("22", 0.0, finish=Finish.LENGTH, policy_version=swapped))
     writer(model_dir, file).write(step_line(6), [group])
     [written] = file.newest(5)
     assert (written.version, written.group_id, written.sampler_id) == (6, "5.1", "far")
