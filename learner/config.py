@@ -131,6 +131,15 @@ class LearnerConfig(BaseModel):
     samples_groups: int = Field(default=2, ge=1, le=64)
     """Groups of each such batch, drawn at random."""
 
+    tensorboard_dir: Path | None = None
+    """Where TensorBoard's event files go: the numbers of each step, as in the metrics. Needs the extra
+    ``tensorboard``."""
+
+    wandb_project: str | None = Field(default=None, min_length=1)
+    """Project of Weights & Biases that gets the same numbers, in a run named after this one. Needs the extra
+    ``wandb``, and WANDB_API_KEY or WANDB_MODE=offline in the environment. A tracker that fails is counted
+    and never stops training."""
+
     keyframe_every_versions: int = Field(default=64, ge=1)
     """Versions from one keyframe, which needs no base, to the next. A shorter distance lets a late sampler in
     with fewer bytes; a longer one uploads less."""

@@ -31,6 +31,7 @@ from learner.publishing.signer import Signer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
 from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import GROUPS, render_page
+from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLog
 from learner.training.model import Policy, load_policy
@@ -93,7 +94,9 @@ async def build(context: RoleContext) -> list[Service]:
     digest = tokenizer_digest(config.model_dir)
     samples = SamplesFile(state_dir / FILE_NAME)
     context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
-    writer_thread = WriterThread(_step_writers(config, samples), metrics=metrics)
+    with _disk_errors_explained(state_dir):
+        writers = _step_writers(config, samples, run_id=run_id, state_dir=state_dir)
+    writer_thread = WriterThread(writers, metrics=metrics)
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
         dial(target, caller, purpose=purpose, now=clock.now())
@@ -189,12 +192,21 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=draining), uploading, draining, publishing, writing, training]
 
 
-def _step_writers(config: LearnerConfig, samples: SamplesFile) -> list[StepWriter]:
+def _step_writers(
+    config: LearnerConfig, samples: SamplesFile, *, run_id: str, state_dir: Path
+) -> list[StepWriter]:
     writers: list[StepWriter] = []
     if config.samples_every_versions:
         tokenizer = load_tokenizer(config.model_dir)
         every_versions, groups = config.samples_every_versions, config.samples_groups
         writers.append(SampleWriter(samples, tokenizer, every_versions=every_versions, groups=groups))
+    if config.tensorboard_dir is not None:
+        writers.append(TensorBoardWriter(config.tensorboard_dir))
+    if config.wandb_project is not None:
+        shown = config.model_dump(mode="json")
+        writers.append(
+            WandbWriter(config.wandb_project, run_id=run_id, directory=state_dir, configuration=shown)
+        )
     return writers
 
 
