@@ -122,7 +122,8 @@ class LearnerConfig(BaseModel):
 
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
-    four bytes a parameter on disk. 0: the newest two only."""
+    four bytes a parameter on disk. 0: of the newest two and the best only. A version that is evaluated is
+    certain to be there later only if it is such a multiple."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for
@@ -155,7 +156,8 @@ class LearnerConfig(BaseModel):
     """Mean training reward over ``stop_window_versions`` at which it does the same. Unset: never."""
 
     stop_window_versions: int = Field(default=16, ge=1, le=10_000)
-    """Newest versions whose mean reward counts. A short window stops at a lucky batch."""
+    """Newest versions whose mean reward counts, here and, where no version is evaluated, for which one is
+    kept as the best. A short window stops at a lucky batch."""
 
     @field_validator("objective_options")
     @classmethod

@@ -95,6 +95,8 @@ class LearnerMetrics:
             "Samplers whose groups no other sampler's groups of their age compare with.",
         )
         self.version = gauge("version", "Version of the parameters now.")
+        self.best_version = gauge("best_version", "Version kept as the best so far.")
+        self.best_version.set(math.nan)
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
         self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
         self.groups = counter("groups", "Groups by what became of them here.", "verdict")

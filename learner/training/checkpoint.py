@@ -42,6 +42,19 @@ _STAGED: Final = "staged-"
 
 
 @dataclass(frozen=True, slots=True)
+class BestVersion:
+    """The version whose masters are kept for ``heterorl-node export --best``."""
+
+    version: int
+    reward_mean: float | None = None
+    """Mean training reward of the window that ended with it; None: best in evaluations."""
+
+    def is_beaten_by(self, reward_mean: float) -> bool:
+        """Whether a mean training reward is better; never than what was evaluated."""
+        return self.reward_mean is not None and reward_mean > self.reward_mean
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Where training stands, apart from the tensors."""
 
@@ -54,6 +67,10 @@ class Progress:
     """All slots ever trained on; see ``learner.intake.trained_slots``."""
     recent_rewards: tuple[float, ...] = ()
     """Mean reward of the newest batches, oldest first; at most ``stop_window_versions``."""
+    best: BestVersion | None = None
+    """None: not known yet."""
+    evaluating_version: int | None = None
+    """Under evaluation, and kept: it may become the best."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
 
@@ -107,10 +124,15 @@ class CheckpointStore:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         for old in self._names()[:-_KEPT]:
-            if self._keep_every_versions and int(old) % self._keep_every_versions == 0:
+            if self._is_kept(int(old), progress):
                 (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
+
+    def _is_kept(self, version: int, progress: Progress) -> bool:
+        if self._keep_every_versions and version % self._keep_every_versions == 0:
+            return True
+        return version in (progress.best and progress.best.version, progress.evaluating_version)
 
     def _stage(
         self, staged: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress
@@ -161,6 +183,15 @@ class CheckpointStore:
 def versions_in(directory: Path) -> list[int]:
     """Return the versions with a checkpoint in a directory that a learner may be writing to, ascending."""
     return [int(name) for name in _names(directory)] if directory.is_dir() else []
+
+
+def best_in(directory: Path) -> BestVersion | None:
+    """Return the best version that the newest checkpoint knows of.
+
+    Raises:
+        StartupError: the newest checkpoint is damaged, or there is none.
+    """
+    return _read_progress(directory / _names(directory)[-1]).progress.best
 
 
 def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, Tensor]:

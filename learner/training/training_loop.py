@@ -54,6 +54,7 @@ class TrainingLoop:
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
+        evaluations: Callable[[], tuple[int | None, int | None]],
         on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
         coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
@@ -65,6 +66,7 @@ class TrainingLoop:
         Args:
             run_settings: waits until the learner has joined.
             announced: waits until the coordinator announces a version, or a newer one.
+            evaluations: the version that did best on held-out prompts, and the one under evaluation.
             on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
@@ -76,6 +78,7 @@ class TrainingLoop:
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
+        self._evaluations = evaluations
         self._on_step = on_step
         self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
@@ -211,11 +214,14 @@ class TrainingLoop:
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
+        best_evaluated, evaluating = self._evaluations()
         taken = await self._in_thread(
             lambda: self._state.take_step(
                 batch,
                 unacknowledged=unacknowledged,
                 expected_divergence=self._mismatches.expected_divergence,
+                best_evaluated=best_evaluated,
+                evaluating=evaluating,
             )
         )
         if taken is None:
@@ -263,6 +269,8 @@ class TrainingLoop:
 
     def _show(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(taken.line)
+        if taken.progress.best is not None:
+            self._metrics.best_version.set(taken.progress.best.version)
         self._mismatches.observe(taken.observed)
         for name in {one.sampler_id for one in taken.observed}:
             self._show_mismatch(name)

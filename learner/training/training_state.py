@@ -19,7 +19,7 @@ from learner.intake.batch_figures import batch_figures
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.checkpoint import BestVersion, CheckpointStore, Progress
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy
 from learner.training.train_step import StepOutcome, StepSettings, train_step
@@ -118,8 +118,7 @@ class TrainingState:
     @property
     def window_reward_mean(self) -> float | None:
         """Mean reward of the window's batches; None: fewer steps than that were taken."""
-        rewards = self.progress.recent_rewards[-self._reward_window_versions :]
-        return fmean(rewards) if len(rewards) == self._reward_window_versions else None
+        return self._window_mean(self.progress.recent_rewards)
 
     @property
     def trained_slots(self) -> TrainedSlots:
@@ -138,12 +137,16 @@ class TrainingState:
         *,
         unacknowledged: Sequence[StepRecord],
         expected_divergence: ExpectedDivergence,
+        best_evaluated: int | None,
+        evaluating: int | None,
     ) -> StepTaken | None:
         """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
+            best_evaluated: version that did best in evaluations; None: not known.
+            evaluating: version under evaluation.
             expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
@@ -177,12 +180,15 @@ class TrainingState:
             group_ids=tuple(group.group_id for group in line.groups),
             staleness_versions=tuple(group.staleness_versions for group in line.groups),
         )
+        rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
         progress = Progress(
             version=line.report.version,
             step=line,
             unacknowledged=(*unacknowledged, record),
             trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
-            recent_rewards=self._with_reward(line.report.reward_mean),
+            recent_rewards=rewards,
+            best=self._best(record.version, rewards, best_evaluated=best_evaluated),
+            evaluating_version=evaluating,
         )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
@@ -203,8 +209,19 @@ class TrainingState:
         self.progress = taken.progress
         return self._clock.monotonic() - started_s
 
-    def _with_reward(self, reward_mean: float) -> tuple[float, ...]:
-        return (*self.progress.recent_rewards, reward_mean)[-self._reward_window_versions :]
+    def _best(
+        self, version: int, rewards: tuple[float, ...], *, best_evaluated: int | None
+    ) -> BestVersion | None:
+        if best_evaluated is not None:
+            return BestVersion(best_evaluated)
+        known, mean = self.progress.best, self._window_mean(rewards)
+        if mean is None or (known is not None and not known.is_beaten_by(mean)):
+            return known
+        return BestVersion(version, mean)
+
+    def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
+        window = rewards[-self._reward_window_versions :]
+        return fmean(window) if len(window) == self._reward_window_versions else None
 
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()

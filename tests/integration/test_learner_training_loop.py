@@ -24,7 +24,7 @@ from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
-from learner.training.checkpoint import CheckpointStore
+from learner.training.checkpoint import BestVersion, CheckpointStore, best_in, versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
@@ -104,6 +104,7 @@ async def learner(
     quarantine_mismatch_nats: float = math.inf,
     stop_at_reward: float | None = None,
     stop_window_versions: int = 16,
+    evaluations: tuple[int | None, int | None] = (None, None),
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -160,6 +161,7 @@ async def learner(
         run_settings=run_settings,
         drain=drain,
         announced=announced,
+        evaluations=lambda: evaluations,
         on_step=lambda line, batch: written.append((line.report.version, len(batch))),
         coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
@@ -364,6 +366,37 @@ async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_
         await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.loop.version == 2
+
+
+async def test_the_best_version_is_that_of_the_best_window_until_versions_are_evaluated(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Batches of 0.75, 0.5, 0.75 and 0.5 by windows of two: 0.625 is reached first, and not exceeded."""
+
+    async def train(running: RunningLearner, version: int, reward: float) -> None:
+        completions = with_rewards(reward, version=version)
+        groups = (running.delivered(f"{version}{n}.1", completions=completions) for n in range(BATCH))
+        await hub.give(*groups)
+        await until(lambda: running.loop.version > version)
+
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
+            await train(running, 0, 0.75)
+            assert best_in(tmp_path / "checkpoints") is None
+            for version, reward in ((1, 0.5), (2, 0.75), (3, 0.5)):
+                await train(running, version, reward)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
+            assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
+            await until(lambda: running.shown("best_version") == 2)
+        told = {"evaluations": (3, 4), "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **told) as running:  # type: ignore[arg-type]
+            for version in (4, 5):
+                await train(running, version, 0.9)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
+            assert versions_in(tmp_path / "checkpoints") == [3, 4, 5, 6]
+        async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
+            await train(running, 6, 0.95)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
 
 
 def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, best_in, versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node import durable
@@ -89,6 +89,27 @@ def test_the_newest_two_checkpoints_are_kept(model_dir: Path, tmp_path: Path) ->
         store.save(policy, optimizer, Progress(version=version))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000010", "000000000011"]
     assert store.restore(policy, optimizer).version == 11
+
+
+def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kept_while_they_are(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+    kept = []
+    for version, best, evaluating in (
+        (1, BestVersion(1, 0.5), None),
+        (2, BestVersion(1, 0.5), 2),
+        (3, BestVersion(1, 0.5), 2),
+        (4, BestVersion(1, 0.5), 2),
+        (5, BestVersion(2), None),
+        (6, BestVersion(2), None),
+    ):
+        store.save(policy, optimizer, Progress(version=version, best=best, evaluating_version=evaluating))
+        kept.append(versions_in(tmp_path))
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 4, 5], [2, 5, 6]]
+    assert best_in(tmp_path) == BestVersion(2)
+    assert not (tmp_path / "000000000002" / "optimizer.safetensors").exists()
+    assert store.restore(policy, optimizer).best == BestVersion(2)
 
 
 def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:
