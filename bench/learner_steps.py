@@ -204,6 +204,7 @@ class Ours:
             objective=load_objective(objective),
             schedule=RateSchedule(),
             kl_coefficient=kl_coefficient,
+            reference_kl_coefficient=0.0,
             gradient_clip_norm=CLIP_NORM,
             staleness_discount=_default("staleness_discount"),
             staleness_half_life_versions=_default("staleness_half_life_versions"),

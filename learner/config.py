@@ -64,6 +64,12 @@ class LearnerConfig(BaseModel):
     the policies that sampled, which steadies late groups and slows learning. The gradient of a token stops
     growing at p/q = 2."""
 
+    reference_kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of KL(learner || base model) in the loss; 0 leaves it out. Higher keeps what the base model can
+    do, and limits what is learned. Costs a second copy of the model on ``device`` (four bytes a parameter;
+    with bfloat16 two, but for embeddings) and a third more work a step. No token pulls harder than 6 times
+    this."""
+
     staleness_discount: StalenessDiscount = "exponential"
     """How old groups lose weight: by half-life (exponential), by (1 + age) ** -power (polynomial), by their
     effective sample size (sample_size), or not at all (none)."""

@@ -34,7 +34,7 @@ from learner.records.samples_page import GROUPS, render_page
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLog
-from learner.training.model import Policy, load_policy
+from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
@@ -83,11 +83,17 @@ async def build(context: RoleContext) -> list[Service]:
     with _disk_errors_explained(state_dir):
         signer = Signer.load(state_dir, context.run)
         policy = await asyncio.to_thread(_load_base_model, config)
+        reference = await asyncio.to_thread(_load_reference, config)
         words0 = await asyncio.to_thread(
             keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
         )
         training_state = await asyncio.to_thread(
-            TrainingState.load, config, policy, directory=state_dir / "checkpoints", clock=clock
+            TrainingState.load,
+            config,
+            policy,
+            reference=reference,
+            directory=state_dir / "checkpoints",
+            clock=clock,
         )
         await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
@@ -232,6 +238,16 @@ def _load_base_model(config: LearnerConfig) -> Policy:
     return load_policy(
         config.model_dir,
         device=config.device,
-        compute_dtype=torch.bfloat16 if config.compute_dtype == "bfloat16" else None,
+        compute_dtype=_compute_dtype(config),
         checkpoints_activations=config.checkpoints_activations,
     )
+
+
+def _load_reference(config: LearnerConfig) -> ScoringModel | None:
+    if config.reference_kl_coefficient == 0:
+        return None
+    return load_reference(config.model_dir, device=config.device, compute_dtype=_compute_dtype(config))
+
+
+def _compute_dtype(config: LearnerConfig) -> torch.dtype | None:
+    return torch.bfloat16 if config.compute_dtype == "bfloat16" else None

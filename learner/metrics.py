@@ -52,6 +52,7 @@ class LearnerMetrics:
                 ("prompt_tokens_mean", "Mean length of the newest batch's prompts."),
                 ("cut_ratio", "Share of the newest batch's completions that ended at the token limit."),
                 ("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
+                ("reference_kl_nats", "KL(learner || base model) per token of the newest batch."),
                 ("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
                 ("ess_ratio", "Effective sample size of the newest batch over its size."),
                 ("clip_ratio", "Share of the newest batch that was clipped."),

@@ -65,6 +65,8 @@ class StepLine:
     """Mean share of the correction for divergence that completions got; None: all of it."""
     learning_rate: float | None = None
     """Of the step, by schedule; older checkpoints lack it."""
+    reference_kl_nats: float | None = None
+    """KL(learner || base model), mean over tokens; None: not asked for."""
     figures: BatchFigures | None = None
     """Older checkpoints lack them."""
 
@@ -91,6 +93,7 @@ class StepLine:
             "truncated_ratio": self.truncated_fraction,
             "trust_ratio": self.trust_mean,
             "learning_rate": self.learning_rate,
+            "reference_kl_nats": self.reference_kl_nats,
             **(dataclasses.asdict(self.figures) if self.figures else {}),
         }
         return {name: value for name, value in numbers.items() if value is not None}

@@ -21,7 +21,7 @@ from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
 from learner.training.checkpoint import BestVersion, CheckpointStore, Progress
 from learner.training.master_access import MasterAccess
-from learner.training.model import Policy
+from learner.training.model import Policy, ScoringModel
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
@@ -62,12 +62,14 @@ class TrainingState:
         checkpoints: CheckpointStore,
         settings: StepSettings,
         reward_window_versions: int,
+        reference: ScoringModel | None,
         clock: Clock,
     ) -> None:
         """Restore.
 
         Args:
             reward_window_versions: batches whose mean reward is remembered.
+            reference: the base model, for the penalty towards it; None: no such penalty.
         Raises:
             StartupError: the newest checkpoint cannot be used.
         """
@@ -76,6 +78,7 @@ class TrainingState:
         self._checkpoints = checkpoints
         self._settings = settings
         self._reward_window_versions = reward_window_versions
+        self._reference = reference
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
@@ -85,7 +88,15 @@ class TrainingState:
         optimizer.register_step_pre_hook(self._before_writing)
 
     @classmethod
-    def load(cls, config: LearnerConfig, policy: Policy, *, directory: Path, clock: Clock) -> Self:
+    def load(
+        cls,
+        config: LearnerConfig,
+        policy: Policy,
+        *,
+        reference: ScoringModel | None,
+        directory: Path,
+        clock: Clock,
+    ) -> Self:
         """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
 
         Raises:
@@ -107,6 +118,7 @@ class TrainingState:
             checkpoints=checkpoints,
             settings=settings,
             reward_window_versions=config.stop_window_versions,
+            reference=reference,
             clock=clock,
         )
 
@@ -166,6 +178,7 @@ class TrainingState:
             version=self.version,
             settings=self._settings,
             expected_kl_nats=expected_kl_nats,
+            reference=self._reference,
         )
         if not outcome.is_applied:
             return None
@@ -253,6 +266,7 @@ class TrainingState:
             truncated_fraction=outcome.truncated_fraction,
             trust_mean=outcome.trust_mean,
             learning_rate=outcome.learning_rate,
+            reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
         )
 

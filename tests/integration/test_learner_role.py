@@ -187,6 +187,7 @@ async def learn(
         keyframe_every_versions=2,
         samples_every_versions=2,
         samples_groups=1,
+        reference_kl_coefficient=0.01,
         max_versions=max_versions,
     )
     context = context_of(run, Role.LEARNER, hub=hub, learner=config)
@@ -239,6 +240,11 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert announcement.head == version_in_checkpoint(run, model_dir)
     assert announcement.head.number == 5
     assert any(artifact.key.base_version == NO_BASE for artifact in announcement.artifacts)
+
+    # Zero at the base model, and measured from there also after a restart from version 3.
+    away_nats = [line["reference_kl_nats"] for line in lines]
+    assert away_nats[0] == 0.0
+    assert min(away_nats[1:]) > 1e-6
 
     samples = list(SamplesFile(run.directory / "learner" / "samples.jsonl").all())
     assert [group.version for group in samples] == [2, 4]

@@ -119,6 +119,7 @@ async def learner(
         checkpoints=checkpoints,
         settings=STEP,
         reward_window_versions=stop_window_versions,
+        reference=None,
         clock=clock,
     )
     channel = dial(

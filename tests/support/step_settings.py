@@ -14,6 +14,7 @@ def make_step_settings(**changes: Any) -> StepSettings:
         objective=load_objective("gepo"),
         schedule=RateSchedule(),
         kl_coefficient=0.0,
+        reference_kl_coefficient=0.0,
         gradient_clip_norm=1.0,
         staleness_discount="exponential",
         staleness_half_life_versions=math.inf,
