@@ -13,7 +13,7 @@ coordinator has the last step record on disk, and then the learner leaves.
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -33,7 +33,7 @@ from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import GROUPS, render_page
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
-from learner.step_log import StepLog
+from learner.step_log import StepLine, StepLog
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
@@ -46,6 +46,7 @@ from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
+from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
@@ -102,7 +103,12 @@ async def build(context: RoleContext) -> list[Service]:
     context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
     with _disk_errors_explained(state_dir):
         writers = _step_writers(config, samples, run_id=run_id, state_dir=state_dir)
-    writer_thread = WriterThread(writers, metrics=metrics)
+    writer_threads = [WriterThread(writer, metrics=metrics) for writer in writers]
+
+    def write_down(line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
+        for thread in writer_threads:
+            thread.offer(line, batch)
+
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
         dial(target, caller, purpose=purpose, now=clock.now())
@@ -185,18 +191,18 @@ async def build(context: RoleContext) -> list[Service]:
         drain=drain,
         announced=announced,
         evaluations=lambda: (membership.best_version, membership.evaluating_version),
-        on_step=writer_thread.offer,
+        on_step=write_down,
         coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
     training = StopsAfter(loop)
-    writing = StopsAfter(writer_thread, other=training)
+    writing = [StopsAfter(thread, other=training) for thread in writer_threads]
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploading = StopsAfter(uploader, other=publishing)
-    return [StopsAfter(membership, other=draining), uploading, draining, publishing, writing, training]
+    return [StopsAfter(membership, other=draining), uploading, draining, publishing, *writing, training]
 
 
 def _step_writers(

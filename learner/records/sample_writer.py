@@ -1,7 +1,7 @@
 """Writes down what the model writes: every n versions the text, rewards and advantages of a few groups."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,18 +35,18 @@ class SampleWriter:
         self._every_versions = every_versions
         self._groups = groups
 
-    def write(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
-        """Append some groups of the step's batch, if it is the version's turn.
+    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        """Return what appends some groups of the step's batch, if it is the version's turn.
 
-        Raises:
-            OSError: the disk is full or failing.
+        That raises OSError where the disk is full or failing.
         """
         version = line.report.version
         if version % self._every_versions:
-            return
+            return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
-        chosen = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
-        self._file.append(self._sample(batch[number], line) for number in sorted(chosen))
+        numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
+        chosen = [batch[number] for number in sorted(numbers)]
+        return lambda: self._file.append(self._sample(delivered, line) for delivered in chosen)
 
     def close(self) -> None:
         """Do nothing: every append is on disk."""

@@ -3,7 +3,8 @@
 Both libraries are extras, imported only where they are configured.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +30,11 @@ class TensorBoardWriter:
         module = _imported("torch.utils.tensorboard", extra="tensorboard", key="learner.tensorboard_dir")
         self._events = module.SummaryWriter(str(directory))
 
-    def write(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
-        """Add the step's numbers at its version."""
+    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None]:
+        """Return what adds the step's numbers at its version."""
+        return partial(self._write, line)
+
+    def _write(self, line: StepLine) -> None:
         for name, value in _numbers(line).items():
             self._events.add_scalar(name, value, global_step=line.report.version, walltime=line.at_s)
         self._events.flush()
@@ -51,7 +55,7 @@ class WandbWriter:
     def __init__(
         self, project: str, *, run_id: str, directory: Path, configuration: Mapping[str, Any]
     ) -> None:
-        """Prepare; the run is begun with the first step, in the writers' thread, since that takes a server.
+        """Prepare; the run is begun with the first step, in the writer's thread, since that takes a server.
 
         Args:
             run_id: id and name of the W&B run too.
@@ -71,12 +75,14 @@ class WandbWriter:
         }
         self._run: Any = None
 
-    def write(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
-        """Log the step's numbers at its version.
+    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None]:
+        """Return what logs the step's numbers at its version.
 
-        Raises:
-            wandb.Error: nobody is logged in, or the server refuses.
+        That raises wandb.Error where nobody is logged in, or the server refuses.
         """
+        return partial(self._write, line)
+
+    def _write(self, line: StepLine) -> None:
         if self._run is None:
             # Standard output, the machine's load and the source code are none of its business.
             quiet = self._wandb.Settings(

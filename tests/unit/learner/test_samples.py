@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -58,6 +59,12 @@ def delivered(*completions: Completion) -> DeliveredGroup:
     return DeliveredGroup(group, sampler_id="far", spooled_at_s=0.0)
 
 
+def write(to: SampleWriter, version: int, batch: Sequence[DeliveredGroup]) -> None:
+    append = to.write_of(step_line(version), batch)
+    if append is not None:
+        append()
+
+
 def writer(model_dir: Path, file: SamplesFile, *, every: int = 1, groups: int = 1) -> SampleWriter:
     return SampleWriter(file, load_tokenizer(model_dir), every_versions=every, groups=groups)
 
@@ -68,7 +75,7 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     file = SamplesFile(tmp_path / FILE_NAME)
     swapped = np.array([3, 4], np.int32)
     group = delivered(answer("4", 1.0), answer("22", 0.0, finish=Finish.LENGTH, policy_version=swapped))
-    writer(model_dir, file).write(step_line(6), [group])
+    write(writer(model_dir, file), 6, [group])
     [written] = file.newest(5)
     assert (written.version, written.group_id, written.sampler_id) == (6, "5.1", "far")
     assert (written.prompt, written.prompt_tokens) == ("2 + 2 =", 7)
@@ -90,7 +97,7 @@ def test_every_nth_version_has_a_few_groups_that_a_restart_would_choose_again(
     for name in ("a", "b"):
         file = SamplesFile(tmp_path / name)
         for version in range(1, 7):
-            writer(model_dir, file, every=3, groups=2).write(step_line(version), batch)
+            write(writer(model_dir, file, every=3, groups=2), version, batch)
         assert [group.version for group in file.all()] == [3, 3, 6, 6]
         chosen.append([group.completions[0].text for group in file.all()])
     assert chosen[0] == chosen[1]
@@ -101,7 +108,7 @@ def test_a_line_is_bounded_however_large_group_and_text_are(model_dir: Path, tmp
     file = SamplesFile(tmp_path / FILE_NAME)
     long = "1" * (MOST_CHARACTERS + 9)
     group = delivered(*(answer(long if n == 3 else "1", float(n)) for n in range(3 * MOST_COMPLETIONS)))
-    writer(model_dir, file).write(step_line(6), [group])
+    write(writer(model_dir, file), 6, [group])
     [written] = file.newest(1)
     half = MOST_COMPLETIONS // 2
     assert [one.reward for one in written.completions] == [*range(half), *range(5 * half, 6 * half)]

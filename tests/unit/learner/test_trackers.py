@@ -30,7 +30,7 @@ def test_tensorboard_reads_back_every_number_of_every_step_across_a_restart(tmp_
     for versions in ((1, 2), (3,)):
         writer = TensorBoardWriter(tmp_path / "events")
         for version in versions:
-            writer.write(step_line(version), ())
+            writer.write_of(step_line(version), ())()
         writer.close()
     read = EventAccumulator(str(tmp_path / "events")).Reload()
     assert set(read.Tags()["scalars"]) == numbers(1).keys()
@@ -59,7 +59,7 @@ def test_wandb_keeps_every_number_of_every_step_offline(
     writer = WandbWriter("arithmetic", run_id="run-1", directory=tmp_path, configuration={"device": "cpu"})
     assert not list(tmp_path.iterdir())  # nothing is begun before there is something to say
     for version in (1, 2):
-        writer.write(step_line(version), ())
+        writer.write_of(step_line(version), ())()
     writer.close()
     [file] = tmp_path.glob("wandb/offline-run-*/run-run-1.wandb")
     kept = list(records(file))
