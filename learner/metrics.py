@@ -10,9 +10,6 @@ from learner.step_log import StepLine
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-DRIFT_AGES: Final = (1, 4, 16, 64, 256)
-"""Ages in versions at which the drift of the policy is shown."""
-
 
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
@@ -64,6 +61,10 @@ class LearnerMetrics:
                 ("gradient_norm", "Norm of the newest gradient before clipping."),
                 ("learning_rate", "Of the newest step, by learner.lr_schedule."),
                 ("staleness_mean_versions", "Mean staleness of the newest batch's groups."),
+                (
+                    "recommended_staleness_versions",
+                    "Staleness up to which half of the effective sample size or more is expected to be left.",
+                ),
                 ("tokens_per_second", "Completion tokens of the newest step over its time."),
             )
         }
@@ -85,12 +86,15 @@ class LearnerMetrics:
             "Groups that the sampler's mismatch rests on, older ones as fractions.",
             "sampler",
         )
-        self.drift_nats = gauge(
-            "drift_nats", "KL(behaviour || learner) per token that an age alone makes.", "age_versions"
-        )
-        self.drift_error_nats = gauge(
-            "drift_error_nats", "Standard error of that; 10: nothing is known.", "age_versions"
-        )
+        self._of_age = {
+            name: gauge(name, help_text, "age_versions")
+            for name, help_text in (
+                ("drift_nats", "KL(behaviour || learner) per token that an age alone makes."),
+                ("drift_error_nats", "Standard error of that."),
+                ("expected_drift_nats", "The same, shrunk by its error towards what is supposed."),
+                ("expected_ess_ratio", "Effective sample size over sample size that follows from it."),
+            )
+        }
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
             "Samplers whose groups no other sampler's groups of their age compare with.",
@@ -157,3 +161,8 @@ class LearnerMetrics:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)
+
+    def show_age(self, age_versions: int, **values: float) -> None:
+        """Show what is measured and expected of tokens of an age; NaN: not measured."""
+        for name, value in values.items():
+            self._of_age[name].labels(str(age_versions)).set(value)

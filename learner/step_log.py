@@ -80,7 +80,7 @@ class StepLine:
 
         What is not known has no entry.
         """
-        report = self.report
+        report, recommended = self.report, self.report.recommended_staleness
         numbers = {
             "reward_mean": report.reward_mean,
             "kl_nats": report.kl_nats,
@@ -89,6 +89,7 @@ class StepLine:
             "clip_ratio": report.clip_fraction,
             "gradient_norm": report.gradient_norm,
             "staleness_mean_versions": report.staleness_mean_versions,
+            "recommended_staleness_versions": recommended and recommended.versions,
             "tokens_per_second": self.tokens / max(report.step_s, 1e-9),
             "truncated_ratio": self.truncated_fraction,
             "trust_ratio": self.trust_mean,

@@ -32,6 +32,15 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RecommendedStaleness:
+    """The staleness bound that the measured drift recommends; fields as in membership.proto."""
+
+    versions: int | None
+    sample: str
+    unknown_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Statistics of one gradient step; fields as in membership.proto."""
 
@@ -46,6 +55,8 @@ class StepReport:
     step_s: float
     surprisal_nats: float
     """Minus the mean learner logprob of the batch's tokens, nats."""
+    recommended_staleness: RecommendedStaleness | None = None
+    """As of this step. None: not worked out yet, or by an older learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +157,4 @@ class RunStatus:
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
     evaluation: EvaluationStatus = EvaluationStatus()
+    max_staleness_versions: int = 0

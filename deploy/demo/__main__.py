@@ -23,7 +23,7 @@ from deploy.demo.chaos import Chaos, evaluate
 from deploy.demo.live_view import View
 from deploy.demo.observation import Observation, Observer
 from deploy.demo.plan import LEARNER, Plan, RunDirectory
-from deploy.demo.plot import plot
+from deploy.demo.plot import plot, plot_by_lag
 from deploy.demo.processes import ChildError, Children
 from deploy.demo.records import StepTail, read_ledger
 from deploy.demo.session import Session
@@ -64,7 +64,7 @@ def main() -> int:
     console.print(summary.render(outcome))
     console.print(
         f"{'kept every promise' if outcome.is_success else 'broke a promise'} in "
-        f"{outcome.elapsed_s:.0f} s; summary.json, plot.png and logs are in {directory.root}"
+        f"{outcome.elapsed_s:.0f} s; summary.json, plot.png, divergence.png and logs are in {directory.root}"
     )
     return 0 if outcome.is_success else 1
 
@@ -154,6 +154,7 @@ def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
             f"{checks.reward_at_last(outcome.steps):.2f} in {outcome.elapsed_s:.0f} s",
             marks=[(fault.version, f"{fault.name} killed") for fault in outcome.faults],
         )
+        plot_by_lag(outcome.scrapes.newest(LEARNER), outcome.steps, directory.root / "divergence.png")
 
 
 def _make_directory(runs: Path, plan: Plan) -> RunDirectory:

@@ -1,6 +1,7 @@
 """Observations of a running demo: the coordinator's status and every process's metrics."""
 
 import asyncio
+import math
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,14 @@ class Metrics:
             for sample in self._samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Return the samples with this name that are numbers, by one of their labels."""
+        return {
+            sample.labels[label]: sample.value
+            for sample in self._samples
+            if sample.name == name and not math.isnan(sample.value)
+        }
 
 
 class Scrapes:

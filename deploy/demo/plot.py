@@ -1,7 +1,8 @@
-"""Plots a run: reward, staleness by sampler, KL and ESS over versions."""
+"""Plots a run: reward, staleness by sampler, KL and ESS over versions; divergence and ESS by lag."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import matplotlib
 
@@ -10,8 +11,11 @@ matplotlib.use("Agg")  # before pyplot: there may be no display
 import matplotlib.pyplot as plt
 
 from deploy.demo.checks import REWARD_AT_FIRST, REWARD_AT_LAST
+from deploy.demo.observation import Metrics
 from deploy.demo.plan import SAMPLERS
 from deploy.demo.records import Step
+
+MEASURED: Final = "measured, ± 2 standard errors"
 
 
 def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple[int, str]]) -> None:
@@ -52,6 +56,46 @@ def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple
         reward.annotate(text, (version, 0.02), color="red", rotation=90, fontsize=8)
     reward.legend(loc="lower right")
     staleness.legend(loc="upper right")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def plot_by_lag(learner: Metrics, steps: Sequence[Step], path: Path) -> None:
+    """Save divergence and effective sample size by lag as PNG; nothing if no lag was measured.
+
+    Args:
+        learner: the last scrape of the learner.
+        steps: of the run.
+        path: of the PNG.
+    """
+
+    def curve(name: str) -> dict[int, float]:
+        of_age = learner.by_label(f"heterorl_learner_{name}", "age_versions")
+        return {int(age): value for age, value in of_age.items()}
+
+    drift, errors = curve("drift_nats"), curve("drift_error_nats")
+    if not drift:
+        return
+    expected, share = curve("expected_drift_nats"), curve("expected_ess_ratio")
+    figure, (divergence, sample_size) = plt.subplots(2, sharex=True, figsize=(9, 7), layout="constrained")
+    bars = [2 * errors[age] for age in drift]
+    divergence.errorbar(*zip(*drift.items(), strict=True), yerr=bars, fmt="o", capsize=3, label=MEASURED)
+    divergence.plot([0, *expected], [0, *expected.values()], label="expected by the objective")
+    divergence.set(ylabel="divergence from the learner,\nnats per token")
+    sample_size.scatter(
+        [step.staleness_mean_versions for step in steps],
+        [step.ess_ratio for step in steps],
+        s=6,
+        alpha=0.4,
+        label="batches, at their mean lag",
+    )
+    sample_size.plot([0, *share], [1, *share.values()], color="C1", label="expected of that divergence")
+    sample_size.axhline(0.5, color="grey", linestyle=":")
+    sample_size.set(ylabel="effective sample size / sample size", ylim=(0, 1.02))
+    sample_size.set(xlabel="lag, versions", xlim=(0, 1.5 * max(drift)))
+    divergence.set(ylim=(0, 1.1 * max(nats + 2 * errors[age] for age, nats in drift.items())))
+    divergence.legend(loc="upper left")
+    sample_size.legend(loc="lower left")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -151,6 +151,11 @@ class DivergencePanel:
         variance = float(basis @ self._inverse @ basis)
         return Estimate(float(basis @ self._curve), math.sqrt(max(variance, 0.0)))
 
+    def drift_by_age(self, *, least_groups: int) -> dict[int, Estimate]:
+        """Return the drift at each age (of KNOTS) near which so many groups are remembered."""
+        groups = self._gram.sum(axis=(1, 2)).round().tolist()  # the shares of a group add up to 1
+        return {age: self.drift(age) for age, n in zip(KNOTS, groups, strict=True) if n >= least_groups}
+
     def mismatch(self, sampler_id: str) -> Estimate:
         """Return what a sampler's groups show beyond the drift."""
         sums = self._sums.get(sampler_id)
@@ -167,8 +172,7 @@ class DivergencePanel:
     def expected(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> Vector:
         """Return the KL that a sampler's tokens of some ages are expected to show, nats a token, >= 0.
 
-        Drift and mismatch, each shrunk by its uncertainty: drift towards what is supposed of its age, with a
-        standard error as large as itself, the mismatch towards 0.
+        ``expected_drift``, and the mismatch shrunk by its uncertainty towards 0.
 
         Args:
             sampler_id: who drew the tokens.
@@ -178,13 +182,17 @@ class DivergencePanel:
             [...], like ``ages_versions``.
         """
         distinct, index = np.unique(ages_versions, return_inverse=True)
-        drift = np.array([self._shrunk_drift(age) for age in distinct.tolist()])
+        drift = np.array([self.expected_drift(age) for age in distinct.tolist()])
         mismatch = self.mismatch(sampler_id)
         share = SUPPOSED_MISMATCH_NATS**2 / (SUPPOSED_MISMATCH_NATS**2 + mismatch.error_nats**2)
         nats: Vector = np.maximum(drift + share * mismatch.nats, 0.0)[index].reshape(ages_versions.shape)
         return nats
 
-    def _shrunk_drift(self, age_versions: int) -> float:
+    def expected_drift(self, age_versions: int) -> float:
+        """Return the drift, shrunk by its uncertainty towards what is supposed of the age.
+
+        What is supposed has a standard error as large as itself.
+        """
         supposed, measured = SUPPOSED_NATS_PER_VERSION * age_versions, self.drift(age_versions)
         if age_versions == 0:
             return 0.0

@@ -13,9 +13,6 @@ parameters, kernels or quantisation, or a lie.
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
 
 LEAST_FRESH_GROUPS: Final = 4
@@ -38,43 +35,28 @@ class SamplerMismatches:
     def __init__(self, threshold_nats: float) -> None:
         """Quarantine beyond ``threshold_nats``; infinity: nobody."""
         self._threshold_nats = threshold_nats
-        self._panel = DivergencePanel()
+        self.panel = DivergencePanel()
+        """The evidence."""
         self._unmeasured: set[str] = set()
         self._quarantined: dict[str, Estimate] = {}
 
     def observe(self, groups: Sequence[Observed]) -> None:
         """Add a step's groups to the evidence."""
-        self._panel.observe(groups)
+        self.panel.observe(groups)
         for name in {group.sampler_id for group in groups}:
-            estimate = self.mismatch(name)
+            estimate = self.panel.mismatch(name)
             if estimate.error_nats > MEASURED_NATS:
                 self._unmeasured.add(name)
             else:
                 self._unmeasured.discard(name)
             if self._is_beyond(name, estimate):
                 self._quarantined.setdefault(name, estimate)
-        self._unmeasured.intersection_update(self._panel.samplers())
+        self._unmeasured.intersection_update(self.panel.samplers())
 
     @property
     def unmeasured_samplers(self) -> int:
         """How many samplers deliver groups that no other sampler's compare with."""
         return len(self._unmeasured)
-
-    def mismatch(self, sampler_id: str) -> Estimate:
-        """Return what a sampler's engine adds to the divergence of its groups."""
-        return self._panel.mismatch(sampler_id)
-
-    def expected_divergence(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the KL that tokens of some ages are expected to show, see ``DivergencePanel.expected``."""
-        return self._panel.expected(sampler_id, ages_versions)
-
-    def drift(self, age_versions: int) -> Estimate:
-        """Return what the policy's age alone makes of the divergence."""
-        return self._panel.drift(age_versions)
-
-    def measured_groups(self, sampler_id: str) -> float:
-        """Return how many groups the mismatch rests on, older ones as fractions."""
-        return self._panel.groups(sampler_id)
 
     def quarantine(self, sampler_id: str) -> Estimate | None:
         """Return a quarantined sampler's mismatch when that began; None for the others."""
@@ -83,7 +65,7 @@ class SamplerMismatches:
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.
         is_enough = (
-            round(self._panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS
-            or round(self._panel.groups(sampler_id)) >= LEAST_GROUPS
+            round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS
+            or round(self.panel.groups(sampler_id)) >= LEAST_GROUPS
         )
         return is_enough and estimate.nats - SPREADS * estimate.error_nats > self._threshold_nats

@@ -123,7 +123,7 @@ class CheckpointStore:
                 (self._directory / name).rename(staged)
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        for old in self._names()[:-_KEPT]:
+        for old in _names(self._directory)[:-_KEPT]:
             if self._is_kept(int(old), progress):
                 (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
             else:
@@ -157,27 +157,17 @@ class CheckpointStore:
         Raises:
             StartupError: the newest checkpoint is damaged or of another model.
         """
-        names = self._names()
+        names = _names(self._directory)
         if not names:
             return Progress(version=0)
         path = self._directory / names[-1]
-        saved = _read_progress(path)
-        if saved.progress.version != int(path.name):
-            raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")
-        if saved.layout_digest != policy.layout.digest.hex():
-            raise _foreign(path)
-        for file_name in (_MODEL, _OPTIMIZER):
-            if _digest(path / file_name) != saved.file_digests.get(file_name):
-                raise _damaged(path, f"{file_name} does not have its digest")
+        progress = _verified(path, policy.layout, _MODEL, _OPTIMIZER)
         masters = load_file(path / _MODEL)
         with torch.no_grad():
             for name, tensor in policy.tensors.items():
                 tensor.copy_(masters[name])
         _restore_moments(policy, optimizer, load_file(path / _OPTIMIZER))
-        return saved.progress
-
-    def _names(self) -> list[str]:
-        return _names(self._directory)
+        return progress
 
 
 def versions_in(directory: Path) -> list[int]:
@@ -191,7 +181,7 @@ def best_in(directory: Path) -> BestVersion | None:
     Raises:
         StartupError: the newest checkpoint is damaged, or there is none.
     """
-    return _read_progress(directory / _names(directory)[-1]).progress.best
+    return _saved_in(directory / _names(directory)[-1]).progress.best
 
 
 def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, Tensor]:
@@ -201,11 +191,7 @@ def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, 
         StartupError: the checkpoint is gone, damaged or of another model.
     """
     path = directory / _name(version)
-    saved = _read_progress(path)
-    if saved.layout_digest != layout.digest.hex():
-        raise _foreign(path)
-    if _digest(path / _MODEL) != saved.file_digests.get(_MODEL):
-        raise _damaged(path, f"{_MODEL} does not have its digest")
+    _verified(path, layout, _MODEL)
     return load_file(path / _MODEL)
 
 
@@ -233,11 +219,30 @@ def _restore_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: 
         optimizer.state[policy.tensors[name]][key] = value.to(policy.device)
 
 
-def _read_progress(path: Path) -> _Saved:
+def _saved_in(path: Path) -> _Saved:
     try:
         return _SAVED.validate_json((path / _PROGRESS).read_bytes())
     except (OSError, ValidationError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _verified(path: Path, layout: Layout, *file_names: str) -> Progress:
+    """Check what a checkpoint says of itself, and these of its files."""
+    saved = _saved_in(path)
+    try:
+        damaged = [name for name in file_names if _blake3(path / name) != saved.file_digests.get(name)]
+    except OSError as error:
+        raise _damaged(path, str(error)) from error
+    if saved.progress.version != int(path.name):
+        raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")
+    if saved.layout_digest != layout.digest.hex():
+        raise StartupError(
+            f"checkpoint {path} is of another model than learner.model_dir",
+            fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
+        )
+    if damaged:
+        raise _damaged(path, f"{damaged[0]} does not have its digest")
+    return saved.progress
 
 
 @contextmanager
@@ -254,20 +259,6 @@ def _as_os_error() -> Iterator[None]:
 
 def _blake3(path: Path) -> str:
     return blake3.blake3().update_mmap(path).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    try:
-        return _blake3(path)
-    except OSError as error:
-        raise _damaged(path.parent, str(error)) from error
-
-
-def _foreign(path: Path) -> StartupError:
-    return StartupError(
-        f"checkpoint {path} is of another model than learner.model_dir",
-        fix="Point learner.model_dir at the model the run began with, or node.state_dir elsewhere",
-    )
 
 
 def _damaged(path: Path, what: str) -> StartupError:

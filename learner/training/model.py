@@ -45,19 +45,15 @@ class ScoringModel:
             compute_dtype: of matrix products (autocast); None: that of the parameters.
         """
         model.train(False)
-        self._model = model
+        self.model = model
+        """In evaluation mode."""
         self._compute_dtype = compute_dtype
         self._has_plain_head = has_plain_head(model)
 
     @property
-    def model(self) -> PreTrainedModel:
-        """The model itself, in evaluation mode."""
-        return self._model
-
-    @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self._model.parameters()).device
+        return next(self.model.parameters()).device
 
     def token_logprobs(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
@@ -76,13 +72,13 @@ class ScoringModel:
         is_narrow = self._compute_dtype is not None
         with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
             if not self._has_plain_head:
-                logits = self._model(input_ids=input_ids, use_cache=False).logits
+                logits = self.model(input_ids=input_ids, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
-            hidden = self._model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return token_logprob(
             hidden.flatten(0, 1).index_select(0, positions),
             head.weight,

@@ -10,17 +10,20 @@ loop's own. The order after a step is the guarantee: nobody hears of a step that
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import SamplerMismatches
-from learner.metrics import DRIFT_AGES, LearnerMetrics
+from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
+from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine, StepLog
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -36,6 +39,8 @@ Answer = TypeVar("Answer")
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
+
+_UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 
 class TrainingLoop:
@@ -87,6 +92,8 @@ class TrainingLoop:
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
         self._mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
+        self._sample = WeighedSample.of(config.objective, config.objective_options)
+        self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
@@ -96,9 +103,9 @@ class TrainingLoop:
 
     @property
     def report(self) -> StepReport | None:
-        """The report of the newest step."""
+        """The report of the newest step, with the staleness bound that this process has measured."""
         step = self._state.progress.step
-        return None if step is None else step.report
+        return None if step is None else self._with_recommendation(step).report
 
     @property
     def completion(self) -> str:
@@ -219,7 +226,7 @@ class TrainingLoop:
             lambda: self._state.take_step(
                 batch,
                 unacknowledged=unacknowledged,
-                expected_divergence=self._mismatches.expected_divergence,
+                expected_divergence=self._mismatches.panel.expected,
                 best_evaluated=best_evaluated,
                 evaluating=evaluating,
             )
@@ -240,14 +247,16 @@ class TrainingLoop:
         self._trained_slots = self._state.trained_slots
         self._drain.record(taken.record)
         self._state.master_access.hold(self.version)
+        self._measure(taken, batch)
+        line = self._with_recommendation(taken.line)
         await self._disk_wait.until_written(
-            f"the line of step {taken.line.report.version}",
-            lambda: self._in_thread(lambda: self._step_log.append(taken.line)),
+            f"the line of step {line.report.version}",
+            lambda: self._in_thread(lambda: self._step_log.append(line)),
             stopping=stopping,
         )
         self._metrics.checkpoint_seconds.observe(checkpoint_s)
-        self._show(taken, batch)
-        self._on_step(taken.line, batch)
+        self._show(taken, line, batch)
+        self._on_step(line, batch)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -267,31 +276,45 @@ class TrainingLoop:
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
 
-    def _show(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
-        self._metrics.show_step(taken.line)
+    def _measure(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
+        """Add a step to the record of divergence, show the record, and recommend a staleness bound by it."""
+        self._mismatches.observe(taken.observed)
+        panel = self._mismatches.panel
+        tokens = taken.line.tokens / sum(len(delivered.group.completions) for delivered in batch)
+        drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
+        self._recommended = recommended_staleness(drift, sample=self._sample, tokens=tokens)
+        for age_versions in KNOTS[1:]:
+            measured = drift.get(age_versions, _UNKNOWN)
+            expected_nats = panel.expected_drift(age_versions)
+            self._metrics.show_age(
+                age_versions,
+                drift_nats=measured.nats,
+                drift_error_nats=measured.error_nats,
+                expected_drift_nats=expected_nats,
+                expected_ess_ratio=self._sample.share(expected_nats, tokens=tokens),
+            )
+        self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
+        for name in {one.sampler_id for one in taken.observed}:
+            mismatch = panel.mismatch(name)
+            self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
+            self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
+            self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
+
+    def _with_recommendation(self, line: StepLine) -> StepLine:
+        """Return the line of a step with the staleness bound that this process recommends."""
+        return replace(line, report=replace(line.report, recommended_staleness=self._recommended))
+
+    def _show(self, taken: StepTaken, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
+        self._metrics.show_step(line)
         if taken.progress.best is not None:
             self._metrics.best_version.set(taken.progress.best.version)
-        self._mismatches.observe(taken.observed)
-        for name in {one.sampler_id for one in taken.observed}:
-            self._show_mismatch(name)
-        for age_versions in DRIFT_AGES:
-            drift = self._mismatches.drift(age_versions)
-            self._metrics.drift_nats.labels(str(age_versions)).set(drift.nats)
-            self._metrics.drift_error_nats.labels(str(age_versions)).set(drift.error_nats)
-        self._metrics.unmeasured_samplers.set(self._mismatches.unmeasured_samplers)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
-        logger.info("step", extra={**asdict(taken.line.report), "tokens": taken.line.tokens})
-
-    def _show_mismatch(self, sampler_id: str) -> None:
-        mismatch = self._mismatches.mismatch(sampler_id)
-        self._metrics.sampler_mismatch_nats.labels(sampler_id).set(mismatch.nats)
-        self._metrics.sampler_mismatch_error_nats.labels(sampler_id).set(mismatch.error_nats)
-        measured_groups = self._mismatches.measured_groups(sampler_id)
-        self._metrics.sampler_measured_groups.labels(sampler_id).set(measured_groups)
+        fields = {**asdict(line.report), "recommended_staleness": self._recommended.versions}
+        logger.info("step", extra={**fields, "tokens": line.tokens})
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
         self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._coordinator_now() - since_s))

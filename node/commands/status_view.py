@@ -49,6 +49,7 @@ def _header(status: RunStatus) -> Text:
             ("run", f"{status.run_id}, learner epoch {status.learner_epoch}"),
             ("head", f"version {_number(status.head)}"),
             ("step", _step(status.step)),
+            ("staleness", _staleness(status)),
             ("slots", slots),
             ("groups", verdicts),
             ("ledger", _ledger(status.ledger_gap)),
@@ -95,9 +96,25 @@ def _step(step: StepReport | None) -> str:
     if step is None:
         return "none yet"
     return (
-        f"{step.version}: reward {step.reward_mean:.3f}, KL {step.kl_nats:.4f}, ESS {step.ess_ratio:.2f}, "
-        f"staleness {step.staleness_mean_versions:.1f} mean, {step.staleness_max_versions} max, "
-        f"{step.step_s:.2f} s"
+        f"{step.version}: reward {step.reward_mean:.3f}, KL {step.kl_nats:.4f}, "
+        f"effective sample size {step.ess_ratio:.2f}, staleness {step.staleness_mean_versions:.1f} mean, "
+        f"{step.staleness_max_versions} max, {step.step_s:.2f} s"
+    )
+
+
+def _staleness(status: RunStatus) -> str:
+    """Return what the measured drift says of the staleness bound; empty with an older learner."""
+    bound = f"(bound is {status.max_staleness_versions} versions)"
+    if status.step is None:
+        return f"no recommendation yet: no step was taken {bound}"
+    recommended = status.step.recommended_staleness
+    if recommended is None:
+        return ""
+    if recommended.versions is None:
+        return f"no recommendation yet: {_printable(recommended.unknown_because)} {bound}"
+    return (
+        f"beyond lag {recommended.versions} the effective sample size of {_printable(recommended.sample)} "
+        f"may halve {bound}"
     )
 
 

@@ -36,7 +36,8 @@ class CoordinatorConfig(BaseModel):
     """Groups per gradient step. More make steps steadier and rarer."""
     max_staleness_versions: int = Field(default=8, ge=0, le=4096)
     """Oldest behaviour version the learner takes, in versions before its own. Higher keeps distant
-    samplers useful and demands more of the objective; 0 makes everyone wait for everyone."""
+    samplers useful and demands more of the objective; 0 makes everyone wait for everyone. While the run goes
+    on, `heterorl-node status` shows the lag beyond which groups may be worth half."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Softmax temperature of sampling. 1 samples the model itself, which importance weights expect."""
     top_p: float = Field(default=1.0, gt=0, le=1)

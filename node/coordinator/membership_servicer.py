@@ -178,6 +178,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             prompts=accounts.slots.prompts or 0,
             bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
             bad_prompts_total=len(accounts.bad_prompts),
+            max_staleness_versions=self._settings.max_staleness_versions,
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:

@@ -10,7 +10,16 @@ from node.errors import Reason, RefusedError
 from node.failure import BadPrompt, Failure
 from node.identity.peer import is_name
 from node.identity.revocation import Revocations
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.run import (
+    Evaluation,
+    EvaluationStatus,
+    PeerStatus,
+    RecommendedStaleness,
+    Role,
+    RunSettings,
+    RunStatus,
+    StepReport,
+)
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.mapping import EnumMapping, from_wire, to_wire
 from node.wire.policies import optional_version_from_wire, optional_version_to_wire
@@ -44,11 +53,21 @@ def revocations_from_wire(message: membership_pb2.Revocations) -> Revocations:
 
 
 def step_report_to_wire(report: StepReport) -> membership_pb2.StepReport:
-    return to_wire(membership_pb2.StepReport, report)
+    recommended = report.recommended_staleness
+    return to_wire(
+        membership_pb2.StepReport,
+        report,
+        recommended_staleness=recommended and to_wire(membership_pb2.RecommendedStaleness, recommended),
+    )
 
 
 def step_report_from_wire(message: membership_pb2.StepReport) -> StepReport:
-    return from_wire(StepReport, message)
+    recommended = None
+    if message.HasField("recommended_staleness"):
+        wire = message.recommended_staleness
+        versions = wire.versions if wire.HasField("versions") else None
+        recommended = from_wire(RecommendedStaleness, wire, versions=versions)
+    return from_wire(StepReport, message, recommended_staleness=recommended)
 
 
 def settings_to_wire(settings: RunSettings) -> membership_pb2.JoinResponse:

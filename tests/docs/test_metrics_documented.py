@@ -1,5 +1,6 @@
 """METRICS.md, the alert rules, the dashboard and the code name the same metrics. Imports no torch."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -215,6 +216,15 @@ def test_the_dashboard_shows_what_the_run_is_steered_by() -> None:
         "heterorl_learner_reward_mean",
         "heterorl_learner_kl_nats",
         "heterorl_learner_ess_ratio",
+        "heterorl_learner_clip_ratio",
+        "heterorl_learner_truncated_ratio",
+        "heterorl_learner_trust_ratio",
+        "heterorl_learner_drift_nats",
+        "heterorl_learner_drift_error_nats",
+        "heterorl_learner_expected_drift_nats",
+        "heterorl_learner_expected_ess_ratio",
+        "heterorl_learner_recommended_staleness_versions",
+        "heterorl_coordinator_max_staleness_versions",
         "heterorl_learner_staleness_versions_bucket",
         "heterorl_coordinator_group_lag_seconds_sum",
         "heterorl_coordinator_groups_total",
@@ -222,3 +232,24 @@ def test_the_dashboard_shows_what_the_run_is_steered_by() -> None:
         "heterorl_coordinator_slots",
         "heterorl_node_transfer_bytes_total",
     }
+
+
+def test_every_panel_has_a_title_a_description_the_unit_of_its_metrics_and_a_place_of_its_own() -> None:
+    units = {"_nats": "suffix: nats", "_seconds": "s", "_ratio": "percentunit"}
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        title, place = panel["title"], panel["gridPos"]
+        cells = {
+            (place["x"] + x, place["y"] + y)
+            for x, y in itertools.product(range(place["w"]), range(place["h"]))
+        }
+        assert not cells & taken, title
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert title[:1].isupper(), title
+        assert panel["description"].endswith("."), title
+        shown = names_in(target["expr"] for target in panel["targets"])
+        for suffix, unit in units.items():
+            if all(name.endswith(suffix) for name in shown) and "86400" not in panel["targets"][0]["expr"]:
+                assert panel["fieldConfig"]["defaults"]["unit"] == unit, title

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import math
 import random
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from learner import learner_role
 from learner.config import LearnerConfig
@@ -26,6 +29,7 @@ from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.commands.status_command import fetch_status
+from node.commands.status_view import render
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
@@ -89,13 +93,13 @@ def context_of(
 
 
 @asynccontextmanager
-async def coordinator(run: MadeRun) -> AsyncIterator[str]:
+async def coordinator(run: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[str]:
     """Serve a hub until the end of the block; gives its address."""
     config = CoordinatorConfig(
         task="addition",
         prompts=1000,
         group_size=2,
-        batch_groups=2,
+        batch_groups=batch_groups,
         max_staleness_versions=16,
         heartbeat_interval_s=0.1,
         listen="127.0.0.1:0",
@@ -177,7 +181,7 @@ async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Cou
 
 
 async def learn(
-    run: MadeRun, hub: str, model_dir: Path, *, max_versions: int
+    run: MadeRun, hub: str, model_dir: Path, *, max_versions: int, quarantine_mismatch_nats: float = 0.2
 ) -> tuple[ExitCode, RoleContext]:
     """Run the learner's daemon until it ends by itself."""
     config = LearnerConfig(
@@ -189,6 +193,7 @@ async def learn(
         samples_groups=1,
         reference_kl_coefficient=0.01,
         max_versions=max_versions,
+        quarantine_mismatch_nats=quarantine_mismatch_nats,
     )
     context = context_of(run, Role.LEARNER, hub=hub, learner=config)
 
@@ -260,6 +265,25 @@ async def test_verdicts_reach_the_sampler_that_wrote_the_groups(run: MadeRun, mo
     async with coordinator(run) as hub, sampling(run, hub, model_dir) as verdicts:
         await learn(run, hub, model_dir, max_versions=2)
         await until(lambda: verdicts[Verdict.TRAINED] >= 4)
+
+
+async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(run: MadeRun, model_dir: Path) -> None:
+    """Four steps of eight groups each, all drawn from version 0: four ages are measured."""
+    async with coordinator(run, batch_groups=8) as hub, sampling(run, hub, model_dir):
+        # The sampler's logprobs are made up: without a limit it would be shut out.
+        code, _ = await learn(run, hub, model_dir, max_versions=4, quarantine_mismatch_nats=math.inf)
+        assert code is ExitCode.DRAINED
+        status = await fetch_status(hub, run.operator)
+    assert status.step is not None
+    recommended = status.step.recommended_staleness
+    assert recommended is not None
+    assert (recommended.sample, recommended.unknown_because) == ("token weights", "")
+    output = io.StringIO()
+    Console(file=output, width=200).print(render(status))
+    assert (
+        f"staleness beyond lag {recommended.versions} the effective sample size of token weights may halve "
+        "(bound is 16 versions)"
+    ) in output.getvalue()
 
 
 async def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(

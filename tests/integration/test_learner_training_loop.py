@@ -303,6 +303,32 @@ async def test_a_sampler_whose_groups_are_all_stale_is_measured_or_said_not_to_b
         assert {verdict for _, verdict in hub.verdicts} == {Verdict.ACCEPTED}
 
 
+async def test_divergence_by_age_is_shown_and_a_staleness_bound_recommended_once_two_ages_are_known(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    run = replace(RUN, batch_groups=8)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
+        for version in range(2):
+            assert math.isnan(running.shown("recommended_staleness_versions") or 0.0)
+            await hub.give(*(running.delivered(f"{version}{n}.1") for n in range(8)))
+            await until(lambda: running.loop.version > version)  # noqa: B023 - awaited at once
+        await until(lambda: not math.isnan(running.shown("recommended_staleness_versions") or 0.0))
+        assert (running.shown("drift_nats", age_versions="1") or 0.0) > 0
+        assert (running.shown("drift_error_nats", age_versions="1") or 0.0) > 0
+        assert math.isnan(running.shown("drift_nats", age_versions="64") or 0.0)
+        assert (running.shown("expected_drift_nats", age_versions="64") or 0.0) == pytest.approx(
+            64 * 4.5e-4, rel=1e-3
+        )
+        bound = running.shown("recommended_staleness_versions")
+        shares = [running.shown("expected_ess_ratio", age_versions=age) or 0.0 for age in ("2", "64", "256")]
+        assert 0.85 > shares[0] > shares[1] > shares[2] > 0.5
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    first, second = (line["recommended_staleness"] for line in lines)
+    assert first["versions"] is None
+    assert "about 0 versions old" in first["unknown_because"]
+    assert second == {"versions": bound, "sample": "token weights", "unknown_because": ""}
+
+
 async def test_a_buffered_group_that_grows_stale_is_given_up(model_dir: Path, tmp_path: Path) -> None:
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         # Each step leaves one group over; the oldest go first, so "old" is made to wait by arriving last.

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,19 @@ def steps_of(directory: RunDirectory) -> list[Step]:
     ]
 
 
+async def status_line(session: Session, directory: RunDirectory, label: str) -> str:
+    """Return the line of ``heterorl-node status`` that begins with ``label``."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "node", "status", "--state-dir", str(directory.coordinator_state)),
+        *("--coordinator", f"127.0.0.1:{session.ports.members}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    (line,) = [line for line in out.decode().splitlines() if line.startswith(label)]
+    return line
+
+
 @pytest.mark.timeout(240)
 async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained_on_twice(
     tmp_path: Path,
@@ -49,6 +64,7 @@ async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained
             await session.kill(name)
             await session.start(name, environ={})
         assert await session.wait_for_last_step(timeout_s=60)
+        said = await status_line(session, directory, "staleness")
         exit_codes = await session.drain()
     promises = checks.evaluate(
         versions=VERSIONS,
@@ -60,5 +76,8 @@ async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained
         f"{c.promise}: {c.figures}" for c in promises if not c.is_kept and c.promise not in NOT_PROMISED_HERE
     ]
     assert broken == []
+    # From what the learner has measured since it was last started.
+    assert re.match(r"staleness beyond lag \d+ the effective sample size of token weights may halve", said)
+    assert "(bound is 32 versions)" in said
     epoch = await asyncio.to_thread((directory.state(LEARNER) / LEARNER / "epoch").read_text)
     assert json.loads(epoch) == 3

@@ -355,6 +355,7 @@ class StepReport(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
     SURPRISAL_NATS_FIELD_NUMBER: _builtins.int
+    RECOMMENDED_STALENESS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version the step made."""
     reward_mean: _builtins.float
@@ -375,6 +376,10 @@ class StepReport(_message.Message):
     """Seconds from batch to new parameters."""
     surprisal_nats: _builtins.float
     """Mean entropy surrogate: minus the mean learner logprob, nats per token."""
+    @_builtins.property
+    def recommended_staleness(self) -> Global___RecommendedStaleness:
+        """The staleness bound that the drift measured so far recommends. Unset: an older learner."""
+
     def __init__(
         self,
         *,
@@ -388,14 +393,47 @@ class StepReport(_message.Message):
         gradient_norm: _builtins.float = ...,
         step_s: _builtins.float = ...,
         surprisal_nats: _builtins.float = ...,
+        recommended_staleness: Global___RecommendedStaleness | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["recommended_staleness", b"recommended_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "gradient_norm", b"gradient_norm", "kl_nats", b"kl_nats", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "gradient_norm", b"gradient_norm", "kl_nats", b"kl_nats", "recommended_staleness", b"recommended_staleness", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class RecommendedStaleness(_message.Message):
+    """How stale groups may be before the effective sample size may have halved, by the measured drift of the policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    UNKNOWN_BECAUSE_FIELD_NUMBER: _builtins.int
+    versions: _builtins.int
+    """Largest staleness at which at least half of it is expected to remain, versions, at most 256. Unset: not known."""
+    sample: _builtins.str
+    """Whose effective sample size: "token weights" or "whole completions"."""
+    unknown_because: _builtins.str
+    """Why it is not known, one line for people. Empty where it is known."""
+    def __init__(
+        self,
+        *,
+        versions: _builtins.int | None = ...,
+        sample: _builtins.str = ...,
+        unknown_because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "versions", b"versions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "sample", b"sample", "unknown_because", b"unknown_because", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__versions: _TypeAlias = _typing.Literal["versions"]  # noqa: Y015
+    _WhichOneofArgType__versions: _TypeAlias = _typing.Literal["_versions", b"_versions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__versions) -> _WhichOneofReturnType__versions | None: ...
+
+Global___RecommendedStaleness: _TypeAlias = RecommendedStaleness  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
@@ -614,6 +652,7 @@ class GetStatusResponse(_message.Message):
     BAD_PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -635,6 +674,8 @@ class GetStatusResponse(_message.Message):
     """Prompts of the task; 0: not known yet."""
     bad_prompts_total: _builtins.int
     """How many there are altogether."""
+    max_staleness_versions: _builtins.int
+    """Staleness bound of the run, versions, as in JoinResponse."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -683,10 +724,11 @@ class GetStatusResponse(_message.Message):
         bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
         bad_prompts_total: _builtins.int = ...,
         evaluation: Global___EvaluationStatus | None = ...,
+        max_staleness_versions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

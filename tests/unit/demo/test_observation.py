@@ -17,6 +17,11 @@ def test_a_total_sums_the_samples_that_have_the_labels_and_no_others() -> None:
     assert metrics.total("heterorl_node_transfer_bytes") == 0.0
 
 
+def test_samples_are_found_by_a_label_unless_they_are_no_numbers() -> None:
+    text = '# TYPE drift gauge\ndrift{age="1"} 0.5\ndrift{age="2"} NaN\n'
+    assert Metrics(text).by_label("drift", "age") == {"1": 0.5}
+
+
 def test_counters_of_a_killed_process_are_not_forgotten() -> None:
     scrapes = Scrapes()
     scrapes.put("sampler-1", 1, Metrics(TEXT))

@@ -9,7 +9,7 @@ from deploy.demo.chaos import Fault
 from deploy.demo.checks import Check
 from deploy.demo.observation import Metrics, Scrapes
 from deploy.demo.plan import FAR, NEAR, Plan
-from deploy.demo.plot import plot
+from deploy.demo.plot import plot, plot_by_lag
 from deploy.demo.summary import Outcome, render, to_document
 from support.demo_records import ledger_of, make_steps
 
@@ -65,3 +65,18 @@ def test_the_plot_is_a_picture_even_where_a_sampler_has_no_point(tmp_path: Path)
         path = tmp_path / f"{number}.png"
         plot(steps, path, title="demo-1", marks=[(8, "sampler-1 killed")])
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_divergence_by_lag_is_a_picture_once_a_lag_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "divergence.png"
+    plot_by_lag(Metrics(), make_steps(), path)
+    assert not path.exists()
+    ages = {"4": (0.01, 0.002, 0.009, 0.99), "8": (0.02, 0.001, 0.02, 0.97), "64": ("NaN", "NaN", 0.03, 0.96)}
+    names = ("drift_nats", "drift_error_nats", "expected_drift_nats", "expected_ess_ratio")
+    text = "".join(
+        f"# TYPE heterorl_learner_{name} gauge\n"
+        + "".join(f'heterorl_learner_{name}{{age_versions="{age}"}} {ages[age][n]}\n' for age in ages)
+        for n, name in enumerate(names)
+    )
+    plot_by_lag(Metrics(text), make_steps(), path)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -47,7 +47,8 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 def step_line(version: int) -> StepLine:
     numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    report = StepReport(**{**numbers, "version": version, "staleness_max_versions": 1})  # type: ignore[arg-type]
+    others = {"version": version, "staleness_max_versions": 1, "recommended_staleness": None}
+    report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
     return StepLine(
         at_s=1.5, report=report, tokens=9, flops=1e9, groups=(TrainedGroup("4.1", "sampler-a", 1),)
     )

@@ -26,7 +26,7 @@ def test_a_mean_beyond_the_threshold_by_less_than_its_uncertainty_is_not_enough(
     mismatches = SamplerMismatches(threshold_nats=0.2)
     for kl_nats in (0.1, 0.5, 0.3, 0.3):
         mismatches.observe([one("a", kl_nats)])
-    assert mismatches.mismatch("a").nats > 0.2
+    assert mismatches.panel.mismatch("a").nats > 0.2
     assert mismatches.quarantine("a") is None
 
 
@@ -51,7 +51,7 @@ def test_who_can_be_compared_with_nobody_is_unmeasured_and_believed() -> None:
         mismatches.observe([one("far", 3.0, age=16)])
     assert mismatches.unmeasured_samplers == 1
     assert mismatches.quarantine("far") is None
-    assert mismatches.mismatch("far").error_nats > 1.0
+    assert mismatches.panel.mismatch("far").error_nats > 1.0
 
 
 @pytest.mark.parametrize(("drift_nats", "power", "unevenness"), HEAVY_DRIFT)

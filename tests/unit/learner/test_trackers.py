@@ -1,7 +1,7 @@
+import asyncio
 import json
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.step_log import BatchFigures, StepLine
 from node.errors import StartupError
 from node.run import StepReport
+from support.waiting import until
 
 
 def step_line(version: int) -> StepLine:
@@ -41,38 +42,48 @@ def test_tensorboard_reads_back_every_number_of_every_step_across_a_restart(tmp_
         }
 
 
-def records(file: Path) -> Iterator[wandb_internal_pb2.Record]:
+def records(file: Path) -> list[wandb_internal_pb2.Record]:
     """Read a file of wandb's that fits a block of 32 KiB: 7 bytes, then checksum, length, type."""
-    content, place = file.read_bytes(), 7
-    assert len(content) < 1 << 15
-    while place < len(content):
+    content, place, found = file.read_bytes(), 7, []
+    while place + 7 <= len(content):
         length, kind = struct.unpack_from("<HB", content, place + 4)
         assert kind == 1  # a record that is not cut in parts
-        yield wandb_internal_pb2.Record.FromString(content[place + 7 : place + 7 + length])
+        found.append(wandb_internal_pb2.Record.FromString(content[place + 7 : place + 7 + length]))
         place += 7 + length
+    return found
 
 
-def test_wandb_keeps_every_number_of_every_step_offline(
+def history_in(file: Path) -> dict[int, dict[str, float]]:
+    """Return what was logged at each step, without wandb's own."""
+    return {
+        record.history.step.num: {
+            name: json.loads(item.value_json)
+            for item in record.history.item
+            if not (name := item.key or item.nested_key[0]).startswith("_")
+        }
+        for record in records(file)
+        if record.HasField("history")
+    }
+
+
+def files_in(directory: Path) -> list[Path]:
+    return list(directory.glob("wandb/offline-run-*/run-run-1.wandb"))
+
+
+async def test_wandb_keeps_every_number_of_every_step_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     writer = WandbWriter("arithmetic", run_id="run-1", directory=tmp_path, configuration={"device": "cpu"})
-    assert not list(tmp_path.iterdir())  # nothing is begun before there is something to say
+    assert not files_in(tmp_path)  # nothing is begun before there is something to say
     for version in (1, 2):
-        writer.write_of(step_line(version), ())()
-    writer.close()
-    [file] = tmp_path.glob("wandb/offline-run-*/run-run-1.wandb")
-    kept = list(records(file))
-    [begun] = [record.run for record in kept if record.HasField("run")]
+        await asyncio.to_thread(writer.write_of(step_line(version), ()))
+    await asyncio.to_thread(writer.close)
+    [file] = files_in(tmp_path)
+    await until(lambda: len(history_in(file)) == 2)  # wandb's own process writes, a little later
+    assert history_in(file) == {version: numbers(version) for version in (1, 2)}
+    [begun] = [record.run for record in records(file) if record.HasField("run")]
     assert (begun.project, begun.run_id) == ("arithmetic", "run-1")
-    steps = {}
-    for record in kept:
-        if record.HasField("history"):
-            items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            steps[record.history.step.num] = {
-                name: json.loads(value) for name, value in items.items() if not name.startswith("_")
-            }
-    assert steps == {version: numbers(version) for version in (1, 2)}
 
 
 def test_an_extra_that_is_not_installed_is_said_with_the_key_and_the_way_out(

@@ -17,7 +17,7 @@ from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.failure import BadPrompt, Failure
 from node.policy import PolicyVersion
-from node.run import PeerStatus, Role, RunStatus, StepReport
+from node.run import PeerStatus, RecommendedStaleness, Role, RunStatus, StepReport
 
 PEER = PeerStatus(
     node_id="far-away",
@@ -33,6 +33,9 @@ PEER = PeerStatus(
     staleness_mean_versions=1.25,
     joins=1,
 )
+STEP = StepReport(
+    42, 0.75, 1.5, 4, 0.0123, 0.8, 0.1, 1.0, 2.5, 0.9, RecommendedStaleness(70, "token weights")
+)
 RUN = RunStatus(
     run_id="example",
     head=PolicyVersion(42, b"r" * 16),
@@ -40,10 +43,11 @@ RUN = RunStatus(
     peers=(PEER,),
     slots={"leased": 4, "trained": 70, "abandoned": 0},
     verdicts={"trained": 70, "stale": 3},
-    step=StepReport(42, 0.75, 1.5, 4, 0.0123, 0.8, 0.1, 1.0, 2.5, 0.9),
+    step=STEP,
     capacity_groups=5,
     capacity_bound="staleness",
     now_s=0.0,
+    max_staleness_versions=8,
 )
 
 
@@ -66,10 +70,37 @@ def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
         "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "70", "3", "stale", "prompt",
         "lease",
     ]  # fmt: skip
-    assert "reward 0.750, KL 0.0123, ESS 0.80, staleness 1.5 mean, 4 max" in text
+    assert "reward 0.750, KL 0.0123, effective sample size 0.80, staleness 1.5 mean, 4 max" in text
     assert "5 groups, bound by staleness" in text
     assert "4 leased, 70 trained" in text
     assert "abandoned" not in text
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (
+            STEP,
+            "beyond lag 70 the effective sample size of token weights may halve (bound is 8 versions)",
+        ),
+        (
+            replace(STEP, recommended_staleness=RecommendedStaleness(3, "whole completions")),
+            "beyond lag 3 the effective sample size of whole completions may halve (bound is 8 versions)",
+        ),
+        (
+            replace(
+                STEP, recommended_staleness=RecommendedStaleness(None, "", "nothing was measured\x1b[2J")
+            ),
+            "no recommendation yet: nothing was measured[2J (bound is 8 versions)",
+        ),
+        (None, "no recommendation yet: no step was taken (bound is 8 versions)"),
+    ],
+)
+def test_the_lag_at_which_groups_are_worth_half_is_said_in_a_line(step: StepReport | None, said: str) -> None:
+    lines = rendered(replace(RUN, step=step), width=200).splitlines()
+    assert [line.rstrip() for line in lines if line.startswith("staleness")] == [f"staleness {said}"]
+    older_learner = replace(RUN, step=replace(STEP, recommended_staleness=None))
+    assert "staleness beyond" not in rendered(older_learner)
 
 
 def test_a_second_process_of_a_name_is_shown_while_it_tries() -> None:
@@ -126,6 +157,9 @@ def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
     assert parsed["head"] == {"number": 42, "root": "72" * 16}
     assert parsed["peers"][0]["verdicts"] == {"trained": 70, "stale": 3}
     assert parsed["step"]["ess_ratio"] == 0.8
+    recommended = {"versions": 70, "sample": "token weights", "unknown_because": ""}
+    assert parsed["step"]["recommended_staleness"] == recommended
+    assert parsed["max_staleness_versions"] == 8
 
 
 def test_a_coordinator_that_cannot_be_reached_is_said_so(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from heterorl.v1 import membership_pb2
@@ -6,7 +8,16 @@ from node.errors import RefusedError
 from node.failure import BadPrompt, Failure
 from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunSettings, RunStatus, StepReport
+from node.run import (
+    Evaluation,
+    EvaluationStatus,
+    PeerStatus,
+    RecommendedStaleness,
+    Role,
+    RunSettings,
+    RunStatus,
+    StepReport,
+)
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.members import (
     metric_families_from_wire,
@@ -64,7 +75,15 @@ def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
 EVALUATION = Evaluation(10, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
 
 
-@pytest.mark.parametrize("step", [None, STEP])
+RECOMMENDED = (
+    None,
+    RecommendedStaleness(0, "token weights"),
+    RecommendedStaleness(70, "whole completions"),
+    RecommendedStaleness(None, "token weights", "nothing is measured"),
+)
+
+
+@pytest.mark.parametrize("step", [None, *(replace(STEP, recommended_staleness=one) for one in RECOMMENDED)])
 def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
     peer = PeerStatus(
         "s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1, 3, 5.5
@@ -86,6 +105,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
         EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 16, 4, 0.5, 64, 3.5)),
+        max_staleness_versions=8,
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

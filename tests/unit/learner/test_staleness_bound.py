@@ -1,0 +1,170 @@
+"""The staleness bound that the measured drift recommends: numbers worked by hand, and made up fleets."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from learner.intake.divergence_panel import KNOTS, DivergencePanel, Estimate
+from learner.intake.staleness_bound import (
+    LEAST_GROUPS,
+    WeighedSample,
+    recommended_staleness,
+    share_within_reach,
+    token_weight_share,
+)
+from learner.objective.divergence import effective_sample_size_ratio
+from learner.objective.drift import has_moved, largest_move, truncated_group_weight
+from learner.objective.options import DriftAwareOptions
+from support.fleets import Fleet, one
+
+TOKEN_WEIGHTS = WeighedSample.of("drift_aware", {})
+WHOLE_COMPLETIONS = WeighedSample.of("grpo", {"clip_low": 0.1})
+
+MEASURED = {0: Estimate(0.0, 0.0), 4: Estimate(0.010, 0.001), 8: Estimate(0.018, 0.001)}
+"""Upper ends: 0.012 at age 4, 0.020 at 8."""
+
+
+def versions(drift: dict[int, Estimate], sample: WeighedSample = TOKEN_WEIGHTS, *, tokens: float) -> int:
+    recommended = recommended_staleness(drift, sample=sample, tokens=tokens)
+    assert recommended.versions is not None
+    assert not recommended.unknown_because
+    return recommended.versions
+
+
+def test_shares_of_token_weights_by_hand() -> None:
+    """d = 1/2, s = 1: P(-1/2) = .308538, P(-3/2) = .066807."""
+    assert token_weight_share(0.5, trust=0.0) == 1.0
+    assert token_weight_share(0.0, trust=1.0) == 1.0
+    # f = 1/2: (.308538 + e^(-1/8) / 2)^2 / (2 * .308538)
+    assert token_weight_share(0.5, trust=0.5) == pytest.approx(0.562179 / 0.617075, abs=1e-5)
+    # f = 1: (2 * .308538)^2 / (.308538 + e * .066807)
+    assert token_weight_share(0.5, trust=1.0) == pytest.approx(0.380782 / 0.490138, abs=1e-5)
+
+
+@pytest.mark.parametrize("nats", [0.01, 0.3, 1.6, 4.0])
+@pytest.mark.parametrize("trust", [0.1, 0.5, 1.0])
+def test_the_share_is_that_of_the_default_objectives_weights(nats: float, trust: float) -> None:
+    draws = torch.randn(1, 400_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    log_ratio = math.sqrt(2 * nats) * draws - nats
+    weight = truncated_group_weight(log_ratio, torch.zeros(1), torch.tensor([trust]))
+    expected = token_weight_share(nats, trust=trust)
+    assert effective_sample_size_ratio(weight[0]) == pytest.approx(expected, rel=0.01)
+    assert expected >= 1 - math.sqrt(nats / 2)  # the bound of the README
+
+
+def test_shares_within_reach_of_the_trust_region_by_hand() -> None:
+    options = DriftAwareOptions()
+    assert share_within_reach(0.0, options) == 1.0
+    # d = 1/50, s = h = 1/5: 1 - (P(-1.1) + P(-.9)) / 2
+    assert share_within_reach(0.02, options) == pytest.approx(1 - (0.135666 + 0.184060) / 2, abs=1e-6)
+    # d = 1/2, s = 1, h at its end of 1/2: 1 - (P(-1) + P(0)) / 2
+    assert share_within_reach(0.5, options) == pytest.approx(1 - (0.158655 + 0.5) / 2, abs=1e-6)
+    # d = 1/20000, s = 1/100, h no less than .03: 1 - (P(-3.005) + P(-2.995)) / 2
+    assert share_within_reach(5e-5, options) == pytest.approx(1 - 0.00135, abs=1e-6)
+    assert share_within_reach(0.5, DriftAwareOptions(most_nats=9, deviations=9)) > 0.999
+
+
+def test_the_share_within_reach_is_that_of_the_default_objectives_completions() -> None:
+    """Completions of two tokens that move together."""
+    for nats in (0.001, 0.05, 0.3):
+        draws = torch.randn(200_000, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        log_ratio = (math.sqrt(2 * nats) * draws - nats).expand(-1, 2)
+        limit = largest_move(torch.full((200_000,), nats), deviations=1.0, most_nats=0.5)
+        advantage = torch.tensor([1.0, -1.0]).repeat(100_000)
+        moved = has_moved(log_ratio, torch.ones(200_000, 2, dtype=torch.bool), advantage, limit=limit)
+        kept = 1 - float(moved.double().mean())
+        assert share_within_reach(nats, DriftAwareOptions()) == pytest.approx(kept, abs=0.005)
+
+
+def test_the_share_of_whole_completions_falls_with_every_token_that_of_token_weights_does_not() -> None:
+    assert WHOLE_COMPLETIONS.share(0.001, tokens=100) == pytest.approx(math.exp(-0.2))
+    assert WHOLE_COMPLETIONS.share(math.log(2) / 2 / 100, tokens=100) == pytest.approx(0.5)
+    within = share_within_reach(0.1, DriftAwareOptions())
+    in_full = within * token_weight_share(0.1, trust=1.0)
+    assert TOKEN_WEIGHTS.share(0.1, tokens=10_000) == pytest.approx(in_full)
+    # One token: f = 1 - exp(-.1 / 2)
+    one_token = within * token_weight_share(0.1, trust=0.0487706)
+    assert TOKEN_WEIGHTS.share(0.1, tokens=1) == pytest.approx(one_token, rel=1e-6)
+    assert TOKEN_WEIGHTS.share(-0.1, tokens=1) == 1.0
+    assert 0 < TOKEN_WEIGHTS.share(1e9, tokens=1e6) < 0.05
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 512])
+def test_the_further_the_policies_are_apart_the_less_is_left(tokens: float) -> None:
+    for sample in (TOKEN_WEIGHTS, WHOLE_COMPLETIONS):
+        shares = [sample.share(10 ** (exponent / 20), tokens=tokens) for exponent in range(-120, 21)]
+        assert all(further <= nearer + 1e-12 for nearer, further in pairwise(shares))
+
+
+def test_a_bound_beyond_what_is_measured_by_hand() -> None:
+    """The default is at a half at 0.55716 nats a token: 8 sqrt(0.55716 / 0.020) = 42.22."""
+    assert TOKEN_WEIGHTS.share(0.55716, tokens=100) == pytest.approx(0.5, abs=1e-5)
+    assert versions(MEASURED, tokens=100) == 42
+    recommended = recommended_staleness(MEASURED, sample=TOKEN_WEIGHTS, tokens=100)
+    assert recommended.sample == "token weights"
+
+
+def test_a_bound_between_measured_ages_by_hand() -> None:
+    """Whole completions of T tokens halve at ln 2 / 2T; a line leads through 0, 0.012 at 4 and 0.020 at 8."""
+    assert versions(MEASURED, WHOLE_COMPLETIONS, tokens=100) == 1  # 0.003466: 1.16
+    assert versions(MEASURED, WHOLE_COMPLETIONS, tokens=20) == 6  # 0.017329: 4 + 4 * 0.005329 / 0.008 = 6.66
+    assert versions(MEASURED, WHOLE_COMPLETIONS, tokens=1000) == 0
+    without_fresh = {age: MEASURED[age] for age in (4, 8)}
+    assert versions(without_fresh, WHOLE_COMPLETIONS, tokens=100) == 1
+
+
+def test_no_bound_is_recommended_beyond_the_oldest_age_that_can_be_measured() -> None:
+    still = {age: Estimate(0.0, 1e-6) for age in (0, 128)}
+    assert versions(still, tokens=100) == KNOTS[-1] == 256
+
+
+def test_the_less_is_known_the_lower_is_the_bound() -> None:
+    bounds = [
+        versions({0: Estimate(0.0, 0.0), 8: Estimate(0.018, error)}, tokens=100)
+        for error in (0.0, 0.001, 0.01, 0.1, 1.0, 10.0)
+    ]
+    assert bounds == sorted(bounds, reverse=True)
+    assert len(set(bounds)) == len(bounds)
+
+
+def test_an_age_of_few_groups_cannot_have_drifted_more_than_an_older_one() -> None:
+    """Half is left up to 0.019254 nats: with 0.020 at age 6 too, 4 + 2 * 0.007254 / 0.008 = 5.81."""
+    rare = {**MEASURED, 6: Estimate(0.3, 0.2)}
+    assert versions(rare, WHOLE_COMPLETIONS, tokens=18) == 5
+
+
+def test_a_drift_below_0_counts_as_0() -> None:
+    """Upper ends 0.002 at age 2, 0.012 at 4; half is left up to 0.003466: 2 + 2 * 0.001466 / 0.010 = 2.29."""
+    below = {**MEASURED, 2: Estimate(-0.5, 0.001)}
+    assert versions(below, WHOLE_COMPLETIONS, tokens=100) == 2
+
+
+def test_nothing_measured_and_one_age_are_said_and_no_number_is() -> None:
+    panel = DivergencePanel()
+    for age, because in ((None, "has not trained on 8 groups of one age"), (8, "were about 8 versions old")):
+        if age is not None:
+            panel.observe([one("a", 0.1, age=age)] * LEAST_GROUPS)
+        drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
+        recommended = recommended_staleness(drift, sample=TOKEN_WEIGHTS, tokens=100)
+        assert recommended.versions is None
+        assert because in recommended.unknown_because
+    panel.observe([one("a", 0.001)] * LEAST_GROUPS)
+    assert sorted(panel.drift_by_age(least_groups=LEAST_GROUPS)) == [0, 8]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
+def test_the_bound_of_a_made_up_fleet_is_never_above_the_truth_and_not_far_below(
+    power: float, seed: int
+) -> None:
+    """Drift grows with age, or up to its square; groups are uneven and at most 24 versions old."""
+    fleet = Fleet([(0, 8), (4, 24)], [0.0, 0.0], drift_nats=0.05, power=power, swing=0.0)
+    panel = DivergencePanel()
+    for batch in fleet.steps(seed, 60):
+        panel.observe(batch)
+    drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
+    for sample, tokens in ((WHOLE_COMPLETIONS, 16), (TOKEN_WEIGHTS, 500)):
+        truth = max(age for age in range(2000) if sample.share(fleet.drift(age), tokens=tokens) >= 0.5)
+        assert min(truth, 256) / 4 <= versions(drift, sample, tokens=tokens) <= truth
