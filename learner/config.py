@@ -128,8 +128,8 @@ class LearnerConfig(BaseModel):
 
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
-    four bytes a parameter on disk. 0: of the newest two and the best only. A version that is evaluated is
-    certain to be there later only if it is such a multiple."""
+    four bytes a parameter on disk. 0: of the newest two and the best only; where versions are evaluated, of
+    the newest four and the one under evaluation too."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for

@@ -139,6 +139,8 @@ def _best(checkpoints: Path) -> int:
             "no version is known to be the best yet",
             fix="One is after learner.stop_window_versions steps, or with [coordinator.evaluation].",
         )
+    if best.version == 0:
+        raise StartupError("the best version so far is the base model", fix="It is in --model-dir.")
     return best.version
 
 

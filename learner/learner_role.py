@@ -51,7 +51,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
-from node.tokenizer import tokenizer_digest
+from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.watch import watch_versions
@@ -127,6 +127,7 @@ async def build(context: RoleContext) -> list[Service]:
             Role.LEARNER,
             layout_digest=policy.layout.digest,
             tokenizer_digest=digest,
+            chat_template_digest=chat_template_digest(config.model_dir),
             learner_epoch=signer.learner_epoch,
             vocabulary_size=policy.vocabulary_size,
         ),

@@ -39,6 +39,9 @@ ARTIFACTS_PER_ANNOUNCEMENT: Final = 4096
 GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
 GROUP_TOKENS: Final = 4 << 20
+GROUP_METRICS: Final = 16
+METRIC_NAME_PATTERN: Final = r"[a-z0-9_]{1,64}"
+"""Names of what a grader measures besides the reward."""
 
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARACTERS: Final = 64

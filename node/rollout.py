@@ -6,7 +6,9 @@ group is wanted (lease, version, staleness, vocabulary of the run).
 
 import enum
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +97,8 @@ class PromptLease:
     sampling: SamplingParameters
     ttl_s: float
     purpose: LeasePurpose = LeasePurpose.TRAINING
+    row: bytes = b""
+    """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,9 @@ class RolloutGroup:
     sampling_started_at_s: float
     sampling_finished_at_s: float
     graded_at_s: float
+    metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
+    none."""
 
     @property
     def oldest_version(self) -> int:
@@ -215,6 +222,7 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
     if not all(math.isfinite(stamp) for stamp in stamps):
         raise RefusedError(Reason.NON_FINITE, f"timestamps {stamps} are not all finite")
     _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
+    _check_metrics(group)
     with_mass = sum(completion.kept_mass is not None for completion in group.completions)
     if with_mass not in (0, len(group.completions) if group.sampling.is_truncated else 0):
         raise RefusedError(
@@ -229,6 +237,22 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
                 Reason.MALFORMED,
                 f"completion {number} ended at a stop string, and the run has none",
             )
+
+
+def _check_metrics(group: RolloutGroup) -> None:
+    if len(group.metrics) > limits.GROUP_METRICS:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"the group has {len(group.metrics)} metrics, at most {limits.GROUP_METRICS} are allowed",
+        )
+    for name, values in group.metrics.items():
+        if not re.fullmatch(limits.METRIC_NAME_PATTERN, name) or len(values) != len(group.completions):
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"metric {name[:100]!r} has {len(values)} values for {len(group.completions)} completions",
+            )
+        if np.isinf(values).any():
+            raise RefusedError(Reason.NON_FINITE, f"metric {name!r} is infinite")
 
 
 def _check_completion(completion: Completion, vocabulary_size: int | None, *, where: str) -> None:

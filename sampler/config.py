@@ -58,8 +58,12 @@ class SamplerConfig(BaseModel):
     away. Unset: groups are submitted to the coordinator."""
 
     custom_tasks: dict[str, str] = Field(default_factory=dict)
-    """Task name -> ``package.module:Class``, for tasks that are not built in. Only this setting names code to
-    run; the coordinator sends a task's name."""
+    """Task name -> ``package.module:Class``, for tasks that are not built in. Only this setting and the next
+    name code to run; the coordinator sends a task's name, and its options as keyword arguments."""
+
+    allowed_graders: tuple[str, ...] = ()
+    """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
+    may name. Each is called with row and completion."""
 
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow

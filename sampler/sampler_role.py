@@ -11,6 +11,7 @@ until finished groups are submitted, and nobody writes to the engine's words onc
 
 import asyncio
 import random
+from functools import partial
 from typing import Final
 
 from node.clients.heartbeats import Notices, PeerReports
@@ -26,6 +27,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
+from node.tokenizer import chat_template, chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
@@ -38,6 +40,7 @@ from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader
+from sampler.tasks.task import task_setup
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
@@ -153,6 +156,7 @@ async def build(context: RoleContext) -> list[Service]:
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
             tokenizer_digest=engine.tokenizer_digest,
+            chat_template_digest=chat_template_digest(config.model_dir),
         ),
         reports=PeerReports(
             held=held,
@@ -187,10 +191,15 @@ async def build(context: RoleContext) -> list[Service]:
             submissions.submit, capacity_groups=config.outbox_groups, random=random.random
         ),
         work_queue=work_queue,
-        custom_tasks=config.custom_tasks,
-        make_graders=lambda path: GraderPool(
+        task_setup=partial(
+            task_setup,
+            custom=config.custom_tasks,
+            allowed_graders=config.allowed_graders,
+            has_chat_template=bool(chat_template(config.model_dir)),
+        ),
+        make_graders=lambda setup: GraderPool(
             lambda: Grader(
-                path,
+                setup,
                 wall_limit_s=config.grader_wall_limit_s,
                 cpu_limit_s=config.grader_cpu_limit_s,
                 memory_limit_bytes=config.grader_memory_limit_bytes,

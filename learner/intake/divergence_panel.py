@@ -191,12 +191,13 @@ class DivergencePanel:
     def expected_drift(self, age_versions: int) -> float:
         """Return the drift, shrunk by its uncertainty towards what is supposed of the age.
 
-        What is supposed has a standard error as large as itself.
+        What is supposed may be wrong by any factor: its standard error is as large as the larger of the two.
         """
         supposed, measured = SUPPOSED_NATS_PER_VERSION * age_versions, self.drift(age_versions)
         if age_versions == 0:
             return 0.0
-        share = supposed**2 / (supposed**2 + measured.error_nats**2)
+        spread = max(supposed, measured.nats)
+        share = spread**2 / (spread**2 + measured.error_nats**2)
         return supposed + share * (measured.nats - supposed)
 
     def _groups(self, sampler_id: str) -> Vector:

@@ -38,6 +38,8 @@ _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
 _PROGRESS: Final = "progress.json"
 _KEPT: Final = 2
+_KEPT_WHILE_EVALUATED: Final = 4
+"""Without optimizers, where versions are evaluated: which one is, the learner hears with a heartbeat."""
 _STAGED: Final = "staged-"
 
 
@@ -73,6 +75,11 @@ class Progress:
     """Under evaluation, and kept: it may become the best."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the coordinator evaluates versions."""
+        return self.evaluating_version is not None or bool(self.best and self.best.reward_mean is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,10 @@ class CheckpointStore:
                 (self._directory / name).rename(staged)
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        for old in _names(self._directory)[:-_KEPT]:
-            if self._is_kept(int(old), progress):
+        names = _names(self._directory)
+        recent = names[-_KEPT_WHILE_EVALUATED if progress.is_evaluated else -_KEPT :]
+        for old in names[:-_KEPT]:
+            if old in recent or self._is_kept(int(old), progress):
                 (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)

@@ -25,7 +25,7 @@ from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine, StepLog
-from learner.training.training_state import StepTaken, TrainingError, TrainingState
+from learner.training.training_state import Evaluations, StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
@@ -59,7 +59,7 @@ class TrainingLoop:
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
-        evaluations: Callable[[], tuple[int | None, int | None]],
+        evaluations: Evaluations,
         on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
         coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
@@ -71,7 +71,7 @@ class TrainingLoop:
         Args:
             run_settings: waits until the learner has joined.
             announced: waits until the coordinator announces a version, or a newer one.
-            evaluations: the version that did best on held-out prompts, and the one under evaluation.
+            evaluations: as the coordinator tells them.
             on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
@@ -221,14 +221,12 @@ class TrainingLoop:
 
     async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
-        best_evaluated, evaluating = self._evaluations()
         taken = await self._in_thread(
             lambda: self._state.take_step(
                 batch,
                 unacknowledged=unacknowledged,
                 expected_divergence=self._mismatches.panel.expected,
-                best_evaluated=best_evaluated,
-                evaluating=evaluating,
+                evaluations=self._evaluations,
             )
         )
         if taken is None:

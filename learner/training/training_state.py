@@ -33,6 +33,10 @@ ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 """Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 
+Evaluations = Callable[[], tuple[int | None, int | None]]
+"""The version that did best on held-out prompts and the one under evaluation; None: none. Any thread."""
+
+
 class TrainingError(HeteroRLError):
     """Training cannot go on. The last good version stays checkpointed and published."""
 
@@ -149,17 +153,15 @@ class TrainingState:
         *,
         unacknowledged: Sequence[StepRecord],
         expected_divergence: ExpectedDivergence,
-        best_evaluated: int | None,
-        evaluating: int | None,
+        evaluations: Evaluations,
     ) -> StepTaken | None:
         """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
-            best_evaluated: version that did best in evaluations; None: not known.
-            evaluating: version under evaluation.
             expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
+            evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -194,6 +196,7 @@ class TrainingState:
             staleness_versions=tuple(group.staleness_versions for group in line.groups),
         )
         rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
+        best_evaluated, evaluating = evaluations()
         progress = Progress(
             version=line.report.version,
             step=line,

@@ -40,6 +40,7 @@ class Member:
     role: Role
     layout_digest: bytes = b""
     tokenizer_digest: bytes = b""
+    chat_template_digest: bytes = b""
     learner_epoch: int = 0
     vocabulary_size: int = 0
 
@@ -181,12 +182,32 @@ class MembershipClient:
         return self._waiting(finding.waits_for.value)
 
     async def _join(self, ready: Callable[[], None]) -> None:
-        self._settings = await self._call_join()
+        settings = await self._call_join()
+        self._check_same_task(settings)
+        self._settings = settings
         self._joins += 1
         if not self._joined.is_set():
             self._joined.set()
             ready()
         logger.info("joined", extra={"task": self._settings.task, "joins": self._joins})
+
+    def _check_same_task(self, settings: RunSettings) -> None:
+        """Check that the task is the one whose graders a sampler has started.
+
+        Raises:
+            RefusedError: TASK_MISMATCH.
+        """
+        before = self._settings
+        if before is None or self._member.role is not Role.SAMPLER:
+            return
+        for name in ("task", "task_options_json", "prompts"):
+            was, now = getattr(before, name), getattr(settings, name)
+            if was != now:
+                raise RefusedError(
+                    Reason.TASK_MISMATCH,
+                    f"the run's {name} was {was!r:.200} when this sampler started, and is {now!r:.200} now",
+                    fix="start this sampler again",
+                )
 
     async def _call_join(self) -> RunSettings:
         request = membership_pb2.JoinRequest(
@@ -195,6 +216,7 @@ class MembershipClient:
             software_version=version("heterorl-node"),
             layout_digest=self._member.layout_digest,
             tokenizer_digest=self._member.tokenizer_digest,
+            chat_template_digest=self._member.chat_template_digest,
             learner_epoch=self._member.learner_epoch,
             held=optional_version_to_wire(self._held()),
             vocabulary_size=self._member.vocabulary_size,

@@ -1,10 +1,14 @@
 """Builds a coordinator from its section of the configuration."""
 
+import asyncio
 from functools import partial
+from pathlib import Path
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
+from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.rows import Rows
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.membership_servicer import MembershipServicer
@@ -13,14 +17,15 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
-from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.errors import StartupError
+from node.errors import ConfigError, StartupError
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -36,9 +41,12 @@ async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger or the store cannot be opened, or the ledger was lost.
+        StartupError: the ledger, the store or the data cannot be opened, or the ledger was lost.
+        ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
+    rows = await _open_rows(config, context.state_dir)
+    prompts = config.prompts if rows is None else len(rows.training)
     run_id, clock = context.run.run_id, context.clock
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
@@ -49,14 +57,17 @@ async def build(context: RoleContext) -> list[Service]:
     accounts = Accounts(
         ledger.balance(),
         task=config.task,
-        prompts=config.prompts,
+        prompts=prompts,
         seed=config.prompt_seed,
         lease_ttl_s=config.lease_ttl_s,
         prompt_retry_s=config.prompt_retry_s,
         now=clock.now(),
+        evaluation=config.evaluation_settings,
     )
+    _check_prompts_left(ledger, accounts)
     published = Published(store, accounts.versions)
     _check_not_lost(ledger, accounts, published)
+    _check_data(ledger, accounts, rows)
     peers = Peers(
         accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
     )
@@ -64,6 +75,7 @@ async def build(context: RoleContext) -> list[Service]:
         ledger,
         accounts,
         work=Work(run_id, config.task, config.group_size, config.sampling),
+        rows=rows,
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
         is_published=published.has,
@@ -79,8 +91,8 @@ async def build(context: RoleContext) -> list[Service]:
         peers,
         spool,
         run_id=run_id,
-        settings=_settings(config),
-        configured_prompts=config.prompts,
+        settings=_settings(config, rows),
+        configured_prompts=prompts,
         revocations=revocations,
         clock=clock,
     )
@@ -120,7 +132,43 @@ def _check_not_lost(ledger: Ledger, accounts: Accounts, published: Published) ->
         )
 
 
-def _settings(config: CoordinatorConfig) -> RunSettings:
+def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
+    held_out = accounts.evaluations.held_out_prompts
+    if accounts.prompts is not None and accounts.prompts <= held_out:
+        ledger.close()
+        raise ConfigError(
+            key="coordinator.evaluation.prompts",
+            value=held_out,
+            source="the configuration",
+            rule=f"leaves no prompt to train on: by the ledger, the task has {accounts.prompts}",
+            fix="Lower it.",
+        )
+
+
+async def _open_rows(config: CoordinatorConfig, state_dir: Path) -> Rows | None:
+    if config.data is None:
+        return None
+    data = config.data
+    return await asyncio.to_thread(
+        open_rows, data.file, split=data.split, evaluation_rows=data.evaluation_rows, scratch=state_dir
+    )
+
+
+def _check_data(ledger: Ledger, accounts: Accounts, rows: Rows | None) -> None:
+    """Note the run's data in the ledger; refuse other data once something was leased."""
+    found = NO_DATA if rows is None else DataSeen(rows.digest, len(rows), len(rows.evaluation))
+    try:
+        noted = agreed_data(ledger.balance().data, found, has_leased=accounts.slots.next_slot > 0)
+    except ConfigError:
+        ledger.close()
+        if rows is not None:
+            rows.close()
+        raise
+    if noted is not None:
+        ledger.record(Transaction(data=noted))
+
+
+def _settings(config: CoordinatorConfig, rows: Rows | None) -> RunSettings:
     return RunSettings(
         task=config.task,
         group_size=config.group_size,
@@ -129,6 +177,8 @@ def _settings(config: CoordinatorConfig) -> RunSettings:
         heartbeat_interval_s=config.heartbeat_interval_s,
         head=None,
         sampling=config.sampling,
+        task_options_json=config.task_options_json,
+        prompts=0 if rows is None else len(rows.training),
     )
 
 

@@ -10,7 +10,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.model_check import Learner, check_model
+from node.coordinator.work.model_check import Learner, check_chat_template, check_model
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -97,6 +97,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         elif peer.role is Role.SAMPLER:
             if learner is not None:
                 check_model(request.layout_digest, request.tokenizer_digest, learner)
+                check_chat_template(request.chat_template_digest, learner)
             await self._spool.admit_sampler(
                 peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
             )
@@ -175,9 +176,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
-            prompts=accounts.slots.prompts or 0,
+            prompts=accounts.prompts or 0,
             bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
             bad_prompts_total=len(accounts.bad_prompts),
+            evaluation=accounts.evaluations.status,
+            bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
         )
 
@@ -214,6 +217,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             verdicts=map(group_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
+            best_version=answer.best_version,
+            evaluating_version=answer.evaluating_version,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self._clock.now(),
         )
@@ -242,6 +247,7 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         tokenizer_digest=request.tokenizer_digest,
         vocabulary_size=request.vocabulary_size,
         version=request.held.number,
+        chat_template_digest=request.chat_template_digest,
     )
 
 

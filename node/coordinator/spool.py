@@ -4,11 +4,14 @@ What a caller is answered is on disk: see ``transactions``. What a decision may 
 shell, with the metrics and the log, and the one stream that a learner drains.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from node.clock import Clock
+from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
@@ -17,14 +20,16 @@ from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
 from node.coordinator.work.decisions import Decision, Submitted
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
+from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
 
@@ -43,6 +48,7 @@ class Spool:
         accounts: Accounts,
         *,
         work: Work,
+        rows: Rows | None = None,
         bounds: Bounds,
         lease_ttl_s: float,
         is_published: Callable[[int], bool],
@@ -50,11 +56,12 @@ class Spool:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Take over ``ledger``, and ``accounts`` made from its balance."""
+        """Take over ``ledger``, ``accounts`` made from its balance, and ``rows``, where the run has data."""
         self._transactions = Transactions(ledger, accounts, metrics=metrics, clock=clock)
         self._settle = self._transactions.settle
         self._accounts = accounts
         self._work = work
+        self._rows = rows
         self._bounds = bounds
         self._lease_ttl_s = lease_ttl_s
         self._is_published = is_published
@@ -76,12 +83,20 @@ class Spool:
         return decisions.room(self._accounts, self._bounds, now=self._clock.now())
 
     async def close(self) -> None:
-        """Finish what was begun and close the ledger."""
+        """Finish what was begun and close the ledger and the data."""
         await self._transactions.close()
+        if self._rows is not None:
+            self._rows.close()
 
     async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> LeaseGrant:
-        """Lease prompts to a sampler that will sample them with ``held`` or newer."""
-        return await self._settle(
+        """Lease prompts to a sampler that will sample them with ``held`` or newer.
+
+        Raises:
+            RefusedError: DISK; a row cannot be read. Nothing was leased.
+        """
+        if self._rows is not None:
+            wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self._rows.longest_bytes))
+        grant = await self._settle(
             lambda now: decisions.lease(
                 self._accounts,
                 self._work,
@@ -93,6 +108,15 @@ class Spool:
                 now=now,
             )
         )
+        if self._rows is None or not grant.leases:
+            return grant
+        try:
+            leases = await asyncio.to_thread(_with_rows, grant.leases, self._rows)
+        except RefusedError as error:
+            logger.error("row not read", extra={"detail": str(error)})
+            await self.release(sampler_id, tuple(lease.lease_id for lease in grant.leases))
+            raise
+        return replace(grant, leases=leases)
 
     async def release(
         self, sampler_id: str, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...] = ()
@@ -125,7 +149,7 @@ class Spool:
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Extend leases to a full term; return those whose work is in vain."""
-        return self._accounts.slots.renew(sampler_id, lease_ids, now=self._clock.now())
+        return self._accounts.renew(sampler_id, lease_ids, now=self._clock.now())
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
@@ -157,18 +181,24 @@ class Spool:
             )
 
         submitted = await self._settle(decide)
-        self._metrics.groups.labels(submitted.verdict).inc()
-        if submitted.verdict is Verdict.SPOOLED and isinstance(group, RolloutGroup):
+        is_for_training = not is_evaluation_lease(name)
+        groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
+        groups.labels(submitted.verdict).inc()
+        if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, RolloutGroup):
             for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
                 self._metrics.observe_lag(stage, lag_s)
             if self._drain is not None:
                 self._drain.wake()
-        elif submitted.verdict is not Verdict.DUPLICATE:
+        elif submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             logger.warning(
                 "group refused",
                 extra={"sampler": sampler_id, "verdict": submitted.verdict, "detail": submitted.detail},
             )
         return submitted
+
+    async def evaluate(self, head: PolicyVersion | None) -> None:
+        """Begin the evaluation that is due; ``head`` is the newest announced version."""
+        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
 
     async def admit_learner(self, learner: Learner) -> None:
         """Let a learner be the run's; an older one's stream ends.
@@ -279,6 +309,7 @@ class Spool:
             lost_steps=self._accounts.lost_steps,
         )
         self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
+        self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _show(self, outcome: Outcome) -> None:
         """Count and log what step records did; raise where they were refused."""
@@ -304,6 +335,10 @@ class Spool:
             if trained.spooled_at_s is not None:
                 self._metrics.observe_lag("trained", now - trained.spooled_at_s)
             self._notify(trained.sampler_id, GroupVerdict(trained.group_id, Verdict.TRAINED))
+
+
+def _with_rows(leases: tuple[PromptLease, ...], rows: Rows) -> tuple[PromptLease, ...]:
+    return tuple(replace(lease, row=rows.row(lease.prompt_index)) for lease in leases)
 
 
 def _fenced() -> RefusedError:

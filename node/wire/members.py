@@ -86,6 +86,12 @@ def settings_from_wire(message: membership_pb2.JoinResponse) -> RunSettings:
             f"run settings with group_size={message.group_size} batch_groups={message.batch_groups} "
             f"heartbeat_interval_s={message.heartbeat_interval_s}",
         )
+    if len(message.task_options_json) > limits.TASK_OPTIONS_BYTES:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"task options of {len(message.task_options_json)} bytes, at most {limits.TASK_OPTIONS_BYTES} "
+            "are allowed",
+        )
     return from_wire(
         RunSettings,
         message,
@@ -141,6 +147,7 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         head=optional_version_from_wire(message, "head"),
         peers=tuple(map(_peer_status_from_wire, message.peers)),
         slots=dict(message.slots),
+        bad_prompt_reasons=dict(message.bad_prompt_reasons),
         verdicts=dict(message.verdicts),
         step=step_report_from_wire(message.step) if message.HasField("step") else None,
         bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),

@@ -125,6 +125,11 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         raise RefusedError(
             Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
         )
+    if len(message.row) > limits.ROW_BYTES:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
+        )
     purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
     return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
 
@@ -151,6 +156,10 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         graded_at_s=group.graded_at_s,
         logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
         kept_masses=_joined((c.kept_mass for c in completions if c.kept_mass is not None), _F32),
+        metrics=[
+            rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
+            for name, values in group.metrics.items()
+        ],
     )
 
 
@@ -209,6 +218,7 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
         sampling_started_at_s=message.sampling_started_at_s,
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
+        metrics={metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics},
     )
 
 

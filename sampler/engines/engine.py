@@ -4,7 +4,7 @@ An engine is driven by one thread (``engine_thread``). Between two calls of ``st
 and requests may be added or cancelled. Nothing changes within a step, so every token has one policy version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -92,8 +92,12 @@ class Engine(Protocol):
         """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
         ...
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """Tokenize a prompt. Any thread."""
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        """Tokenize a text, or messages in the model's chat template; see ``prompt_encoding``. Any thread.
+
+        Raises:
+            RefusedError: MALFORMED if the template does not take the messages, or there is none.
+        """
         ...
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:

@@ -8,7 +8,7 @@ generated tokens, and every later logprob is exactly that of the new weights. Th
 over all running tokens per version, as much as decoding them once as a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.prompt_encoding import encode_prompt
 from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -148,8 +149,8 @@ class TorchEngine:
     def waiting(self) -> int:
         return len(self._pending)
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        return np.array(self._tokenizer(text).input_ids, np.int32)
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

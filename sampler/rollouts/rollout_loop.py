@@ -12,17 +12,22 @@ generated, and submits the rest.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from node.clients.membership_client import MembershipClient
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
+from node.limits import PROMPT_TOKENS
 from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
+from node.run import RunSettings
 from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
@@ -34,7 +39,7 @@ from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, Prompt, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskDescription, TaskError, TaskUnusableError
-from sampler.tasks.task import import_path, unusable
+from sampler.tasks.task import CompletionText, TaskSetup, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +59,8 @@ class RolloutLoop:
         leasing: Leasing,
         submitter: GroupSubmitter,
         work_queue: WorkQueue,
-        custom_tasks: Mapping[str, str],
-        make_graders: Callable[[str], GraderPool],
+        task_setup: Callable[[str, Mapping[str, Any]], TaskSetup],
+        make_graders: Callable[[TaskSetup], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
         clock: Clock,
@@ -63,8 +68,8 @@ class RolloutLoop:
         """Connect the parts.
 
         Args:
-            custom_tasks: Task name -> import path, in addition to the built-in ones.
-            make_graders: Makes the graders of a task from its import path.
+            task_setup: Returns what a task of this name and these options is here; raises ConfigError.
+            make_graders: Makes the graders of a task.
             flush_timeout_s: How long a stopping sampler tries to submit finished groups.
         """
         self._engine = engine
@@ -74,7 +79,7 @@ class RolloutLoop:
         self._leasing = leasing
         self._submitter = submitter
         self._work_queue = work_queue
-        self._custom_tasks = custom_tasks
+        self._task_setup = task_setup
         self._make_graders = make_graders
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
@@ -103,18 +108,21 @@ class RolloutLoop:
         """Sample until ``stopping``, then submit what is finished.
 
         Raises:
-            ConfigError: this sampler does not know the run's task, or cannot use its class.
+            ConfigError: this sampler does not know the run's task, cannot use its class, or task and data do
+                not fit each other.
             StartupError: the task does not start.
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
-        path = import_path(settings.task, self._custom_tasks)
-        graders = self._make_graders(path)
+        setup = self._task_setup(settings.task, json.loads(settings.task_options_json or "{}"))
+        graders = self._make_graders(setup)
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
-            description = await _started(graders, path)
-            await run_until(stopping, self._membership.tell_prompts(description.prompts))
-            await self._sample(_Work(settings.task, description.prompts, graders), ready, stopping)
+            description = await _started(graders, setup.path)
+            prompts = _prompts(description, settings, setup.path)
+            await run_until(stopping, self._membership.tell_prompts(prompts))
+            work = _Work(settings.task, prompts, description.max_prompt_tokens or PROMPT_TOKENS, graders)
+            await self._sample(work, ready, stopping)
         finally:
             await graders.close()
 
@@ -180,7 +188,8 @@ class RolloutLoop:
             logger.warning("leases not given back; they will expire", extra={"detail": str(error)})
 
     def _takes(self, lease: PromptLease, work: "_Work") -> bool:
-        if lease.task == work.task_name and 0 <= lease.prompt_index < work.prompts:
+        is_known = bool(lease.row) or lease.prompt_index < work.prompts  # held-out rows come after the others
+        if lease.task == work.task_name and lease.prompt_index >= 0 and is_known:
             return True
         logger.warning(
             "lease for another task",
@@ -194,13 +203,20 @@ class RolloutLoop:
         """Ask for the prompt once, and tokenize it in a thread: a long one takes a while."""
         try:
             with self._metrics.prompt_seconds.time():
-                made = await work.graders.prompt(lease.prompt_index)
+                made = await work.graders.prompt(lease.prompt_index, _row(lease))
+            token_ids = await asyncio.to_thread(self._engine.encode, made.content)
         except TaskError as error:
             self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
             return
-        token_ids = await asyncio.to_thread(self._engine.encode, made.text)
+        except RefusedError as refused:
+            self._fail(lease.lease_id, Failure.PROMPT_FAILED, str(refused), Dropped.REFUSED)
+            return
         if not len(token_ids):
             self._fail(lease.lease_id, Failure.PROMPT_FAILED, "a prompt without tokens", Dropped.REFUSED)
+            return
+        if len(token_ids) > work.max_prompt_tokens:
+            detail = f"{len(token_ids)} tokens, max_prompt_tokens = {work.max_prompt_tokens}"
+            self._fail(lease.lease_id, Failure.PROMPT_TOO_LONG, detail, Dropped.REFUSED)
             return
         self._work_queue.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
         self._begin_ready()
@@ -226,10 +242,17 @@ class RolloutLoop:
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
         stop = job.lease.sampling.stop
-        texts = [text_before_stop(self._engine.decode(c.token_ids), stop) for c in finished.completions]
+        texts = [
+            CompletionText(
+                text_before_stop(self._engine.decode(c.token_ids), stop), len(c.token_ids), c.finish.value
+            )
+            for c in finished.completions
+        ]
         try:
             with self._metrics.grade_seconds.time():
-                rewards = await work.graders.grade(job.prompt.made, job.lease.prompt_index, texts)
+                grades = await work.graders.grade(
+                    job.prompt.made, job.lease.prompt_index, texts, _row(job.lease)
+                )
         except TaskError as error:
             self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
             return
@@ -244,12 +267,13 @@ class RolloutLoop:
             task=job.lease.task,
             prompt_index=job.lease.prompt_index,
             prompt_token_ids=job.prompt.token_ids,
-            completions=_completions(finished, rewards),
+            completions=_completions(finished, grades.rewards),
             sampling=job.lease.sampling,
             logprob_mode=LogprobMode.SAMPLED,
             sampling_started_at_s=job.at_s + offset_s,
             sampling_finished_at_s=finished_at_s + offset_s,
             graded_at_s=self._clock.now() + offset_s,
+            metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
         )
         self._metrics.tokens.inc(group.tokens)
         self._metrics.reward_mean.set(_reward_mean(group))
@@ -315,6 +339,7 @@ class _Work:
 
     task_name: str
     prompts: int
+    max_prompt_tokens: int
     graders: GraderPool
 
 
@@ -328,6 +353,24 @@ async def _started(graders: GraderPool, path: str) -> TaskDescription:
             f"the task {path} does not start: {error}",
             fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is imported.",
         ) from error
+
+
+def _prompts(description: TaskDescription, settings: RunSettings, path: str) -> int:
+    """Return how many prompts the run has: rows, where the coordinator has data, or else the task's own."""
+    if settings.prompts and not description.takes_rows:
+        raise unusable(
+            path,
+            "the run has data, and the task takes no rows: it needs prompt(self, index, row) and "
+            "grade(self, index, row, completion), or a coordinator without coordinator.data",
+        )
+    prompts = settings.prompts or description.prompts
+    if prompts is None:
+        raise unusable(path, "its prompts are rows, and the run has none: set coordinator.data.file")
+    return prompts
+
+
+def _row(lease: PromptLease) -> str:
+    return lease.row.decode(errors="replace")
 
 
 def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[Completion, ...]:

@@ -1,7 +1,10 @@
 """Messages between the sampler and its graders: a JSON object a line.
 
-{"index": 7}                    -> {"text": "3+4="} | {"error": ...} | {"odd": ...} | {"too_long": characters}
-{"index": 7, "texts": ["7"]}    -> {"rewards": [1.0]} | {"error": ...}
+{"path": "p.m:Task", "options": {...}}  -> {"prompts": 100, ...} | {"unusable": ...}
+{"index": 7, "row": "{...}"}            -> {"text": "3+4="} | {"messages": [...]} | {"error": ...}
+                                           | {"odd": ...} | {"too_long": characters}
+{"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
+                                        -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
 """
 
 import json

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from sampler.tasks.grader_process import Grader, TaskDescription, TaskError
+from sampler.tasks.grader_process import Grader, Grades, TaskDescription, TaskError
+from sampler.tasks.task import CompletionText, Message
 
 SLOW_S: Final = 0.1
 """A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""
@@ -29,7 +30,8 @@ Answer = TypeVar("Answer")
 class TaskPrompt:
     """A prompt and the process that made it."""
 
-    text: str
+    content: str | list[Message]
+    """A text, or messages for the model's chat template."""
     grader: int
     incarnation: int
 
@@ -74,23 +76,25 @@ class GraderPool:
         self._is_stateful = description.is_stateful
         return description
 
-    async def prompt(self, index: int) -> TaskPrompt:
+    async def prompt(self, index: int, row: str = "") -> TaskPrompt:
         """Return a prompt; see ``Grader.prompt``."""
 
         async def ask(number: int) -> TaskPrompt:
             grader = self._graders[number]
-            text = await grader.prompt(index)
-            return TaskPrompt(text, number, grader.incarnation)
+            content = await grader.prompt(index, row)
+            return TaskPrompt(content, number, grader.incarnation)
 
         return await self._answer(self._prompts, ask)
 
-    async def grade(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
-        """Return one finite reward per text; see ``Grader.grade``."""
+    async def grade(
+        self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str = ""
+    ) -> Grades:
+        """Return what the grader says of the completions; see ``Grader.grade``."""
         if self._is_stateful:
-            return await self._grade_where_made(prompt, index, texts)
+            return await self._grade_where_made(prompt, index, completions, row)
 
-        async def ask(number: int) -> list[float]:
-            return await self._graders[number].grade(index, texts)
+        async def ask(number: int) -> Grades:
+            return await self._graders[number].grade(index, completions, row=row)
 
         return await self._answer(self._gradings, ask)
 
@@ -103,14 +107,18 @@ class GraderPool:
         for grader in self._graders:
             await grader.close()
 
-    async def _grade_where_made(self, prompt: TaskPrompt, index: int, texts: Sequence[str]) -> list[float]:
+    async def _grade_where_made(
+        self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str
+    ) -> Grades:
         number = prompt.grader
         was_idle = number in self._idle
         if was_idle:
             self._idle.remove(number)  # No prompt should wait behind this.
         notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
         try:
-            return await self._graders[number].grade(index, texts, incarnation=prompt.incarnation)
+            return await self._graders[number].grade(
+                index, completions, row=row, incarnation=prompt.incarnation
+            )
         finally:
             notice.cancel()
             self._slow.discard(number)

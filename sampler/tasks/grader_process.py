@@ -8,7 +8,6 @@ A request to a process that is killed is not repeated: the caller decides.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -16,16 +15,25 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from node.failure import Failure
+from node.limits import GROUP_METRICS
 from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.process_tree import kill_tree
+from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 60.0
 """Longest time for a task to import what it needs; not counted against any group."""
+
+REAP_TIMEOUT_S: Final = 5.0
+"""Longest wait for a killed process to be gone. One in an uninterruptible call ends when the call does."""
+
+PRINTED_BYTES: Final = 64 << 10
+"""What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
 
 
 class TaskError(Exception):
@@ -48,9 +56,23 @@ class TaskUnusableError(TaskError):
 class TaskDescription:
     """What a task declares."""
 
-    prompts: int
+    prompts: int | None
+    """None: one for each row of the run's data."""
     is_stateful: bool
     """Whether the process that made a prompt also has to grade it."""
+    takes_rows: bool
+    """Whether it can be told the rows of a run's data."""
+    max_prompt_tokens: int | None
+    """Longer prompts are set aside; None: only the model's own limit counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """What a grader said of the completions of a group."""
+
+    rewards: list[float]
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Name -> a number for each completion, NaN where the grader returned none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +92,7 @@ class Grader:
     """Prompts of one task and rewards for their completions, one request at a time.
 
     Args:
-        path: ``package.module:Class`` of the task.
+        setup: The task.
         wall_limit_s: For one request, from asking to answer.
         cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
@@ -82,19 +104,22 @@ class Grader:
 
     def __init__(
         self,
-        path: str,
+        setup: TaskSetup,
         *,
         wall_limit_s: float,
         cpu_limit_s: int,
         memory_limit_bytes: int,
         killed: Callable[[], None],
     ) -> None:
-        self._arguments = (path, str(cpu_limit_s), str(memory_limit_bytes))
+        self._setup = framed(asdict(setup))
+        self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
         self._wall_limit_s = wall_limit_s
         self._killed = killed
         self._process: asyncio.subprocess.Process | None = None
         self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
+        self._printing: asyncio.Task[None] | None = None
+        self._may_print = 0
         self.incarnation = 0
 
     @property
@@ -106,7 +131,7 @@ class Grader:
         """Start the process if there is none, and return what the task declares.
 
         Raises:
-            TaskUnusableError: the path does not name a task.
+            TaskUnusableError: the setup does not make a task.
             TaskError: the process did not start.
         """
         async with self._busy:
@@ -114,40 +139,56 @@ class Grader:
             assert self._description is not None
             return self._description
 
-    async def prompt(self, index: int) -> str:
+    async def prompt(self, index: int, row: str = "") -> str | list[Message]:
         """Return a prompt, from one call of the task's ``prompt``.
 
+        Args:
+            row: The prompt's row, a JSON object; empty: the run has no data.
         Raises:
-            TaskError: the call raised, was killed at a limit, or returned no text or too much.
+            TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
         """
-        reply = await self._ask({"index": index}, _PROMPT)
+        reply = await self._ask({"index": index, "row": row}, _PROMPT)
         if "too_long" in reply:
             raise TaskError(
                 f"the prompt has {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
                 fault=Failure.PROMPT_TOO_LONG,
             )
+        if isinstance(messages := reply.get("messages"), list):
+            return messages
         if not isinstance(text := reply.get("text"), str):
             raise TaskError(f"prompt() {reply.get('odd', 'returned no text')}", fault=Failure.PROMPT_FAILED)
         return text
 
-    async def grade(self, index: int, texts: Sequence[str], *, incarnation: int | None = None) -> list[float]:
-        """Return one finite reward per text.
+    async def grade(
+        self,
+        index: int,
+        completions: Sequence[CompletionText],
+        *,
+        row: str = "",
+        incarnation: int | None = None,
+    ) -> Grades:
+        """Return one finite reward per completion, and what else the grader measured.
 
         Args:
+            row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
             TaskError: the grader raised, was killed at a limit, or returned something else; or the process
                 that has to do it has ended.
         """
-        reply = await self._ask({"index": index, "texts": list(texts)}, _GRADE, incarnation=incarnation)
-        return _rewards(reply, len(texts))
+        request = {
+            "index": index,
+            "row": row,
+            "completions": [(c.text, c.tokens, c.finish) for c in completions],
+        }
+        reply = await self._ask(request, _GRADE, incarnation=incarnation)
+        return Grades(_rewards(reply, len(completions)), _metrics(reply, len(completions)))
 
     async def close(self) -> None:
         """End the process."""
         async with self._busy:
             if self._process is not None:
-                await _ended(self._process)
-                self._process = None
+                await self._end()
 
     async def _ask(
         self, request: dict[str, Any], kind: _Kind, *, incarnation: int | None = None
@@ -156,9 +197,10 @@ class Grader:
             if incarnation is not None and (self._process is None or incarnation != self.incarnation):
                 raise TaskError("the process that made the prompt has ended", fault=None)
             process = await self._running()
+            self._may_print = PRINTED_BYTES
             try:
                 async with asyncio.timeout(self._wall_limit_s):
-                    reply = await _asked(process, request)
+                    reply = await _asked(process, framed(request))
             except TimeoutError:
                 await self._kill()
                 raise TaskError(
@@ -188,6 +230,7 @@ class Grader:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             limit=REPLY_BYTES,
             # The grader can import what this process can: a task may live outside site-packages.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -195,9 +238,12 @@ class Grader:
             start_new_session=True,
         )
         self.incarnation += 1
+        self._may_print = PRINTED_BYTES
+        assert self._process.stderr is not None
+        self._printing = asyncio.create_task(self._pass_on(self._process.stderr))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                ready = await _reply(self._process)
+                ready = await _asked(self._process, self._setup)
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self._kill()
             raise TaskError(
@@ -211,40 +257,56 @@ class Grader:
 
     async def _described(self, ready: dict[str, Any]) -> TaskDescription:
         prompts = ready.get("prompts")
+        longest = ready.get("max_prompt_tokens")
         if "unusable" in ready:
             problem = str(ready["unusable"])
-        elif not isinstance(prompts, int) or prompts < 1:
+        elif prompts is not None and (not isinstance(prompts, int) or prompts < 1):
             problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
+        elif longest is not None and (not isinstance(longest, int) or longest < 1):
+            problem = f"its attribute max_prompt_tokens is {longest!r:.100}, not a number of at least 1"
         else:
-            return TaskDescription(prompts, bool(ready.get("is_stateful")))
+            return TaskDescription(
+                prompts, bool(ready.get("is_stateful")), bool(ready.get("takes_rows")), longest
+            )
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
 
-    async def _kill(self) -> int:
-        assert self._process is not None
-        process, self._process = self._process, None
-        code = await _ended(process)
+    async def _pass_on(self, printed: asyncio.StreamReader) -> None:
+        while chunk := await printed.read(1 << 20):
+            if self._may_print > 0:
+                sys.stderr.write(chunk[: self._may_print].decode(errors="replace"))
+                if len(chunk) > self._may_print:
+                    logger.warning("task prints too much", extra={"limit_bytes": PRINTED_BYTES})
+            self._may_print -= len(chunk)
+
+    async def _kill(self) -> int | None:
+        code = await self._end()
         self._killed()
         logger.warning("grader killed", extra={"exit_code": code})
         return code
 
+    async def _end(self) -> int | None:
+        """End the process with all it started; return its exit code, None if it is not gone yet."""
+        assert self._process is not None
+        assert self._printing is not None
+        process, self._process = self._process, None
+        await asyncio.to_thread(kill_tree, process.pid)
+        try:
+            async with asyncio.timeout(REAP_TIMEOUT_S):
+                return await process.wait()
+        except TimeoutError:
+            logger.error("grader does not end", extra={"pid": process.pid})
+            return None
+        finally:
+            self._printing.cancel()
+            await asyncio.wait({self._printing})
 
-async def _ended(process: asyncio.subprocess.Process) -> int:
-    # It may have died at a limit a moment ago.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return await process.wait()
 
-
-async def _asked(process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:
     assert process.stdin is not None
-    process.stdin.write(framed(request))
-    await process.stdin.drain()
-    return await _reply(process)
-
-
-async def _reply(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
+    process.stdin.write(request)
+    await process.stdin.drain()
     if not (line := await process.stdout.readline()):
         raise EOFError("no reply")
     reply = json.loads(line)
@@ -259,8 +321,27 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
         raise TaskError(
             f"the grader returned {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
         )
-    if not all(isinstance(r, float) and math.isfinite(r) for r in rewards):
+    if not all(map(_is_finite, rewards)):
         raise TaskError(
             f"the grader returned a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
         )
     return rewards
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
+    columns = reply.get("metrics")
+    if not isinstance(columns, dict) or len(columns) > GROUP_METRICS:
+        raise TaskError(f"the grader returned metrics {columns!r:.100}", fault=Failure.GRADING_FAILED)
+    return {name: _column(name, values, completions) for name, values in columns.items()}
+
+
+def _column(name: str, values: Any, completions: int) -> list[float]:
+    if isinstance(values, list) and len(values) == completions:
+        column = [math.nan if value is None else value for value in values]
+        if all(value is None or _is_finite(value) for value in values):
+            return column
+    raise TaskError(f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED)

@@ -1,32 +1,48 @@
 """The process that runs a task's code: reads requests from standard input, answers on standard output.
 
-    python -m sampler.tasks.grader_worker package.module:Class CPU_SECONDS MEMORY_BYTES
+    python -m sampler.tasks.grader_worker CPU_SECONDS MEMORY_BYTES
 
-The kernel enforces the limits: address space for the whole process, CPU seconds for each request. They stop a
-task that loops or hoards memory; they are no sandbox against a malicious one.
+The first request says which task. The kernel enforces the limits: address space of each process, number of
+processes, CPU seconds for each request. They stop a task that loops or hoards memory; they are no sandbox
+against a malicious one.
 """
 
 import json
+import math
 import os
+import re
 import resource
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from node.errors import ConfigError
+from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.tasks.framing import PROMPT_CHARACTERS, framed
-from sampler.tasks.task import Task, load_task
+from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
+from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, takes_rows
 
 
-def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
+def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     """Serve until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     # A grader that prints must not write into the replies.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
+    adopt_orphans()
+    most = processes_of_user() + PROCESSES
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    process = os.getpid()
     try:
-        task = load_task(path)
-        ready = {"prompts": int(task.prompts), "is_stateful": bool(getattr(task, "is_stateful", False))}
+        task = load_task(TaskSetup(**json.loads(sys.stdin.buffer.readline())))
+        prompts = task.prompts
+        ready = {
+            "prompts": None if prompts is None else int(prompts),
+            "is_stateful": bool(getattr(task, "is_stateful", False)),
+            "takes_rows": takes_rows(task),
+            "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
+        }
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))
         return
@@ -34,7 +50,10 @@ def main(path: str, cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        replies.write(framed(_graded(task, request) if "texts" in request else _prompted(task, request)))
+        reply = framed(_graded(task, request) if "completions" in request else _prompted(task, request))
+        if os.getpid() != process:
+            os._exit(0)  # a child that the task forked, and that came back from its code
+        replies.write(reply)
 
 
 def _allow_cpu(seconds: int) -> None:
@@ -46,22 +65,68 @@ def _allow_cpu(seconds: int) -> None:
 
 def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        text = task.prompt(request["index"])
-        if not isinstance(text, str):
-            return {"odd": f"returned {type(text).__name__}, not a text"}
-        text.encode()  # A tokenizer refuses half a surrogate pair.
+        made = task.prompt(request["index"], _row(request))
+        if isinstance(made, str):
+            texts = [made]
+            reply: dict[str, Any] = {"text": made}
+        elif _is_chat(made):
+            texts = [text for message in made for text in message.values()]
+            reply = {"messages": [dict(message) for message in made]}
+        else:
+            return {"odd": f"returned {type(made).__name__}, not a text or a list of role and content"}
+        for text in texts:
+            text.encode()  # A tokenizer refuses half a surrogate pair.
     except Exception as error:
         # Whatever a task raises is reported for this prompt; the next one may be fine.
         return {"error": _told(error)}
-    return {"too_long": len(text)} if len(text) > PROMPT_CHARACTERS else {"text": text}
+    characters = sum(map(len, texts))
+    return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
+
+
+def _is_chat(made: Any) -> bool:
+    return (
+        isinstance(made, list | tuple)
+        and bool(made)
+        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in made)
+        and all(isinstance(text, str) for message in made for text in message.values())
+    )
 
 
 def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"rewards": [float(task.grade(request["index"], text)) for text in request["texts"]]}
+        row = _row(request)
+        grades = [
+            _split(task.grade(request["index"], row, CompletionText(*completion)))
+            for completion in request["completions"]
+        ]
+        names = sorted({name for _, metrics in grades for name in metrics})
+        _check_names(names)
+        columns = {name: [metrics.get(name) for _, metrics in grades] for name in names}
+        return {"rewards": [reward for reward, _ in grades], "metrics": columns}
     except Exception as error:
         # Likewise, for this group.
         return {"error": _told(error)}
+
+
+def _split(graded: Any) -> tuple[float, dict[str, float]]:
+    reward, metrics = graded if isinstance(graded, tuple) else (graded, {})
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise ValueError(f"metric {name} is {value}")
+    return float(reward), numbers
+
+
+def _check_names(names: list[str]) -> None:
+    if len(names) > GROUP_METRICS:
+        raise ValueError(f"{len(names)} metrics, at most {GROUP_METRICS} are allowed")
+    for name in names:
+        if not re.fullmatch(METRIC_NAME_PATTERN, name):
+            raise ValueError(f"a metric named {name!r:.100}; use 1 to 64 of a-z, 0-9 and _")
+
+
+def _row(request: dict[str, Any]) -> Any:
+    return json.loads(request["row"]) if request["row"] else None
 
 
 def _told(error: BaseException) -> str:
@@ -69,4 +134,4 @@ def _told(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,41 +1,129 @@
-"""The interface of a task, and which class a task's name stands for.
+"""The interface of a task, and which code a task's name stands for.
 
-The coordinator sends a task's name. Which code it stands for is decided here or in this sampler's own
-configuration, never over the wire.
+The coordinator sends a task's name and its options, which are data. Which code they stand for is decided here
+or in this sampler's own configuration, never over the wire.
 """
 
 import importlib
-from collections.abc import Mapping
-from typing import Final, Protocol
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
+
+Message: TypeAlias = Mapping[str, str]
+"""``{"role": ..., "content": ...}``, as chat templates take them."""
+
+Row: TypeAlias = Mapping[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionText:
+    """What a grader sees of a completion."""
+
+    text: str
+    """Without special tokens, and without the stop string that ended it."""
+    tokens: int
+    """All that were sampled."""
+    finish: str
+    """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
+
+
+Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
+"""A finite reward, or one with at most 16 other finite numbers by name."""
 
 
 class Task(Protocol):
     """Prompts with a reward for each completion.
 
-    A task runs in processes of its own, with limits; several at once if it is slow. ``prompt`` is called once
-    for every lease, so it may draw a new prompt each time. If ``grade`` needs what ``prompt`` drew, set
-    ``is_stateful = True`` on the class: then the process that made a prompt also grades it, and groups whose
-    process was killed meanwhile are given back. Otherwise any process may grade.
+    A task is made with ``coordinator.task_options`` as keyword arguments and runs in processes of its own,
+    with limits; several at once if it is slow. ``prompt`` is called once for every lease, so it may draw a
+    new prompt each time. If ``grade`` needs what ``prompt`` drew, set ``is_stateful = True`` on the class:
+    then the process that made a prompt also grades it, and groups whose process was killed meanwhile are
+    given back. Otherwise any process may grade. With ``max_prompt_tokens``, longer prompts are set aside.
+
+    A task that needs neither rows nor more than the text may have ``prompt(index)`` and
+    ``grade(index, text)``.
     """
 
     @property
-    def prompts(self) -> int:
-        """How many prompts there are; indices run from 0."""
+    def prompts(self) -> int | None:
+        """How many prompts there are; indices run from 0. None: one for each row of the run's data."""
         ...
 
-    def prompt(self, index: int) -> str:
-        """Return the text a completion continues; not empty."""
+    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
+        """Return the text a completion continues, or messages for the model's chat template; not empty.
+
+        ``row`` is the prompt's row of the run's data; None where the run has no data.
+        """
         ...
 
-    def grade(self, index: int, text: str) -> float:
-        """Return the finite reward of a completion, given without special tokens."""
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
+        """Grade one completion."""
         ...
 
 
-BUILT_IN: Final[Mapping[str, str]] = {"addition": "sampler.tasks.addition:AdditionTask"}
+@dataclass(frozen=True, slots=True)
+class TaskSetup:
+    """Everything a process needs to make a task."""
+
+    path: str
+    """``package.module:Class``, or a function that returns a task."""
+    options: Mapping[str, Any]
+    """Its keyword arguments."""
+
+
+BUILT_IN: Final[Mapping[str, str]] = {
+    "addition": "sampler.tasks.addition:AdditionTask",
+    "jsonl": "sampler.tasks.jsonl_task:JsonlTask",
+    "reasoning_gym": "sampler.tasks.reasoning_gym_task:ReasoningGymTask",
+}
 """Task name -> import path."""
+
+
+def task_setup(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    custom: Mapping[str, str],
+    allowed_graders: Sequence[str],
+    has_chat_template: bool,
+) -> TaskSetup:
+    """Return what the run's task is on this sampler.
+
+    Args:
+        name: As the coordinator sent it.
+        options: Likewise.
+        custom: Task name -> import path, in addition to the built-in ones.
+        allowed_graders: Import paths that an option may name.
+        has_chat_template: Whether this sampler's model has one.
+    Raises:
+        ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
+    """
+    path = import_path(name, custom)
+    if name in custom:
+        return TaskSetup(path, options)
+    try:
+        checked = checked_options(name, options)
+    except ValueError as error:
+        raise _wrong_options(options, str(error)) from error
+    if isinstance(checked, JsonlOptions) and checked.grader not in (*GRADERS, *allowed_graders):
+        allowed = ", ".join(allowed_graders) or "nothing"
+        raise ConfigError(
+            key="coordinator.task_options.grader",
+            value=checked.grader,
+            source="the coordinator",
+            rule=f"sampler.allowed_graders has {allowed}",
+            fix="Add it there, where you trust it and have it installed, or change the task's options.",
+        )
+    if not isinstance(checked, PromptOptions):
+        return TaskSetup(path, options)
+    if checked.chat is True and not has_chat_template:
+        raise _wrong_options(options, "chat = true, and this sampler's model has no chat template")
+    return TaskSetup(path, {**options, "chat": checked.chat is not False and has_chat_template})
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
@@ -56,18 +144,56 @@ def import_path(name: str, custom: Mapping[str, str]) -> str:
     return known[name]
 
 
-def load_task(path: str) -> Task:
+def load_task(setup: TaskSetup) -> Task:
     """Import ``package.module:Class`` and instantiate it.
 
     Raises:
-        ConfigError: it cannot be imported or instantiated.
+        ConfigError: it cannot be imported or instantiated, or has other methods than a task's.
     """
-    module, _, name = path.partition(":")
+    module, _, name = setup.path.partition(":")
     try:
-        task: Task = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise unusable(path, str(error)) from error
-    return task
+        task = getattr(importlib.import_module(module), name)(**setup.options)
+        takes = tuple(_takes(method) for method in (task.prompt, task.grade))
+    except Exception as error:
+        # Whatever a task raises while it is made is the answer to whoever configured it.
+        raise unusable(setup.path, f"{type(error).__name__}: {error}") from error
+    if takes == (1, 2):
+        return _ShortTask(task)
+    if takes != (2, 3):
+        raise unusable(
+            setup.path,
+            "its methods must be prompt(self, index, row) and grade(self, index, row, completion), "
+            "or prompt(self, index) and grade(self, index, text)",
+        )
+    loaded: Task = task
+    return loaded
+
+
+def takes_rows(task: Task) -> bool:
+    """Whether the task can be told the rows of a run's data."""
+    return not isinstance(task, _ShortTask)
+
+
+class _ShortTask:
+    """A task of the short form, as one of the whole."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self.is_stateful = bool(getattr(task, "is_stateful", False))
+        self.max_prompt_tokens = getattr(task, "max_prompt_tokens", None)
+
+    @property
+    def prompts(self) -> int | None:
+        prompts: int | None = self._task.prompts
+        return prompts
+
+    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
+        made: str | Sequence[Message] = self._task.prompt(index)
+        return made
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
+        graded: Graded = self._task.grade(index, completion.text)
+        return graded
 
 
 def unusable(path: str, problem: str) -> ConfigError:
@@ -76,6 +202,24 @@ def unusable(path: str, problem: str) -> ConfigError:
         key="sampler.custom_tasks",
         value=path,
         source="the configuration",
-        rule=f"must name a class that can be imported and instantiated without arguments: {problem}",
-        fix="Name a class installed next to this daemon, as package.module:ClassName",
+        rule="must name a class that can be imported and instantiated with coordinator.task_options as "
+        f"keyword arguments: {problem}",
+        fix="Name a class installed next to this daemon, as package.module:ClassName, or change the options",
+    )
+
+
+def _takes(method: Callable[..., Any]) -> int:
+    """Count the arguments that a method needs."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(method).parameters.values()
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+
+
+def _wrong_options(options: Mapping[str, Any], rule: str) -> ConfigError:
+    return ConfigError(
+        key="coordinator.task_options",
+        value=dict(options),
+        source="the coordinator",
+        rule=rule,
+        fix="Change them at the coordinator and restart it.",
     )

@@ -13,8 +13,19 @@ from node.coordinator.work.history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 
+def as_schema_2(path: Path) -> None:
+    """Turn a closed ledger into one of the software before schema 3."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for table in ("evaluations", "evaluation_slots", "evaluation_scores"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("DROP TABLE data")
+        connection.execute("ALTER TABLE learner DROP COLUMN chat_template_digest")
+        connection.execute("PRAGMA user_version = 2")
+
+
 def as_schema_1(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 2, attempts included."""
+    as_schema_2(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         rows = connection.execute("SELECT number, attempts FROM slots").fetchall()
         older = [(json.dumps([attempt[:3] for attempt in json.loads(held)]), number) for number, held in rows]

@@ -10,6 +10,7 @@ in time, not in epochs, so that an outage that failed every prompt ends by itsel
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -58,6 +59,10 @@ class BadPrompts:
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
         """Return the ``n`` prompts abandoned last, newest first."""
         return tuple(heapq.nlargest(n, self._bad.values(), key=lambda entry: (entry.at_s, entry.slot)))
+
+    def reasons(self) -> dict[str, int]:
+        """Count the prompts by the reason they were abandoned for."""
+        return dict(Counter(entry.reason.value for entry in self._bad.values()))
 
     def entries(
         self, slots: Iterable[Slot], *, details: Mapping[int, str], now: float

@@ -16,6 +16,8 @@ class Learner:
     vocabulary_size: int
     version: int
     """Newest version it is known to have reached."""
+    chat_template_digest: bytes = b""
+    """Empty: not known, from older software."""
 
 
 def check_model(
@@ -36,3 +38,18 @@ def check_model(
                 f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
                 fix="give every peer the same model directory",
             )
+
+
+def check_chat_template(digest: bytes, learner: Learner) -> None:
+    """Check that a peer that joins renders chat prompts as the run does.
+
+    Raises:
+        RefusedError: TOKENIZER_MISMATCH.
+    """
+    if learner.chat_template_digest not in (b"", digest):
+        raise RefusedError(
+            Reason.TOKENIZER_MISMATCH,
+            f"this peer's chat template has digest {digest.hex() or 'empty'}, "
+            f"the run's {learner.chat_template_digest.hex()}",
+            fix="copy chat_template.jinja and tokenizer_config.json from the learner's model directory",
+        )

@@ -87,6 +87,7 @@ class JoinRequest(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -109,6 +110,10 @@ class JoinRequest(_message.Message):
     """Samplers: how many prompts they found in the run's task, >= 1. Unset: not known yet, because the
     answer to this Join names the task; such a Join is followed by another at once. Others: 0.
     """
+    chat_template_digest: _builtins.bytes
+    """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
+    older software.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -126,10 +131,11 @@ class JoinRequest(_message.Message):
         vocabulary_size: _builtins.int = ...,
         instance: _builtins.str = ...,
         prompts: _builtins.int = ...,
+        chat_template_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,6 +154,8 @@ class JoinResponse(_message.Message):
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    TASK_OPTIONS_JSON_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -158,6 +166,12 @@ class JoinResponse(_message.Message):
     """Staleness bound: largest accepted distance in versions, >= 0."""
     heartbeat_interval_s: _builtins.float
     """Seconds between heartbeats."""
+    task_options_json: _builtins.str
+    """Options of the task: a JSON object, at most 64 KiB. Empty: none."""
+    prompts: _builtins.int
+    """Prompts of the task, where the coordinator has their rows and sends one with each lease. 0: the task has
+    its own prompts, and samplers count them.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -176,10 +190,12 @@ class JoinResponse(_message.Message):
         heartbeat_interval_s: _builtins.float = ...,
         head: _common_pb2.PolicyVersion | None = ...,
         sampling: _common_pb2.SamplingParameters | None = ...,
+        task_options_json: _builtins.str = ...,
+        prompts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "sampling", b"sampling", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,8 +481,8 @@ class HeartbeatResponse(_message.Message):
     versions than that are not worth making. Others: 0.
     """
     best_version: _builtins.int
-    """Learners: the version whose evaluation has the highest mean reward so far; of equals the oldest. Unset: no
-    version has been evaluated, or not a learner.
+    """Learners: the version that did best on held-out prompts so far, as in EvaluationStatus. Unset: none was
+    evaluated, or not a learner.
     """
     evaluating_version: _builtins.int
     """Learners: the version under evaluation, which may become the best one. Unset: none, or not a learner."""
@@ -637,6 +653,26 @@ class GetStatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class BadPromptReasonsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
@@ -651,6 +687,7 @@ class GetStatusResponse(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_FIELD_NUMBER: _builtins.int
     BAD_PROMPTS_TOTAL_FIELD_NUMBER: _builtins.int
+    BAD_PROMPT_REASONS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -703,6 +740,10 @@ class GetStatusResponse(_message.Message):
         """Prompts that were abandoned and have not been answered since: the newest, at most 50."""
 
     @_builtins.property
+    def bad_prompt_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many of them for which reason."""
+
+    @_builtins.property
     def evaluation(self) -> Global___EvaluationStatus:
         """How versions do on held-out prompts. Unset: older software."""
 
@@ -723,12 +764,13 @@ class GetStatusResponse(_message.Message):
         prompts: _builtins.int = ...,
         bad_prompts: _abc.Iterable[Global___BadPrompt] | None = ...,
         bad_prompts_total: _builtins.int = ...,
+        bad_prompt_reasons: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         evaluation: Global___EvaluationStatus | None = ...,
         max_staleness_versions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,7 +778,9 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class EvaluationStatus(_message.Message):
-    """How versions do on held-out prompts. First and best are among the evaluations with the settings of today."""
+    """How versions do on held-out prompts. First and best are among the evaluations with the prompts and the sampling
+    of the newest one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -754,7 +798,9 @@ class EvaluationStatus(_message.Message):
 
     @_builtins.property
     def best(self) -> Global___Evaluation:
-        """The one with the highest mean reward; of equals the oldest. Unset: none."""
+        """The one with the highest mean reward, of those in which more than half of the prompts count; of equals the
+        oldest. Unset: none.
+        """
 
     @_builtins.property
     def under_way(self) -> Global___Evaluation:
@@ -797,6 +843,7 @@ class Evaluation(_message.Message):
     TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    FIRST_PROMPT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version it began with."""
     prompts: _builtins.int
@@ -827,6 +874,8 @@ class Evaluation(_message.Message):
     """Oldest policy version that drew a token, at least `version`; 0 where none counts."""
     newest_version: _builtins.int
     """Newest policy version that drew a token: samplers move on during an evaluation."""
+    first_prompt: _builtins.int
+    """Index of the first held-out prompt in the task; the others follow."""
     def __init__(
         self,
         *,
@@ -845,10 +894,11 @@ class Evaluation(_message.Message):
         tokens_mean: _builtins.float = ...,
         oldest_version: _builtins.int = ...,
         newest_version: _builtins.int = ...,
+        first_prompt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -193,6 +193,7 @@ class PromptLease(_message.Message):
     GROUP_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Also the id of the group that answers it: <slot>.<attempt>, or e<version>-<place>.<attempt> for evaluation."""
@@ -204,6 +205,8 @@ class PromptLease(_message.Message):
     """Completions wanted."""
     ttl_s: _builtins.float
     """Seconds until the lease ends unless a heartbeat renews it."""
+    row: _builtins.bytes
+    """The prompt's row of the run's data: a JSON object, UTF-8, at most 256 KiB. Empty: the run has no data."""
     purpose: Global___LeasePurpose.ValueType
     """What its group is for. The sampler does the same work either way. Unset: training."""
     @_builtins.property
@@ -219,11 +222,12 @@ class PromptLease(_message.Message):
         group_size: _builtins.int = ...,
         sampling: _common_pb2.SamplingParameters | None = ...,
         ttl_s: _builtins.float = ...,
+        row: _builtins.bytes = ...,
         purpose: Global___LeasePurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "sampling", b"sampling", "task", b"task", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "row", b"row", "sampling", b"sampling", "task", b"task", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,6 +400,7 @@ class RolloutGroup(_message.Message):
     GRADED_AT_S_FIELD_NUMBER: _builtins.int
     LOGPROB_MODE_FIELD_NUMBER: _builtins.int
     KEPT_MASSES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     group_id: _builtins.str
@@ -441,6 +446,10 @@ class RolloutGroup(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""
 
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
+        """What the grader measured besides the reward, for people: at most 16, each name once."""
+
     def __init__(
         self,
         *,
@@ -463,14 +472,41 @@ class RolloutGroup(_message.Message):
         graded_at_s: _builtins.float = ...,
         logprob_mode: Global___LogprobMode.ValueType = ...,
         kept_masses: _builtins.bytes = ...,
+        metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RolloutGroup: _TypeAlias = RolloutGroup  # noqa: Y015
+
+@_typing.final
+class CompletionMetric(_message.Message):
+    """One number for each completion of a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 64 characters of [a-z0-9_]."""
+    values: _builtins.bytes
+    """float32[n]: finite, or NaN where the grader returned none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletionMetric: _TypeAlias = CompletionMetric  # noqa: Y015
 
 @_typing.final
 class DrainRolloutsRequest(_message.Message):

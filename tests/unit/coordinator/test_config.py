@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -56,3 +58,84 @@ def test_a_lease_that_one_late_heartbeat_would_end_is_refused() -> None:
 
 def test_every_setting_says_what_moving_it_does() -> None:
     assert all(field.description or name == "task" for name, field in CoordinatorConfig.model_fields.items())
+
+
+ROWS = {"file": "questions.jsonl"}
+
+
+def problem(**values: object) -> str:
+    """Return what is said of a wrong configuration."""
+    with pytest.raises(ValidationError) as error:
+        CoordinatorConfig.model_validate(values)
+    (details,) = error.value.errors()
+    return f"{'.'.join(map(str, details['loc']))}: {details['msg']}"
+
+
+def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> None:
+    assert problem(task="jsonl", data=ROWS, task_options={"promt": "q"}).startswith(
+        "task_options: Value error, promt: task 'jsonl' has no such option, known are system"
+    )
+    assert "grader: must be exact, contains, number, math_verify, or package.module:function" in problem(
+        task="jsonl", data=ROWS, task_options={"grader": "exakt"}
+    )
+    assert problem(task="reasoning_gym") == "task_options: Value error, dataset: Field required"
+    assert "known are none" in problem(task="addition", task_options={"digits": 2})
+    assert "at most 65536" in problem(task="mine", task_options={"text": "x" * 70_000})
+    assert "JSON compliant" in problem(task="mine", task_options={"rate": float("nan")})
+
+
+def test_a_custom_task_has_its_own_options() -> None:
+    options = {"level": 3, "names": ["a", "b"], "table": {"x": 0.5, "on": True}}
+    assert CoordinatorConfig.model_validate({"task": "mine", "task_options": options}).task_options == options
+
+
+def test_rows_are_for_the_tasks_that_take_them() -> None:
+    assert "needs rows: write [coordinator.data]" in problem(task="jsonl")
+    assert "leave [coordinator.data] out" in problem(task="addition", data=ROWS)
+    assert "leave prompts out" in problem(task="jsonl", data=ROWS, prompts=10)
+    assert problem(task="jsonl", data={"file": "x", "rows": 3}).startswith("data.rows: Extra inputs")
+    assert CoordinatorConfig.model_validate({"task": "mine", "data": ROWS}).data is not None
+
+
+def evaluated(**values: object) -> dict[str, object]:
+    return {"task": "addition", "prompts": 100, "evaluation": {"every_versions": 10, "prompts": 20} | values}
+
+
+def test_held_out_prompts_are_sampled_as_configured_and_otherwise_as_the_run() -> None:
+    greedy = CoordinatorConfig.model_validate(evaluated() | {"temperature": 0.7, "stop": ["#"]})
+    settings = greedy.evaluation_settings
+    assert settings.sampling == replace(greedy.sampling, temperature=1.0, top_k=1)
+    assert (settings.temperature, settings.completions, settings.held_out_prompts) == (0.0, 1, 20)
+    random = CoordinatorConfig.model_validate(evaluated(temperature=0.7, completions=4, max_new_tokens=64))
+    settings = random.evaluation_settings
+    assert settings.sampling == SamplingParameters(0.7, 1.0, 0, 64)
+    assert (settings.temperature, settings.completions) == (0.7, 4)
+
+
+def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> None:
+    assert problem(**evaluated(prompts=100)).endswith(
+        "prompts = 100, of which evaluation.prompts = 100 are held out: none is left to train on; "
+        "lower evaluation.prompts"
+    )
+    assert "are the same completion every time" in problem(**evaluated(completions=2))
+    assert problem(**evaluated(prompts=0)).startswith("evaluation.prompts: Input should be greater")
+    assert problem(**evaluated(temperature=-1)).startswith("evaluation.temperature: Input should be greater")
+    assert problem(**evaluated(every=3)).startswith("evaluation.every: Extra inputs are not permitted")
+    assert problem(task="addition", evaluation={"prompts": 3}).startswith(
+        "evaluation.every_versions: Field req"
+    )
+    rows = {"file": "x.jsonl", "evaluation_rows": 19}
+    assert "set data.evaluation_rows = 20" in problem(
+        **evaluated() | {"task": "mine", "prompts": None, "data": rows}
+    )
+
+
+def test_an_evaluation_that_is_off_holds_nothing_out() -> None:
+    config = CoordinatorConfig.model_validate(evaluated(every_versions=0, prompts=100))
+    assert config.evaluation_settings.held_out_prompts == 0
+
+
+def test_held_out_rows_are_those_of_the_data() -> None:
+    rows = {"file": "x.jsonl", "evaluation_rows": 30}
+    config = CoordinatorConfig.model_validate(evaluated() | {"task": "mine", "prompts": None, "data": rows})
+    assert config.evaluation_settings.held_out_prompts == 0

@@ -12,14 +12,14 @@ import pytest
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.slots import Attempt, SlotState
-from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import Failure
 from node.rollout import Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, Desk, make_accounts
-from support.ledgers import as_schema_1
+from support.ledgers import as_schema_1, as_schema_2
 
 
 @pytest.fixture
@@ -188,6 +188,19 @@ def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:
         accounts = make_accounts(again.balance(), prompts=50)
     assert accounts.slots.open_slots[0].attempts == (Attempt(1, "s1", is_submitted=True),)
     assert (len(accounts.bad_prompts), accounts.task) == (0, None)
+
+
+def test_the_data_of_a_run_survives_a_restart_and_a_ledger_from_before_has_none(path: Path) -> None:
+    seen = DataSeen(b"d" * 16, 100, 10)
+    learner = replace(LEARNER, chat_template_digest=b"c" * 16)
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        assert ledger.balance().data == NO_DATA
+        ledger.record(Transaction(data=seen, learner=learner))
+    with closing(Ledger.open(path, run_id="run")) as again:
+        assert (again.balance().data, again.balance().learner) == (seen, learner)
+    as_schema_2(path)
+    with closing(Ledger.open(path, run_id="run")) as older:
+        assert (older.balance().data, older.balance().learner) == (NO_DATA, LEARNER)
 
 
 def test_the_size_of_another_task_does_not_count(path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.coordinator.work.task_size import TaskSize, agreed_size
-from node.errors import Reason, RefusedError
+from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize, agreed_data, agreed_size
+from node.errors import ConfigError, Reason, RefusedError
 
 KNOWN = TaskSize("t", 100, "s1")
 
@@ -35,3 +35,19 @@ def test_a_disagreement_names_both_numbers_and_the_fix(configured: int | None, s
     assert error.value.reason is Reason.TASK_MISMATCH
     assert said in error.value.what
     assert "coordinator.prompts = 90" in error.value.fix
+
+
+SEEN = DataSeen(b"d" * 16, 100, 10)
+
+
+@pytest.mark.parametrize("now", [NO_DATA, DataSeen(b"e" * 16, 100, 10), DataSeen(b"d" * 16, 100, 20)])
+def test_a_run_that_has_leased_keeps_its_data(now: DataSeen) -> None:
+    assert agreed_data(SEEN, SEEN, has_leased=True) is None
+    assert agreed_data(SEEN, now, has_leased=False) == now
+    with pytest.raises(ConfigError, match=r"began with 100 rows, digest 646464646464, the last 10 held out"):
+        agreed_data(SEEN, now, has_leased=True)
+
+
+def test_a_run_that_began_without_data_goes_on_without() -> None:
+    with pytest.raises(ConfigError, match="this run began with no data"):
+        agreed_data(NO_DATA, SEEN, has_leased=True)

@@ -99,18 +99,25 @@ def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kep
     kept = []
     for version, best, evaluating in (
         (1, BestVersion(1, 0.5), None),
-        (2, BestVersion(1, 0.5), 2),
-        (3, BestVersion(1, 0.5), 2),
-        (4, BestVersion(1, 0.5), 2),
-        (5, BestVersion(2), None),
-        (6, BestVersion(2), None),
+        (2, BestVersion(1, 0.5), None),
+        (3, BestVersion(1, 0.5), None),
+        (4, BestVersion(1, 0.5), None),
+        (5, BestVersion(1, 0.5), 3),  # heard of while 2, 4 and 5 were made
+        (6, BestVersion(1, 0.5), 3),
+        (7, BestVersion(1, 0.5), 3),
+        (8, BestVersion(3), None),
+        (9, BestVersion(3), 6),
+        (10, BestVersion(6), None),
     ):
         store.save(policy, optimizer, Progress(version=version, best=best, evaluating_version=evaluating))
         kept.append(versions_in(tmp_path))
-    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 4, 5], [2, 5, 6]]
-    assert best_in(tmp_path) == BestVersion(2)
-    assert not (tmp_path / "000000000002" / "optimizer.safetensors").exists()
-    assert store.restore(policy, optimizer).best == BestVersion(2)
+    assert kept[:4] == [[1], [1, 2], [1, 2, 3], [1, 3, 4]]
+    assert kept[4:7] == [[1, 3, 4, 5], [1, 3, 4, 5, 6], [1, 3, 4, 5, 6, 7]]
+    assert kept[7:] == [[3, 5, 6, 7, 8], [3, 6, 7, 8, 9], [6, 7, 8, 9, 10]]
+    assert best_in(tmp_path) == BestVersion(6)
+    whole = [path.parent.name for path in tmp_path.glob("*/optimizer.safetensors")]
+    assert sorted(whole) == ["000000000009", "000000000010"]
+    assert store.restore(policy, optimizer).best == BestVersion(6)
 
 
 def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:

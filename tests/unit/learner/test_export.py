@@ -143,7 +143,10 @@ def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
     assert capsys.readouterr().out.startswith("version 2, root ")
     train(model_dir, tmp_path / "gone", versions=3, best=BestVersion(9))
     assert export("gone") == 3
-    assert "version 9 is not there; there are 2, 3" in capsys.readouterr().err
+    assert "version 9 is not there; there are 1, 2, 3" in capsys.readouterr().err
+    train(model_dir, tmp_path / "base", versions=1, best=BestVersion(0))
+    assert export("base") == 3
+    assert "the best version so far is the base model" in capsys.readouterr().err
     train(model_dir, tmp_path / "unknown", versions=2)
     assert export("unknown") == 3
     assert "no version is known to be the best yet" in capsys.readouterr().err

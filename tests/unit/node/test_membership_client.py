@@ -39,6 +39,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         self.repeats = False
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
+        self.task_options_json = ""
         self.answer = membership_pb2.HeartbeatResponse()
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
@@ -46,6 +47,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         if self.refuse_join is not None:
             await refuse(context, self.refuse_join)
         return membership_pb2.JoinResponse(
+            task_options_json=self.task_options_json,
             task="addition",
             group_size=4,
             batch_groups=8,
@@ -254,6 +256,17 @@ async def test_a_final_refusal_ends_it(reason: Reason) -> None:
             await peer.run()
         assert caught.value.reason is reason
         assert peer.readies == 0
+
+
+async def test_a_sampler_whose_task_has_changed_meanwhile_ends() -> None:
+    hub = Hub()
+    async with serving(hub) as port:
+        with pytest.RaisesGroup(pytest.RaisesExc(RefusedError, match=r"was '' .* is '\{\}' now; start this")):
+            async with peering(port):
+                await hub.heartbeats.get()
+                hub.task_options_json = "{}"
+                hub.refuse_heartbeat = Reason.NOT_JOINED
+                await asyncio.Event().wait()
 
 
 async def test_a_refusal_that_may_pass_is_tried_again() -> None:

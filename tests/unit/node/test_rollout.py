@@ -102,3 +102,20 @@ def test_staleness_is_counted_from_the_oldest_token() -> None:
     late = make_completion(3, policy_version=np.array([4, 5, 6], np.int32))
     group = make_group(completions=(make_completion(3, version=5), late))
     assert (group.oldest_version, group.newest_version) == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"a": [np.inf, 0]}, Reason.NON_FINITE),
+        ({"a": [0.5]}, Reason.MALFORMED),
+        ({"A b": [0.5, 0.5]}, Reason.MALFORMED),
+        ({"": [0.5, 0.5]}, Reason.MALFORMED),
+        ({f"m{n}": [0.5, 0.5] for n in range(17)}, Reason.OVER_LIMIT),
+    ],
+)
+def test_metrics_are_few_named_and_finite(metrics: dict[str, list[float]], reason: Reason) -> None:
+    check_group(make_group(size=2, metrics={"a_1": np.array([0.5, np.nan], np.float32)}))
+    with pytest.raises(RefusedError) as refused:
+        check_group(make_group(size=2, metrics={k: np.array(v, np.float32) for k, v in metrics.items()}))
+    assert refused.value.reason is reason

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from node.errors import StartupError
-from node.tokenizer import TOKENIZER_DIGEST_BYTES, tokenizer_digest
+from node.tokenizer import TOKENIZER_DIGEST_BYTES, chat_template, chat_template_digest, tokenizer_digest
 
 SAVED: dict[str, Any] = {
     "version": "1.0",
@@ -52,3 +52,24 @@ def test_a_file_that_is_no_json_object_is_a_startup_error(tmp_path: Path, conten
     (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(StartupError, match="is not"):
         tokenizer_digest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "saved", ["hello", [{"name": "tools", "template": "x"}, {"name": "default", "template": "hello"}]]
+)
+def test_a_chat_template_is_found_where_transformers_finds_it(tmp_path: Path, saved: object) -> None:
+    assert chat_template(tmp_path) == ""
+    none = chat_template_digest(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": saved}))
+    assert chat_template(tmp_path) == "hello"
+    (tmp_path / "chat_template.jinja").write_text("goodbye")
+    assert chat_template(tmp_path) == "goodbye"
+    assert chat_template_digest(tmp_path) != none
+    assert len(none) == TOKENIZER_DIGEST_BYTES
+
+
+@pytest.mark.parametrize("saved", ['{"chat_template": [1]}', "[]", "{"])
+def test_a_chat_template_that_cannot_be_read_is_named(tmp_path: Path, saved: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(saved)
+    with pytest.raises(StartupError, match=r"tokenizer_config\.json cannot be read"):
+        chat_template(tmp_path)

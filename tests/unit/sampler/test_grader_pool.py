@@ -10,6 +10,8 @@ import pytest_asyncio
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader, TaskError, TaskUnusableError
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import texts
 
 
 @pytest_asyncio.fixture
@@ -19,7 +21,7 @@ async def make() -> AsyncIterator[Callable[..., GraderPool]]:
     def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
         pool = GraderPool(
             lambda: Grader(
-                f"support.bad_prompts:{task}" if ":" not in task else task,
+                TaskSetup(f"support.bad_prompts:{task}" if ":" not in task else task, {}),
                 wall_limit_s=wall_limit_s,
                 cpu_limit_s=20,
                 memory_limit_bytes=1 << 30,
@@ -62,9 +64,9 @@ async def test_what_is_no_task_is_said_at_the_start(
 async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callable[..., GraderPool]) -> None:
     pool = make("Fine", slow_s=5.0)
     prompts = await asyncio.gather(*(pool.prompt(index) for index in range(20)))
-    assert [prompt.text for prompt in prompts] == [f"{index}=" for index in range(20)]
-    rewards = await asyncio.gather(*(pool.grade(prompts[n], n, ["x" * n]) for n in range(20)))
-    assert rewards == [[float(n % 2)] for n in range(20)]
+    assert [prompt.content for prompt in prompts] == [f"{index}=" for index in range(20)]
+    rewards = await asyncio.gather(*(pool.grade(prompts[n], n, texts("x" * n)) for n in range(20)))
+    assert [group.rewards for group in rewards] == [[float(n % 2)] for n in range(20)]
     assert (pool.processes, pool.waiting) == (1, 0)
 
 
@@ -80,14 +82,14 @@ async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool
 async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPool]) -> None:
     pool = make("GraderHangs", wall_limit_s=20)
     prompt = await pool.prompt(1)
-    hanging = asyncio.create_task(pool.grade(prompt, 1, ["x"]))
+    hanging = asyncio.create_task(pool.grade(prompt, 1, texts("x")))
     async with asyncio.timeout(10):
         for index in (2, 3, 4):
-            assert await pool.grade(await pool.prompt(index), index, ["x"]) == [1.0]
+            assert (await pool.grade(await pool.prompt(index), index, texts("x"))).rewards == [1.0]
     assert not hanging.done()
     hanging.cancel()
     await asyncio.wait({hanging})
-    assert await pool.grade(prompt, 2, ["x"]) == [1.0]
+    assert (await pool.grade(prompt, 2, texts("x"))).rewards == [1.0]
 
 
 async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first(
@@ -104,7 +106,7 @@ async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first
     await asyncio.gather(
         ask("prompt 1", asyncio.ensure_future(pool.prompt(1))),
         ask("prompt 2", asyncio.ensure_future(pool.prompt(2))),
-        ask("grading", asyncio.ensure_future(pool.grade(prompt, 0, ["x"]))),
+        ask("grading", asyncio.ensure_future(pool.grade(prompt, 0, texts("x")))),
     )
     assert order == ["prompt 1", "grading", "prompt 2"]
     assert pool.processes == 1
@@ -128,7 +130,7 @@ async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
     with pytest.raises(TaskError, match=said) as error:
         await pool.prompt(1)
     assert error.value.fault is fault
-    assert (await pool.prompt(2)).text == "2="
+    assert (await pool.prompt(2)).content == "2="
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ async def test_a_group_that_cannot_be_graded_says_why(
 ) -> None:
     pool = make(f"support.{task}", wall_limit_s=1.0)
     with pytest.raises(TaskError) as error:
-        await pool.grade(await pool.prompt(1), 1, ["x"])
+        await pool.grade(await pool.prompt(1), 1, texts("x"))
     assert error.value.fault is fault
 
 
@@ -153,8 +155,8 @@ async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callab
     await pool.start()
     prompts = [await pool.prompt(index) for index in range(5)]
     for index, prompt in reversed(list(enumerate(prompts))):
-        (reward,) = await pool.grade(prompt, index, ["x"])
-        assert prompt.text == f"{index}+{reward:.0f}="
+        (reward,) = (await pool.grade(prompt, index, texts("x"))).rewards
+        assert prompt.content == f"{index}+{reward:.0f}="
 
 
 async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[..., GraderPool]) -> None:
@@ -162,9 +164,9 @@ async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[
     await pool.start()
     prompt = await pool.prompt(3)
     with pytest.raises(TaskError, match="killed"):
-        await pool.grade(await pool.prompt(-1), -1, ["hang"])
+        await pool.grade(await pool.prompt(-1), -1, texts("hang"))
     with pytest.raises(TaskError, match="has ended") as error:
-        await pool.grade(prompt, 3, ["x"])
+        await pool.grade(prompt, 3, texts("x"))
     assert error.value.fault is None
 
 
@@ -174,7 +176,7 @@ async def test_requests_that_are_cancelled_leave_their_place(make: Callable[...,
     first, second, third = (asyncio.create_task(pool.prompt(index)) for index in range(3))
     await asyncio.wait({first}, timeout=0.1)
     second.cancel()
-    assert (await first).text == "0="
-    assert (await third).text == "2="
+    assert (await first).content == "0="
+    assert (await third).content == "2="
     assert second.cancelled()
     assert pool.waiting == 0

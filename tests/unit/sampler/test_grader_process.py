@@ -8,6 +8,8 @@ import pytest
 import pytest_asyncio
 
 from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import texts
 from support.waiting import until
 
 
@@ -38,7 +40,7 @@ async def make(kills: Kills) -> AsyncIterator[Callable[..., Grader]]:
     def make_grader(task: str, *, wall_limit_s: float = 30, cpu_limit_s: int = 20) -> Grader:
         path = "sampler.tasks.addition:AdditionTask" if task == "addition" else f"support.unruly_tasks:{task}"
         grader = Grader(
-            path,
+            TaskSetup(path, {}),
             wall_limit_s=wall_limit_s,
             cpu_limit_s=cpu_limit_s,
             memory_limit_bytes=1 << 30,
@@ -54,15 +56,15 @@ async def make(kills: Kills) -> AsyncIterator[Callable[..., Grader]]:
 
 async def test_rewards_come_back_in_order(make: Callable[..., Grader], kills: Kills) -> None:
     grader = make("addition")
-    assert await grader.grade(37, ["10", "9", "10"]) == [1.0, 0.0, 1.0]
-    assert await grader.grade(0, ["0"]) == [1.0]
+    assert (await grader.grade(37, texts("10", "9", "10"))).rewards == [1.0, 0.0, 1.0]
+    assert (await grader.grade(0, texts("0"))).rewards == [1.0]
     assert kills.count == 0
 
 
 async def test_concurrent_groups_get_their_own_rewards(make: Callable[..., Grader]) -> None:
     grader = make("addition")
-    rewards = await asyncio.gather(*(grader.grade(n, [str(n), "x"]) for n in range(10)))
-    assert rewards == [[1.0, 0.0]] * 10
+    rewards = await asyncio.gather(*(grader.grade(n, texts(str(n), "x")) for n in range(10)))
+    assert [group.rewards for group in rewards] == [[1.0, 0.0]] * 10
 
 
 async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
@@ -70,15 +72,15 @@ async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
 ) -> None:
     grader = make("Hanging", wall_limit_s=0.3)
     with pytest.raises(TaskError, match=r"killed after 0\.3 s"):
-        await grader.grade(1, ["x"])
+        await grader.grade(1, texts("x"))
     assert kills.count == 1
-    assert await grader.grade(0, ["x"]) == [1.0]
+    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
 
 
 async def test_what_a_grader_started_is_killed_with_it(make: Callable[..., Grader], tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(TaskError, match="killed"):
-        await make("Parenting", wall_limit_s=1.0).grade(1, [str(note)])
+        await make("Parenting", wall_limit_s=1.0).grade(1, texts(str(note)))
     await until(lambda: is_dead(int(note.read_text())))
 
 
@@ -87,58 +89,58 @@ async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
 ) -> None:
     grader = make("Spinning", cpu_limit_s=1)
     with pytest.raises(TaskError, match="died"):
-        await grader.grade(1, ["x"])
+        await grader.grade(1, texts("x"))
     assert kills.count == 1
-    assert await grader.grade(0, ["x"]) == [1.0]
+    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
 
 
 async def test_a_grader_that_hoards_memory_is_refused_it(make: Callable[..., Grader]) -> None:
     grader = make("Hoarding")
     with pytest.raises(TaskError, match="MemoryError"):
-        await grader.grade(1, ["x"])
-    assert await grader.grade(0, ["x"]) == [1.0]
+        await grader.grade(1, texts("x"))
+    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
 
 
 async def test_a_grader_that_raises_fails_its_group_only(make: Callable[..., Grader], kills: Kills) -> None:
     grader = make("Raising")
     with pytest.raises(TaskError, match="RuntimeError: no such answer"):
-        await grader.grade(1, ["x"])
-    assert await grader.grade(0, ["x"]) == [1.0]
+        await grader.grade(1, texts("x"))
+    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
     assert kills.count == 0
 
 
 async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..., Grader]) -> None:
-    assert await make("Printing").grade(1, ["a", "b"]) == [0.5, 0.5]
+    assert (await make("Printing").grade(1, texts("a", "b"))).rewards == [0.5, 0.5]
 
 
 async def test_a_reward_that_is_not_finite_is_refused(make: Callable[..., Grader]) -> None:
     with pytest.raises(TaskError, match="not finite"):
-        await make("NotFinite").grade(1, ["x"])
+        await make("NotFinite").grade(1, texts("x"))
 
 
 async def test_a_task_that_does_not_load_in_the_grader_is_said(
     make: Callable[..., Grader], kills: Kills
 ) -> None:
     with pytest.raises(TaskError, match="did not start"):
-        await make("Broken").grade(0, ["x"])
+        await make("Broken").grade(0, texts("x"))
     assert kills.count == 1
 
 
 async def test_a_cancelled_group_does_not_leave_its_answer_to_the_next(make: Callable[..., Grader]) -> None:
     grader = make("Hanging")
-    await grader.grade(0, ["x"])
-    waiting = asyncio.create_task(grader.grade(1, ["x"]))
+    await grader.grade(0, texts("x"))
+    waiting = asyncio.create_task(grader.grade(1, texts("x")))
     await asyncio.wait({waiting}, timeout=0.1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await grader.grade(0, ["x", "y"]) == [1.0, 1.0]
+    assert (await grader.grade(0, texts("x", "y"))).rewards == [1.0, 1.0]
 
 
 async def test_closing_ends_the_process(make: Callable[..., Grader], kills: Kills) -> None:
     before = {child.pid for child in psutil.Process(os.getpid()).children()}
     grader = make("addition")
-    await grader.grade(0, ["0"])
+    await grader.grade(0, texts("0"))
     await grader.close()
     assert {child.pid for child in psutil.Process(os.getpid()).children()} == before
     assert kills.count == 0

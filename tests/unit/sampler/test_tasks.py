@@ -1,15 +1,57 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from node import task_options
 from node.errors import ConfigError
 from sampler.tasks.addition import AdditionTask
-from sampler.tasks.task import BUILT_IN, import_path, load_task
+from sampler.tasks.task import (
+    BUILT_IN,
+    CompletionText,
+    Task,
+    TaskSetup,
+    import_path,
+    load_task,
+    takes_rows,
+    task_setup,
+)
+
+MINIMAL: dict[str, dict[str, Any]] = {"reasoning_gym": {"dataset": "leg_counting"}}
+"""The options that a task cannot do without."""
+
+ROW = {"prompt": "3+4=", "answer": 7, "chat": [{"role": "user", "content": "3+4"}]}
+
+
+def made(
+    name: str, *, has_chat_template: bool = False, graders: tuple[str, ...] = (), **options: Any
+) -> Task:
+    """Return a built-in task as a grader process makes it."""
+    return load_task(
+        task_setup(
+            name,
+            MINIMAL.get(name, {}) | options,
+            custom={},
+            allowed_graders=graders,
+            has_chat_template=has_chat_template,
+        )
+    )
+
+
+def answered(text: str, finish: str = "end") -> CompletionText:
+    return CompletionText(text, len(text), finish)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_task_can_be_loaded_and_has_prompts(name: str) -> None:
-    task = load_task(import_path(name, {}))
-    assert task.prompts >= 1
-    assert task.prompt(0)
+def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
+    task = made(name)
+    assert task.prompts is None or task.prompts >= 1
+    assert takes_rows(task) is (name != "addition")
+    assert task.prompt(0, ROW)
+
+
+def test_coordinator_and_sampler_know_the_same_tasks() -> None:
+    assert task_options.BUILT_IN.keys() == BUILT_IN.keys()
 
 
 def test_addition_covers_every_pair_of_digits_once() -> None:
@@ -28,11 +70,11 @@ def test_addition_rewards_the_exact_sum_only(text: str, reward: float) -> None:
 
 def test_a_custom_task_is_found_by_its_configured_path() -> None:
     path = import_path("mine", {"mine": "support.unruly_tasks:Printing"})
-    assert load_task(path).prompt(4) == "4="
+    assert load_task(TaskSetup(path, {})).prompt(4, None) == "4="
 
 
 def test_a_name_off_the_wire_is_never_an_import_path() -> None:
-    with pytest.raises(ConfigError, match="this sampler knows the tasks addition"):
+    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, reasoning_gym"):
         import_path("support.unruly_tasks:Printing", {})
 
 
@@ -41,4 +83,166 @@ def test_a_name_off_the_wire_is_never_an_import_path() -> None:
 )
 def test_a_task_that_cannot_be_made_is_a_configuration_error(path: str) -> None:
     with pytest.raises(ConfigError, match=r"package\.module:ClassName"):
-        load_task(path)
+        load_task(TaskSetup(path, {}))
+
+
+class Whole:
+    """A task of one's own, with options."""
+
+    prompts = None
+    max_prompt_tokens = 9
+
+    def __init__(self, *, level: int, names: list[str]) -> None:
+        self.level = level
+
+    def prompt(self, index: int, row: Any) -> str:
+        return str(row)
+
+    def grade(self, index: int, row: Any, completion: CompletionText) -> tuple[float, dict[str, float]]:
+        return 1.0, {"level": self.level, "tokens": completion.tokens}
+
+
+class Odd:
+    prompts = 3
+
+    def prompt(self, index: int, row: Any) -> str:
+        return ""
+
+    def grade(self, index: int, text: str) -> float:
+        return 0.0
+
+
+class ShortWithDefaults:
+    prompts = 3
+
+    def prompt(self, index: int, seed: int = 0) -> str:
+        return f"{index}"
+
+    def grade(self, index: int, text: str, strict: bool = True) -> float:
+        return float(text == "x")
+
+
+def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
+    setup = task_setup(
+        "mine",
+        {"level": 3, "names": ["a"]},
+        custom={"mine": f"{__name__}:Whole"},
+        allowed_graders=(),
+        has_chat_template=False,
+    )
+    task = load_task(setup)
+    assert takes_rows(task)
+    assert task.prompt(0, {"n": 1}) == "{'n': 1}"
+    assert task.grade(0, {}, answered("abc")) == (1.0, {"level": 3, "tokens": 3})
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'colour'.*or change the options"):
+        load_task(TaskSetup(f"{__name__}:Whole", {"level": 3, "names": [], "colour": 1}))
+
+
+def test_a_task_of_the_short_form_goes_on_and_one_of_neither_form_is_told_both() -> None:
+    task = load_task(TaskSetup(f"{__name__}:ShortWithDefaults", {}))
+    assert not takes_rows(task)
+    assert (task.prompt(2, None), task.grade(2, None, answered("x"))) == ("2", 1.0)
+    with pytest.raises(ConfigError, match=r"prompt\(self, index, row\) and grade\(self, index, row, "):
+        load_task(TaskSetup(f"{__name__}:Odd", {}))
+
+
+def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
+    assert made("jsonl").prompt(0, ROW) == "3+4="
+    assert made("jsonl", system="Add.").prompt(0, ROW) == "Add.\n\n3+4="
+    assert made("jsonl", prompt="q").prompt(0, {"q": "?"}) == "?"
+    assert made("jsonl", system="Add.", has_chat_template=True).prompt(0, ROW) == [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "3+4="},
+    ]
+    assert made("jsonl", messages="chat", has_chat_template=True).prompt(0, ROW) == ROW["chat"]
+    assert made("jsonl", messages="chat", chat=False, has_chat_template=True).prompt(0, ROW) == "3+4"
+    with pytest.raises(KeyError, match="no column 'q', it has prompt, answer, chat"):
+        made("jsonl", prompt="q").prompt(0, ROW)
+    with pytest.raises(TypeError, match="column 'answer' of row 5 is int, not a text"):
+        made("jsonl", prompt="answer").prompt(5, ROW)
+
+
+@pytest.mark.parametrize(
+    ("grader", "text", "reward"),
+    [
+        ("exact", " 7\n", 1.0),
+        ("exact", "7.0", 0.0),
+        ("contains", "it is 7!", 1.0),
+        ("contains", "it is 8", 0.0),
+        ("number", "3 + 4 = 7.00.", 1.0),
+        ("number", "7 or 8", 0.0),
+        ("number", "seven", 0.0),
+        ("math_verify", "$\\frac{14}{2}$", 1.0),
+        ("math_verify", "so \\boxed{8}", 0.0),
+    ],
+)
+def test_answers_are_compared_as_the_option_says(grader: str, text: str, reward: float) -> None:
+    assert made("jsonl", grader=grader).grade(0, ROW, answered(text)) == reward
+
+
+def test_thousands_and_work_before_the_answer_do_not_confuse_numbers() -> None:
+    row = {"answer": "2 * 617 = 1234\n#### 1,234"}
+    assert made("jsonl", grader="number").grade(0, row, answered("= 1234.0")) == 1.0
+    with pytest.raises(ValueError, match="has no number"):
+        made("jsonl", grader="number").grade(0, {"answer": "x"}, answered("1"))
+
+
+@pytest.mark.parametrize(
+    ("answer_from", "text", "finish", "reward"),
+    [
+        ("last_line", "so\n7\n\n", "end", 1.0),
+        ("last_line", "7\nor 8", "end", 0.0),
+        ("last_line", "", "end", 0.0),
+        ("tags", "<answer>8</answer> no, <answer> 7 </answer>.", "end", 1.0),
+        ("tags", "<answer>7", "stop", 1.0),
+        ("tags", "<answer>7", "length", 0.0),
+        ("tags", "7", "end", 0.0),
+        ("tags", "</answer>7<answer>", "end", 0.0),
+    ],
+)
+def test_the_answer_is_taken_from_where_the_option_says(
+    answer_from: str, text: str, finish: str, reward: float
+) -> None:
+    assert made("jsonl", answer_from=answer_from).grade(0, ROW, answered(text, finish)) == reward
+
+
+def graded_by_me(row: Any, completion: CompletionText) -> tuple[float, dict[str, float]]:
+    return 0.5, {"length": completion.tokens}
+
+
+def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_path: Path) -> None:
+    mine = f"{__name__}:graded_by_me"
+    assert made("jsonl", grader=mine, graders=(mine,)).grade(0, ROW, answered("ab")) == (0.5, {"length": 2})
+    with pytest.raises(ConfigError, match=r"sampler\.allowed_graders has os:system") as error:
+        made("jsonl", grader=mine, graders=("os:system",))
+    assert error.value.key == "coordinator.task_options.grader"
+
+
+def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
+    assert made("jsonl", chat="auto").prompt(0, ROW) == "3+4="
+    with pytest.raises(ConfigError, match="chat = true, and this sampler's model has no chat template"):
+        made("jsonl", chat=True)
+
+
+def test_options_that_this_software_does_not_know_are_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match=r"colour: task 'jsonl' has no such option"):
+        made("jsonl", colour=1)
+
+
+def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> None:
+    options: dict[str, Any] = {"size": 5, "seed": 3, "arguments": {"min_animals": 1, "max_animals": 2}}
+    first, second = (made("reasoning_gym", **options) for _ in range(2))
+    assert first.prompts == 5
+    assert [first.prompt(n, None) for n in range(5)] == [second.prompt(n, None) for n in range(5)]
+    right = first._dataset[2]["answer"]  # type: ignore[attr-defined]
+    assert first.grade(2, None, answered(f"<answer>{right}</answer>")) == 1.0
+    assert first.grade(2, None, answered(f"<answer>{right}1</answer>")) != 1.0
+    assert first.grade(2, None, answered(right)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"dataset": "nothing"}, {"arguments": {"colour": 1}}, {"arguments": {"min_animals": 0}}]
+)
+def test_a_generator_that_cannot_be_made_says_why(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"nothing|colour|min_animals"):
+        made("reasoning_gym", **options)

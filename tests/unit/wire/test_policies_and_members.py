@@ -68,11 +68,17 @@ def test_a_version_that_cannot_exist_is_refused(version: PolicyVersion) -> None:
 
 @pytest.mark.parametrize("head", [None, VERSION])
 def test_settings_survive_the_wire(head: PolicyVersion | None) -> None:
-    settings = RunSettings("addition", 8, 4, 16, 2.0, head, SAMPLING)
+    settings = RunSettings("addition", 8, 4, 16, 2.0, head, SAMPLING, '{"level": 3}', prompts=100)
     assert settings_from_wire(settings_to_wire(settings)) == settings
 
 
-EVALUATION = Evaluation(10, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
+def test_task_options_over_the_limit_are_refused() -> None:
+    settings = RunSettings("addition", 8, 4, 16, 2.0, None, SAMPLING, " " * (limits.TASK_OPTIONS_BYTES + 1))
+    with pytest.raises(RefusedError, match="task options of 65537 bytes"):
+        settings_from_wire(settings_to_wire(settings))
+
+
+EVALUATION = Evaluation(10, 84, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
 
 
 RECOMMENDED = (
@@ -104,8 +110,9 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         100,
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
-        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 16, 4, 0.5, 64, 3.5)),
+        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
         max_staleness_versions=8,
+        bad_prompt_reasons={"prompt_failed": 3},
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
+from node.limits import ROW_BYTES
 from node.rollout import Finish, LeaseGrant, LeasePurpose, LogprobMode, PromptLease, RolloutGroup, Verdict
 from node.wire.rollouts import (
     group_from_wire,
@@ -173,9 +174,24 @@ def test_a_verdict_of_a_later_version_is_refused() -> None:
 
 @pytest.mark.parametrize("purpose", LeasePurpose)
 def test_a_lease_survives_the_wire(purpose: LeasePurpose) -> None:
-    lease = PromptLease("e10-3.1", "addition", 7, 1, SAMPLING, 60.0, purpose)
+    lease = PromptLease("e10-3.1", "addition", 7, 1, SAMPLING, 60.0, purpose, b'{"n": 7}')
     grant = LeaseGrant((lease,), 0.5, "staleness")
     assert lease_grant_from_wire(lease_grant_to_wire(grant)) == grant
+
+
+def test_a_row_over_the_limit_is_refused() -> None:
+    lease = PromptLease("3.1", "t", 7, 1, SAMPLING, 60.0, row=b"x" * (ROW_BYTES + 1))
+    with pytest.raises(RefusedError, match="a row of 262145 bytes"):
+        lease_grant_from_wire(lease_grant_to_wire(LeaseGrant((lease,), 0.0, "")))
+
+
+def test_what_graders_measure_survives_the_wire() -> None:
+    values = np.array([0.5, np.nan], np.float32)
+    message = group_to_wire(make_group(size=2, metrics={"words": values}))
+    np.testing.assert_array_equal(group_from_wire(message).metrics["words"], values)
+    message.metrics[0].values = b"\0" * 12
+    with pytest.raises(RefusedError, match="metrics"):
+        group_from_wire(message)
 
 
 def test_a_lease_of_an_older_coordinator_is_for_training() -> None:

@@ -1,0 +1,121 @@
+"""The options of the built-in tasks, checked at the coordinator before anything starts, and by samplers.
+
+Options are data: the coordinator sends them to samplers as JSON. What a task does with them is in
+``sampler.tasks``; the options of a custom task are its own business.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
+
+IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+GRADERS: Final = ("exact", "contains", "number", "math_verify")
+
+
+def _check_grader(grader: str) -> str:
+    if grader not in GRADERS and not IMPORT_PATH.fullmatch(grader):
+        raise ValueError(f"must be {', '.join(GRADERS)}, or package.module:function of every sampler")
+    return grader
+
+
+class TaskOptions(BaseModel):
+    """Options of a built-in task; without any, as here, it has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    takes_rows: ClassVar[bool] = False
+    """Whether its prompts are the rows of ``[coordinator.data]``."""
+
+
+class PromptOptions(TaskOptions):
+    """Options of every task that asks a question and reads an answer."""
+
+    system: str = ""
+    """System prompt; empty: none."""
+    chat: Literal["auto"] | bool = "auto"
+    """Whether prompts go through the model's chat template; ``auto``: if it has one."""
+    answer_from: Literal["text", "last_line", "tags"] = "text"
+    """What of a completion is graded: all of its text, its last line that is not empty, or what stands
+    between the last <answer> and </answer>; without them nothing is right."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+
+class JsonlOptions(PromptOptions):
+    """Options of ``jsonl``: prompts and answers are columns of the rows."""
+
+    takes_rows = True
+
+    prompt: str = "prompt"
+    """Column with the prompt's text."""
+    messages: str | None = None
+    """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
+    answer: str = "answer"
+    """Column with the right answer."""
+    grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
+    """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
+    worth. ``package.module:function`` is called with row and completion, where samplers have it in
+    ``sampler.allowed_graders``."""
+
+
+class ReasoningGymOptions(PromptOptions):
+    """Options of ``reasoning_gym``: questions that a generator of that package makes and scores."""
+
+    dataset: str = Field(pattern=r"^[a-z0-9_]+$")
+    """Name of the generator, such as ``leg_counting``."""
+    size: int = Field(default=1000, ge=1, le=1 << 31)
+    """Number of questions."""
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    """Of the questions; the same everywhere."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """The generator's own arguments."""
+    answer_from: Literal["text", "last_line", "tags"] = "tags"
+
+
+BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
+    "addition": TaskOptions,
+    "jsonl": JsonlOptions,
+    "reasoning_gym": ReasoningGymOptions,
+}
+"""Task name -> its options."""
+
+
+def options_json(options: Mapping[str, JsonValue]) -> str:
+    """Return options as they travel.
+
+    Raises:
+        ValueError: they are too large, or hold a number that JSON has not.
+    """
+    text = json.dumps(options, allow_nan=False)
+    if len(text) > TASK_OPTIONS_BYTES:
+        raise ValueError(f"take {len(text)} bytes as JSON, at most {TASK_OPTIONS_BYTES} are allowed")
+    return text
+
+
+def checked_options(task: str, options: Mapping[str, JsonValue]) -> TaskOptions | None:
+    """Return the options of a built-in task; None for other tasks, whose samplers alone know.
+
+    Raises:
+        ValueError: names each wrong option and its rule.
+    """
+    options_json(options)
+    if (model := BUILT_IN.get(task)) is None:
+        return None
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        known = ", ".join(model.model_fields) or "none"
+        raise ValueError(
+            "; ".join(
+                f"{'.'.join(map(str, details['loc']))}: task {task!r} has no such option, known are {known}"
+                if details["type"] == "extra_forbidden"
+                else f"{'.'.join(map(str, details['loc']))}: {details['msg'].removeprefix('Value error, ')}"
+                for details in error.errors(include_url=False)
+            )
+        ) from error

@@ -1,0 +1,51 @@
+"""Graders that compare an answer with the right one; reward 1 or 0."""
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Final
+
+_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def exact(answer: str, right: str) -> float:
+    """Compare texts, stripped."""
+    return float(answer == right.strip())
+
+
+def contains(answer: str, right: str) -> float:
+    """Look for the right answer anywhere in the given one."""
+    return float(right.strip() in answer)
+
+
+def number(answer: str, right: str) -> float:
+    """Compare the last number of each, so that ``#### 1,234`` equals ``It is 1234.00.``
+
+    Raises:
+        ValueError: the right answer has no number.
+    """
+    if (expected := _last_number(right)) is None:
+        raise ValueError(f"the right answer {right!r:.100} has no number")
+    return float(_last_number(answer) == expected)
+
+
+def math_verify(answer: str, right: str) -> float:
+    """Compare what formulas are worth, by the package ``math-verify``."""
+    from math_verify import parse, verify  # an extra: imported only where it is used
+
+    gold = right if "$" in right or "\\boxed" in right else f"${right}$"
+    return float(verify(parse(gold), parse(answer)))
+
+
+BUILT_IN: Final[Mapping[str, Callable[[str, str], float]]] = {
+    "exact": exact,
+    "contains": contains,
+    "number": number,
+    "math_verify": math_verify,
+}
+"""Name of a grader -> function of answer and right answer."""
+
+
+def _last_number(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None

@@ -1,0 +1,99 @@
+"""Rows travel with leases: a real coordinator with data, and a sampler driven by hand."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from node.errors import ConfigError
+from node.limits import LEASED_ROWS_BYTES
+from support.hub import RunningHub, running_hub
+from support.identity import MadeRun, make_run
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "sums.jsonl", *({"prompt": f"{n}+1=", "answer": n + 1} for n in range(10)))
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings(data: Path, *, evaluation_rows: int = 2) -> dict[str, Any]:
+    return {"task": "jsonl", "prompts": None, "data": {"file": data, "evaluation_rows": evaluation_rows}}
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"+1=", b"+2="))
+
+
+async def leased(hub: RunningHub, wanted: int) -> dict[int, dict[str, Any]]:
+    """Join as learner and sampler; return the rows leased, by their prompt."""
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        answer = await sampler.join()
+        await sampler.join(prompts=answer.prompts)
+        await learner.drain()
+        leases = (await sampler.lease(wanted)).leases
+        return {lease.prompt_index: json.loads(lease.row) for lease in leases}
+
+
+async def test_every_lease_carries_its_row_and_none_is_held_out(made: MadeRun, data: Path) -> None:
+    async with running_hub(made, **settings(data), task_options={"grader": "number"}) as hub:
+        async with hub.peer(made.sampler) as sampler:
+            answer = await sampler.join()
+        assert (answer.prompts, json.loads(answer.task_options_json)) == (8, {"grader": "number"})
+        rows = await leased(hub, 6)
+    assert rows == {n: {"prompt": f"{n}+1=", "answer": n + 1} for n in rows}
+    assert len(rows) == 6
+    assert max(rows) < 8
+
+
+async def test_an_answer_holds_few_rows_where_they_are_long(made: MadeRun, tmp_path: Path) -> None:
+    long = write(tmp_path / "long.jsonl", *({"prompt": "x" * 200_000} for _ in range(40)))
+    async with running_hub(made, **settings(long), max_staleness_versions=100) as hub:
+        rows = await leased(hub, 40)
+    assert len(rows) == LEASED_ROWS_BYTES // len(json.dumps({"prompt": "x" * 200_000})) == 20
+
+
+async def test_a_run_keeps_its_rows_once_it_has_leased(made: MadeRun, data: Path, tmp_path: Path) -> None:
+    shorter = write(tmp_path / "shorter.jsonl", *({"prompt": f"{n}+1="} for n in range(5)))
+    async with running_hub(made, **settings(shorter)):
+        pass
+    async with running_hub(made, **settings(data)) as hub:  # nothing was leased of the other one
+        await leased(hub, 1)
+    async with running_hub(made, **settings(data)):
+        pass
+    for changes in (settings(shorter), settings(data, evaluation_rows=0), {"task": "addition"}):
+        with pytest.raises(
+            ConfigError, match=r"this run began with 10 rows.* Put data and evaluation_rows back"
+        ):
+            async with running_hub(made, **changes):
+                pass
+
+
+async def test_a_bad_row_stops_the_start_and_is_named(made: MadeRun, data: Path) -> None:
+    with data.open("a") as file:
+        file.write("[]\n")
+    with pytest.raises(ConfigError, match=r"line 11 of sums\.jsonl is list, not a JSON object"):
+        async with running_hub(made, **settings(data)):
+            pass
+
+
+async def test_rows_overwritten_under_a_run_are_not_leased(made: MadeRun, data: Path) -> None:
+    async with running_hub(made, **settings(data)) as hub:
+        overwrite(data)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"of sums\.jsonl cannot be read: it was changed"):
+            await leased(hub, 2)
+        async with hub.peer() as learner:
+            assert "leased" not in {state for state, n in (await learner.status()).slots.items() if n}

@@ -1,0 +1,208 @@
+"""A data set of one's own: rows from the coordinator's file, graded by samplers that have no file."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from learner import learner_role
+from learner.config import LearnerConfig
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
+from node.exit_code import ExitCode
+from node.process.daemon import StartStage, run_daemon
+from node.process.role_context import RoleContext
+from node.process.service import Service
+from node.rollout import RolloutGroup
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.wire.rollouts import group_from_wire
+from sampler.engines.torch_engine import TorchEngine
+from support.hub import HandDrain, running_hub
+from support.identity import MadeRun, make_run
+from support.sampler import CLOCK, learning, sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+ROWS = 20
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}-"
+GRADER = "support.graded_texts:share_of_digits"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Return settings of a coordinator with a file of sums; prompt 7 is long."""
+    data = tmp_path / "sums.jsonl"
+    rows = [{"question": "9" * 60 if n == 7 else f"{n}+1=", "sum": n + 1} for n in range(ROWS)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    return {
+        "task": "jsonl",
+        "prompts": None,
+        "data": {"file": data, "evaluation_rows": 4},
+        "task_options": {"prompt": "question", "answer": "sum", "grader": "contains"},
+        "max_staleness_versions": 500,
+    }
+
+
+async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
+    """Train on each group by itself until there are so many; return them."""
+    received: list[RolloutGroup] = []
+    async with asyncio.timeout(30):
+        while len(received) < groups:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                received.append(group_from_wire(response.group.group))
+                await drain.step(len(received), received[-1].group_id)
+    return received
+
+
+async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are_too_long(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    settings["task_options"] |= {"max_prompt_tokens": 40, "system": "add"}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir),
+    ):
+        groups = await trained(await learner.drain(credits=1000), groups=2 * ROWS)
+        status = await learner.status()
+    texts = {group.prompt_index: base.decode(group.prompt_token_ids) for group in groups}
+    assert texts.keys() == set(range(16)) - {7}
+    assert {text.replace("\n", "") for text in texts.values()} == {f"add{n}+1=" for n in texts}
+    for group in groups:
+        for completion in group.completions:
+            right = str(group.prompt_index + 1)
+            assert completion.reward == float(right in base.decode(completion.token_ids))
+    assert [(bad.prompt_index, bad.reason) for bad in status.bad_prompts] == [(7, "prompt_too_long")]
+    assert "max_prompt_tokens = 40" in status.bad_prompts[0].detail
+    assert dict(status.bad_prompt_reasons) == {"prompt_too_long": 1}
+    assert status.prompts == 16
+
+
+async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the_group(
+    made: MadeRun, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
+    tokenizer = AutoTokenizer.from_pretrained(chatty)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(chatty)
+    base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    settings["task_options"] |= {"grader": GRADER, "system": "add"}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, chatty) as learner,
+        sampling(made, hub.address, chatty, allowed_graders=[GRADER]),
+    ):
+        groups = await trained(await learner.drain(credits=1000), groups=6)
+    for group in groups:
+        question = "9" * 60 if group.prompt_index == 7 else f"{group.prompt_index}+1="
+        assert base.decode(group.prompt_token_ids) == f"s add u {question} -"
+        tokens = [len(completion.token_ids) for completion in group.completions]
+        assert group.metrics["tokens"].tolist() == tokens
+        assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)
+
+
+async def test_a_sampler_that_does_not_allow_the_runs_grader_ends_before_it_leases(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    settings["task_options"] |= {"grader": GRADER}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir),
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
+
+
+async def test_a_task_without_rows_is_refused_by_a_run_with_data(
+    made: MadeRun,
+    base: TorchEngine,
+    model_dir: Path,
+    settings: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings |= {"task": "mine", "task_options": {}}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir),
+        sampling(
+            made, hub.address, model_dir, custom_tasks={"mine": "sampler.tasks.addition:AdditionTask"}
+        ) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
+    (failed,) = (record for record in caplog.records if record.message == "service failed")
+    assert "takes no rows: it needs prompt(self, index, row)" in failed.__dict__["error"]
+
+
+async def test_a_real_learner_trains_on_rewards_for_rows(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    settings["task_options"] |= {"grader": GRADER}
+    async with (
+        running_hub(made, **settings, group_size=4) as hub,
+        sampling(made, hub.address, model_dir, allowed_graders=[GRADER]) as sampler,
+    ):
+        # transformers cannot load two models at once in one process.
+        await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
+        assert await learn(made, hub.address, model_dir, versions=4) is ExitCode.DRAINED
+        steps = (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
+        await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") >= 8)
+    assert [json.loads(step)["version"] for step in steps] == [1, 2, 3, 4]
+    assert all(0.0 < json.loads(step)["reward_mean"] < 1.0 for step in steps)
+
+
+async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
+    """Run the learner's daemon for so many versions."""
+    registry = CollectorRegistry()
+    context = RoleContext(
+        role=Role.LEARNER,
+        config=NodeConfig(
+            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
+            TelemetrySection(),
+            learner=LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions),
+        ),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=["learner"], clock=CLOCK),
+        transfer_metrics=TransferMetrics(registry),
+        clock=CLOCK,
+        node_id=made.learner.node_id,
+        state_dir=made.directory / "learner",
+        identity=made.learner,
+        run=made.run,
+    )
+
+    async def build() -> list[Service]:
+        return await learner_role.build(context)
+
+    async with asyncio.timeout(60):
+        return await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)

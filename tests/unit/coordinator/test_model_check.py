@@ -1,0 +1,22 @@
+"""Whether a peer prompts as the run does."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.coordinator.work.model_check import check_chat_template
+from node.errors import Reason, RefusedError
+from support.coordinator import LEARNER
+
+
+def test_a_peer_with_another_chat_template_is_refused_and_told_what_to_copy() -> None:
+    learner = replace(LEARNER, chat_template_digest=b"c" * 16)
+    check_chat_template(b"c" * 16, learner)
+    for digest in (b"d" * 16, b""):
+        with pytest.raises(RefusedError, match=r"copy chat_template\.jinja .* from the learner's") as error:
+            check_chat_template(digest, learner)
+        assert error.value.reason is Reason.TOKENIZER_MISMATCH
+
+
+def test_a_learner_of_older_software_says_nothing_of_its_template() -> None:
+    check_chat_template(b"c" * 16, LEARNER)

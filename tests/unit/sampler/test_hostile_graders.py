@@ -1,0 +1,149 @@
+"""Graders that do harm: none delays the sampler beyond its limit, and nothing of them is left."""
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import uvloop
+
+from node.failure import Failure
+from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import texts
+from support.waiting import until
+
+WALL_LIMIT_S = 2.0
+PATIENCE_S = 20.0
+"""For a busy machine to start a process; nothing here waits that long elsewhere."""
+
+MARK = "HETERORL_TEST_MARK"
+
+HARMS = {
+    "loop": Failure.GRADING_TIMED_OUT,
+    "swallow": Failure.GRADING_TIMED_OUT,
+    "fork_bomb": Failure.GRADING_TIMED_OUT,
+    "daemon": Failure.GRADING_TIMED_OUT,
+    "memory": Failure.GRADING_FAILED,
+    "segfault": Failure.GRADING_FAILED,
+    "exit": Failure.GRADING_FAILED,
+    "close": Failure.GRADING_FAILED,
+    "regex": Failure.GRADING_TIMED_OUT,
+    "output": None,
+    "fork_and_return": None,
+}
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark every process that a grader starts; kill what is left all the same."""
+    mark = secrets.token_hex(8)
+    monkeypatch.setenv(MARK, mark)
+    yield mark
+    while left := [process for process in marked(mark) if process.pid != os.getpid()]:
+        for process in left:
+            process.kill()
+
+
+def make_pool(harm: str) -> GraderPool:
+    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": harm})
+    return GraderPool(
+        lambda: Grader(
+            setup,
+            wall_limit_s=WALL_LIMIT_S if HARMS[harm] else PATIENCE_S,
+            cpu_limit_s=20,
+            memory_limit_bytes=1 << 30,
+            killed=lambda: None,
+        ),
+        most=2,
+    )
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes that carry the mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
+    return found
+
+
+async def longest_pause(stop: asyncio.Event) -> float:
+    """Return the longest time in which the event loop did nothing else."""
+    longest, last = 0.0, time.monotonic()
+    while not stop.is_set():
+        await asyncio.sleep(0.01)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harm: str, mark: str) -> None:
+    # The daemon runs on uvloop, whose processes are not asyncio's.
+    uvloop.run(cost_its_group_only(harm, mark))
+
+
+async def cost_its_group_only(harm: str, mark: str) -> None:
+    pool = make_pool(harm)
+    await pool.start()
+    prompt = await pool.prompt(1)
+    stop = asyncio.Event()
+    watching = asyncio.create_task(longest_pause(stop))
+    began = time.monotonic()
+    fault = HARMS[harm]
+    if fault is None:
+        assert (await pool.grade(prompt, 1, texts("x"))).rewards == [1.0]
+    else:
+        with pytest.raises(TaskError) as error:
+            await pool.grade(prompt, 1, texts("x"))
+        assert error.value.fault is fault
+        assert time.monotonic() - began < WALL_LIMIT_S + PATIENCE_S
+    stop.set()
+    assert await watching < 1.0, "heartbeats would have waited"
+    assert (await pool.grade(prompt, 2, texts("x", "y"))).rewards == [1.0, 1.0]
+    assert len(marked(mark)) <= 2, "what the grader started is gone before the next group"
+    await pool.close()
+    await until(lambda: not marked(mark))
+
+
+GRADING = """
+import asyncio
+from sampler.tasks.grader_process import Grader
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import texts
+
+async def main():
+    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": "swallow"})
+    grader = Grader(setup, wall_limit_s=600, cpu_limit_s=600, memory_limit_bytes=1 << 30, killed=lambda: None)
+    await grader.describe()
+    print("ready", flush=True)
+    await grader.grade(1, texts("x"))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_grader_ends_with_a_sampler_that_is_killed(mark: str) -> None:
+    sampler = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        GRADING,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert sampler.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await sampler.stdout.readline() == b"ready\n"
+    assert len(marked(mark)) == 2
+    sampler.kill()
+    await sampler.wait()
+    await until(lambda: not marked(mark))

@@ -1,0 +1,57 @@
+"""Prompts to token ids, with a tokenizer that puts a BOS before everything it is given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from node.errors import Reason, RefusedError
+from sampler.engines.prompt_encoding import encode_prompt
+
+BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
+    "{{ raise_exception('no tools here') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(params=[TEMPLATE, None])
+def tokenizer(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    tokens = [BOS, USER, ASSISTANT, *"abc12"]
+    made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=BOS))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    made.decoder = decoders.Fuse()
+    made.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    saved = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=made, bos_token=BOS, additional_special_tokens=[USER, ASSISTANT]
+    )
+    saved.chat_template = request.param
+    saved.save_pretrained(tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def tokens_of(tokenizer: Any, prompt: Any) -> list[str]:
+    return list(tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, prompt).tolist()))
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_messages_have_the_bos_that_their_template_writes_and_no_second_one(tokenizer: Any) -> None:
+    assert tokens_of(tokenizer, [{"role": "user", "content": "ab"}]) == [BOS, USER, "a", "b", ASSISTANT]
+    assert tokens_of(tokenizer, "ab") == [BOS, "a", "b"]
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_what_a_template_refuses_is_the_prompts_fault(tokenizer: Any) -> None:
+    with pytest.raises(RefusedError, match="the chat template refuses the prompt: no tools here") as error:
+        encode_prompt(tokenizer, [{"role": "tool", "content": "1"}])
+    assert error.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("tokenizer", [None], indirect=True)
+def test_messages_need_a_template(tokenizer: Any) -> None:
+    with pytest.raises(RefusedError, match="chat_template is not set"):
+        encode_prompt(tokenizer, [{"role": "user", "content": "ab"}])
