@@ -128,6 +128,10 @@ class CoordinatorConfig(BaseModel):
         return self
 
     @property
+    def data_path(self) -> Path | None:
+        return None if self.data is None else self.data.file
+
+    @property
     def task_options_json(self) -> str:
         return options_json(self.task_options)
 
