@@ -78,6 +78,8 @@ class Evaluation:
 
     version: int
     """It began with this one; samplers go on with newer ones meanwhile."""
+    first_prompt: int
+    """Index in the task; the others follow."""
     prompts: int
     completions: int
     """Of each prompt."""
@@ -102,6 +104,11 @@ class Evaluation:
     """The versions that drew its tokens."""
 
     @property
+    def terms(self) -> tuple[int, int, int, float, int]:
+        """Its prompts and how they are sampled; scores are compared only where these are equal."""
+        return (self.first_prompt, self.prompts, self.completions, self.temperature, self.max_new_tokens)
+
+    @property
     def waiting_prompts(self) -> int:
         """Prompts that are neither counted nor dropped."""
         return self.prompts - self.counted_prompts - self.dropped_prompts
@@ -109,13 +116,13 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStatus:
-    """The evaluations worth a look. First and best are among those with the settings of today."""
+    """The evaluations worth a look; first and best are among those with the terms of the newest."""
 
     newest: Evaluation | None = None
     """Finished, as ``first`` and ``best``."""
     first: Evaluation | None = None
     best: Evaluation | None = None
-    """Has the highest mean reward; of equals, the oldest."""
+    """The highest mean reward where more than half of the prompts count; of equals, the oldest."""
     under_way: Evaluation | None = None
 
 

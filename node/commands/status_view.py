@@ -9,7 +9,7 @@ from rich.text import Text
 
 from node.policy import PolicyVersion
 from node.rollout import Verdict
-from node.run import PeerStatus, Role, RunStatus, StepReport
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunStatus, StepReport
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -54,6 +54,7 @@ def _header(status: RunStatus) -> Text:
             ("groups", verdicts),
             ("ledger", _ledger(status.ledger_gap)),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
+            ("held out", f"\n{'':10}".join(_evaluations(status.evaluation))),
             ("clocks", _clocks(status.peers)),
             ("bad", f"\n{'':10}".join(_bad_prompts(status))),
         )
@@ -120,6 +121,28 @@ def _staleness(status: RunStatus) -> str:
         f"beyond lag {recommended.versions} the effective sample size of {_printable(recommended.sample)} "
         f"may halve {bound}"
     )
+
+
+def _evaluations(status: EvaluationStatus) -> Iterator[str]:
+    """Yield a line on the newest evaluation, on a better one and on the one under way."""
+    newest, first, best, under_way = status.newest, status.first, status.best, status.under_way
+    if newest is not None:
+        since = ""
+        if first is not None and first.version != newest.version:
+            since = f" ({newest.reward_mean - first.reward_mean:+.3f} since version {first.version})"
+        yield (
+            f"version {newest.version}: reward {_reward(newest)}{since}, {newest.tokens_mean:.0f} tokens, "
+            f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts"
+        )
+        if best is not None and best.version != newest.version:
+            yield f"best is version {best.version}: reward {_reward(best)}"
+    if under_way is not None:
+        done = under_way.prompts - under_way.waiting_prompts
+        yield f"version {under_way.version} under way: {done} of {under_way.prompts} prompts"
+
+
+def _reward(evaluation: Evaluation) -> str:
+    return f"{evaluation.reward_mean:.3f} +- {evaluation.reward_standard_error:.3f}"
 
 
 def _row(peer: PeerStatus) -> tuple[Text, ...]:

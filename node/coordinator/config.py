@@ -1,5 +1,6 @@
 """Settings of the coordinator: the run's, which every peer gets, and its own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -8,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address
 from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.rollout import SamplingParameters
 from node.task_options import BUILT_IN, checked_options, options_json
 
@@ -28,6 +30,36 @@ class DataConfig(BaseModel):
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
+
+
+class EvaluationConfig(BaseModel):
+    """Table ``[coordinator.evaluation]``: held-out prompts that a version is asked now and then."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    every_versions: int = Field(ge=0, le=1 << 40)
+    """Evaluate the base model and then the newest version whenever so many more are out; 0: never. An
+    evaluation that lasts longer than that is finished first. Rarer costs less sampling."""
+    prompts: int = Field(ge=1, le=4096)
+    """How many prompts: the first of ``data.evaluation_rows`` or, without data, the task's last ones, which
+    are then never trained on. Four times as many halve the error of the score. After a change in mid-run
+    earlier scores are not compared with later ones; without data it reorders the training prompts that
+    follow."""
+    completions: int = Field(default=1, ge=1, le=limits.GROUP_COMPLETIONS)
+    """Per prompt. More make the score steadier where sampling is random."""
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """Softmax temperature; 0 takes the most likely token each time."""
+    max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Length at which a completion is cut; unset: the run's."""
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if self.completions > 1 and self.temperature == 0:
+            raise ValueError(
+                f"completions = {self.completions} at temperature = 0 are the same completion every time; "
+                "set completions = 1 or raise temperature"
+            )
+        return self
 
 
 class CoordinatorConfig(BaseModel):
@@ -77,6 +109,8 @@ class CoordinatorConfig(BaseModel):
     that is graded ends before them. Special tokens have no text; end tokens end a completion in any case."""
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
     """Length at which a completion is cut. Longer costs memory and time on every sampler."""
+    evaluation: EvaluationConfig | None = None
+    """How versions are evaluated on held-out prompts; unset: not at all."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
     """Time between heartbeats of each peer. Shorter shows lag sooner; this process can serve 10 000 peers at
     2 s."""
@@ -125,11 +159,43 @@ class CoordinatorConfig(BaseModel):
                 f"lease_ttl_s = {self.lease_ttl_s} is below two heartbeats of {self.heartbeat_interval_s} s: "
                 "one late heartbeat would end a lease; raise lease_ttl_s"
             )
+        evaluated, held_out = self.evaluation_settings.prompts, self.evaluation_settings.held_out_prompts
+        if self.data is not None and self.data.evaluation_rows < evaluated:
+            raise ValueError(
+                f"evaluation.prompts = {evaluated}, and data.evaluation_rows = {self.data.evaluation_rows} "
+                f"rows are held out; set data.evaluation_rows = {evaluated}"
+            )
+        if self.prompts is not None and self.prompts <= held_out:
+            raise ValueError(
+                f"prompts = {self.prompts}, of which evaluation.prompts = {held_out} are held out: "
+                "none is left to train on; lower evaluation.prompts"
+            )
         return self
 
     @property
     def data_path(self) -> Path | None:
         return None if self.data is None else self.data.file
+
+    @property
+    def evaluation_settings(self) -> EvaluationSettings:
+        """How versions are evaluated. The most likely token is what is left after top_k = 1."""
+        evaluation = self.evaluation
+        if evaluation is None or not evaluation.every_versions:
+            return NO_EVALUATION
+        is_greedy = evaluation.temperature == 0
+        return EvaluationSettings(
+            every_versions=evaluation.every_versions,
+            prompts=evaluation.prompts,
+            completions=evaluation.completions,
+            temperature=evaluation.temperature,
+            sampling=replace(
+                self.sampling,
+                temperature=1.0 if is_greedy else evaluation.temperature,
+                top_k=1 if is_greedy else self.top_k,
+                max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
+            ),
+            held_out_prompts=evaluation.prompts if self.data is None else 0,
+        )
 
     @property
     def task_options_json(self) -> str:

@@ -62,7 +62,9 @@ async def build(context: RoleContext) -> list[Service]:
         lease_ttl_s=config.lease_ttl_s,
         prompt_retry_s=config.prompt_retry_s,
         now=clock.now(),
+        evaluation=config.evaluation_settings,
     )
+    _check_prompts_left(ledger, accounts)
     published = Published(store, accounts.versions)
     _check_not_lost(ledger, accounts, published)
     _check_data(ledger, accounts, rows)
@@ -127,6 +129,19 @@ def _check_not_lost(ledger: Ledger, accounts: Accounts, published: Published) ->
         raise StartupError(
             f"the ledger knows of no learner, but version {head.number} was published",
             fix=f"Restore {LEDGER_FILE} from a backup: `heterorl-node ledger restore FILE --state-dir DIR`.",
+        )
+
+
+def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
+    held_out = accounts.evaluations.held_out_prompts
+    if accounts.prompts is not None and accounts.prompts <= held_out:
+        ledger.close()
+        raise ConfigError(
+            key="coordinator.evaluation.prompts",
+            value=held_out,
+            source="the configuration",
+            rule=f"leaves no prompt to train on: by the ledger, the task has {accounts.prompts}",
+            fix="Lower it.",
         )
 
 

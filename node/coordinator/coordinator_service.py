@@ -96,6 +96,7 @@ class CoordinatorService:
         try:
             announced = await asyncio.to_thread(self._published.unlogged)
             await self._spool.announce(announced)
+            await self._spool.evaluate(self._published.head())
             await self._spool.expire()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.

@@ -176,9 +176,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
-            prompts=accounts.slots.prompts or 0,
+            prompts=accounts.prompts or 0,
             bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
             bad_prompts_total=len(accounts.bad_prompts),
+            evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
         )
@@ -216,6 +217,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             verdicts=map(group_verdict_to_wire, answer.verdicts),
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
+            best_version=answer.best_version,
+            evaluating_version=answer.evaluating_version,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self._clock.now(),
         )

@@ -13,7 +13,7 @@ from node.coordinator.fleet.membership import PeerState
 from node.coordinator.work.slots import SlotState
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
-from node.run import PeerStatus, Role
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)
@@ -106,11 +106,20 @@ class CoordinatorMetrics:
         self.refused_twins = counter(
             "refused_twins", "Times a process was refused because another of its name was in the run."
         )
+        self.evaluation_groups = counter(
+            "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
+        )
+        self.evaluation_dropped_prompts = counter(
+            "evaluation_dropped_prompts", "Held-out prompts given up because too many attempts failed."
+        )
+        self._evaluations = _EvaluationCollector()
+        registry.register(self._evaluations)
         self.damaged_groups = counter(
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
         for verdict in Verdict:
             self.groups.labels(verdict)
+            self.evaluation_groups.labels(verdict)
         for fault in FAULTS:
             self.prompt_faults.labels(fault)
         for reason in Failure:
@@ -136,10 +145,60 @@ class CoordinatorMetrics:
         self._ledger_behind.set(is_behind)
         self._lost_steps.set(lost_steps)
 
+    def show_evaluations(self, status: EvaluationStatus) -> None:
+        """Show how versions do on held-out prompts."""
+        self._evaluations.status = status
+
     def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:
         """Show the lag table; peers that are not in it any more disappear."""
         self._head.set(head)
         self._peers.rows = rows
+
+
+_EVALUATION_GAUGES: Final[tuple[tuple[str, str, Callable[[Evaluation], float]], ...]] = (
+    ("version", "The version that was evaluated last.", lambda one: one.version),
+    ("reward_mean", "Its mean reward on held-out prompts.", lambda one: one.reward_mean),
+    (
+        "reward_standard_error",
+        "Standard error of that mean, between prompts.",
+        lambda one: one.reward_standard_error,
+    ),
+    ("cut_ratio", "Share of its completions cut at the length limit.", lambda one: one.cut_ratio),
+    ("completion_tokens", "Mean length of its completions.", lambda one: one.tokens_mean),
+)
+
+
+class _EvaluationCollector(Collector):
+    """The newest evaluation as metrics, none of which are there before the first."""
+
+    def __init__(self) -> None:
+        self.status = EvaluationStatus()
+
+    def collect(self) -> Iterator[Metric]:
+        status = self.status
+        for name, text, value_of in _EVALUATION_GAUGES:
+            yield _evaluation_gauge(name, text, status.newest, value_of)
+        yield _evaluation_gauge(
+            "best_version",
+            "The version that did best on held-out prompts.",
+            status.best,
+            lambda one: one.version,
+        )
+        yield _evaluation_gauge(
+            "waiting_prompts",
+            "Held-out prompts that the evaluation under way waits for.",
+            status.under_way,
+            lambda one: one.waiting_prompts,
+        )
+
+
+def _evaluation_gauge(
+    name: str, text: str, evaluation: Evaluation | None, value_of: Callable[[Evaluation], float]
+) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
+    if evaluation is not None:
+        gauge.add_metric([], value_of(evaluation))
+    return gauge
 
 
 class _PeerCollector(Collector):

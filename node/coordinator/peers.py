@@ -60,7 +60,10 @@ class HeartbeatAnswer:
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
     longest_lag_versions: int = 0
-    """Of any sampler; for learners only."""
+    """Of any sampler; this and what follows for learners only."""
+    best_version: int | None = None
+    """On held-out prompts; None: no version was evaluated."""
+    evaluating_version: int | None = None
 
 
 class Peers:
@@ -143,11 +146,19 @@ class Peers:
             self._fleet.update(peer, heartbeat.metrics)
         if heartbeat.step is not None and (self.step is None or heartbeat.step.version >= self.step.version):
             self.step = heartbeat.step
-        return HeartbeatAnswer(
+        answer = HeartbeatAnswer(
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
-            self._lag_table.longest(head=self.head) if peer.role is Role.LEARNER else 0,
+        )
+        if peer.role is not Role.LEARNER:
+            return answer
+        best, under_way = self._accounts.evaluations.status.best, self._accounts.evaluations.under_way
+        return replace(
+            answer,
+            longest_lag_versions=self._lag_table.longest(head=self.head),
+            best_version=None if best is None else best.version,
+            evaluating_version=None if under_way is None else under_way.version,
         )
 
     def leave(self, peer: Peer) -> None:

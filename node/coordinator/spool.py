@@ -20,6 +20,7 @@ from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
 from node.coordinator.work.decisions import Decision, Submitted
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
@@ -148,7 +149,7 @@ class Spool:
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Extend leases to a full term; return those whose work is in vain."""
-        return self._accounts.slots.renew(sampler_id, lease_ids, now=self._clock.now())
+        return self._accounts.renew(sampler_id, lease_ids, now=self._clock.now())
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
@@ -180,18 +181,24 @@ class Spool:
             )
 
         submitted = await self._settle(decide)
-        self._metrics.groups.labels(submitted.verdict).inc()
-        if submitted.verdict is Verdict.SPOOLED and isinstance(group, RolloutGroup):
+        is_for_training = not is_evaluation_lease(name)
+        groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
+        groups.labels(submitted.verdict).inc()
+        if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, RolloutGroup):
             for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
                 self._metrics.observe_lag(stage, lag_s)
             if self._drain is not None:
                 self._drain.wake()
-        elif submitted.verdict is not Verdict.DUPLICATE:
+        elif submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             logger.warning(
                 "group refused",
                 extra={"sampler": sampler_id, "verdict": submitted.verdict, "detail": submitted.detail},
             )
         return submitted
+
+    async def evaluate(self, head: PolicyVersion | None) -> None:
+        """Begin the evaluation that is due; ``head`` is the newest announced version."""
+        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
 
     async def admit_learner(self, learner: Learner) -> None:
         """Let a learner be the run's; an older one's stream ends.
@@ -302,6 +309,7 @@ class Spool:
             lost_steps=self._accounts.lost_steps,
         )
         self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
+        self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _show(self, outcome: Outcome) -> None:
         """Count and log what step records did; raise where they were refused."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any, Final
 
 from node.clock import Clock
@@ -17,6 +18,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
+from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.slots import Slot, SlotState
 from node.errors import Reason, RefusedError
 
@@ -91,6 +93,8 @@ class Transactions:
                 self._metrics.transaction.observe(self._clock.monotonic() - started_s)
                 self.accounts.apply(decision.transaction, now=now)
                 self._note_abandoned(decision.transaction)
+                if decision.transaction.evaluation is not None:
+                    self._note_evaluation(decision.transaction.evaluation)
             return decision.answer
 
     def _note_abandoned(self, transaction: Transaction) -> None:
@@ -111,4 +115,25 @@ class Transactions:
                     "times": 0 if entry is None else entry.times,
                     "retry_in_s": 0.0 if entry is None else entry.retry_at_s - entry.at_s,
                 },
+            )
+
+    def _note_evaluation(self, change: EvaluationChange) -> None:
+        evaluation = change.evaluation
+        for slot in change.slots:
+            if slot.state is SlotState.ABANDONED:
+                self._metrics.evaluation_dropped_prompts.inc()
+                logger.warning(
+                    "held-out prompt dropped",
+                    extra={
+                        "prompt_index": slot.prompt_index,
+                        "version": evaluation.version,
+                        "attempts": slot.granted,
+                        "reason": slot.last_failure,
+                    },
+                )
+        if evaluation.finished_at_s:
+            logger.info("version evaluated", extra=asdict(evaluation))
+        elif all(not slot.granted for slot in change.slots):
+            logger.info(
+                "evaluation begun", extra={"version": evaluation.version, "prompts": evaluation.prompts}
             )

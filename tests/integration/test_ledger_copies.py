@@ -7,22 +7,28 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from node.commands.cli import main
+from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.evaluation.evaluations import EvaluationChange
+from node.coordinator.work.evaluation.prompt_score import PromptScore
 from node.coordinator.work.history import Hello
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError
-from node.run import StepRecord
+from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_schema_1, open_desk
+from support.ledgers import as_schema_1, as_schema_2, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -197,16 +203,60 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
 
 
-def test_a_ledger_of_schema_1_is_opened_verified_and_restored(ledger: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2)])
+def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
+    ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
+) -> None:
     train(ledger, 3)
-    as_schema_1(ledger)
-    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    as_older(ledger)
+    assert (examine(ledger).problems, examine(ledger).schema) == ((), schema)
+    assert read_evaluations(ledger) == ()
     shutil.copy(ledger, tmp_path / "old.sqlite")
     with open_desk(ledger) as desk:
         assert desk.accounts.last_step == 3
     assert examine(ledger).schema == SCHEMA_VERSION
     done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
     assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
+
+
+def begin_evaluation(ledger: Path) -> EvaluationChange:
+    """Write one finished evaluation, and one under way with a prompt counted."""
+    done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, 0, 1)
+    slots = (
+        Slot(0, 48, SlotState.EVALUATED, (Attempt(1, "s1", is_submitted=True),), 1, 1),
+        Slot(1, 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
+    )
+    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1)
+    change = EvaluationChange(under_way, slots, PromptScore(0, 0.5, 0, 4, 10, 11))
+    with closing(Ledger.open(ledger, run_id="run")) as opened:
+        opened.record(Transaction(evaluation=EvaluationChange(done)))
+        opened.record(Transaction(evaluation=change))
+    return change
+
+
+def test_an_evaluation_under_way_survives_a_restore_unless_a_loss_is_accepted(
+    ledger: Path, tmp_path: Path
+) -> None:
+    train(ledger, 1)
+    change = begin_evaluation(ledger)
+    back_up(ledger, to=tmp_path / "copy.sqlite")
+    restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=False, now=NOW_S)
+    with closing(Ledger.open(ledger, run_id="run")) as opened:
+        evaluations = opened.balance().evaluations
+    assert (evaluations.record[1], evaluations.slots) == (change.evaluation, change.slots)
+    assert evaluations.scores == (change.score,)
+    restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
+    assert [one.version for one in read_evaluations(ledger)] == [0]
+    assert examine(ledger).problems == ()
+
+
+def test_a_score_that_is_missing_is_found(ledger: Path) -> None:
+    begin_evaluation(ledger)
+    assert examine(ledger).problems == ()
+    with closing(sqlite3.connect(ledger)) as connection, connection:
+        connection.execute("DELETE FROM evaluation_scores")
+    (problem,) = examine(ledger).problems
+    assert "2 held-out prompts, 1 of them counted, and 0 scores" in problem
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Accounts, Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
+from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import parse_group_id
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup
+from node.rollout import LeaseGrant, PromptLease, RolloutGroup
 from node.run import StepRecord
 from support.groups import SAMPLING, make_group
 
@@ -26,7 +27,11 @@ LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, versi
 
 
 def make_accounts(
-    balance: Balance | None = None, *, prompts: int | None = 50, now: float = NOW_S
+    balance: Balance | None = None,
+    *,
+    prompts: int | None = 50,
+    now: float = NOW_S,
+    evaluation: EvaluationSettings = NO_EVALUATION,
 ) -> Accounts:
     """Return the accounts of a run whose learner has joined."""
     return Accounts(
@@ -37,6 +42,7 @@ def make_accounts(
         lease_ttl_s=TTL_S,
         prompt_retry_s=RETRY_S,
         now=now,
+        evaluation=evaluation,
     )
 
 
@@ -57,6 +63,8 @@ class Desk:
         self.now = NOW_S
         self.transactions: list[Transaction] = []
         self.published = {0}
+        self.granted: dict[str, PromptLease] = {}
+        """Every lease ever granted."""
 
     def settle(self, decision: Decision[Any]) -> Any:
         self.transactions.append(decision.transaction)
@@ -64,7 +72,7 @@ class Desk:
         return decision.answer
 
     def lease(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> list[str]:
-        grant = self.settle(
+        grant: LeaseGrant = self.settle(
             decisions.lease(
                 self.accounts,
                 WORK,
@@ -76,6 +84,7 @@ class Desk:
                 now=self.now,
             )
         )
+        self.granted |= {lease.lease_id: lease for lease in grant.leases}
         return [lease.lease_id for lease in grant.leases]
 
     def release(self, sampler_id: str, *lease_ids: str) -> int:
@@ -112,6 +121,17 @@ class Desk:
             )
         )
         return submitted
+
+    def evaluate(self, head: int) -> None:
+        """Do what the coordinator does each second, with this newest announced version."""
+        self.published.add(head)
+        self.settle(decisions.evaluation_turn(self.accounts, PolicyVersion(head), now=self.now))
+
+    def answer(self, lease_id: str, *, version: int = 0, **changes: Any) -> RolloutGroup:
+        """Return a good group for a lease that was granted, drawn by ``version``."""
+        lease = self.granted[lease_id]
+        group = make_group(lease_id, size=lease.group_size, version=version, sampling=lease.sampling)
+        return replace(group, prompt_index=lease.prompt_index, **changes)
 
     def train(self, version: int, *group_ids: str, staleness: int = 0) -> history.Outcome:
         record = StepRecord(version, group_ids, (staleness,) * len(group_ids))

@@ -16,6 +16,8 @@ from support.coordinator import LEARNER, Desk, make_accounts
 def as_schema_2(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 3."""
     with closing(sqlite3.connect(path)) as connection, connection:
+        for table in ("evaluations", "evaluation_slots", "evaluation_scores"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP TABLE data")
         connection.execute("ALTER TABLE learner DROP COLUMN chat_template_digest")
         connection.execute("PRAGMA user_version = 2")

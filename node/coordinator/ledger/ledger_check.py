@@ -105,6 +105,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     problems += _gaps(connection, lost)
     problems += _trainings(connection)
     problems += _spooled(connection)
+    problems += _evaluated(connection)
     return Findings(
         path=str(path),
         run_id=", ".join(run_ids),
@@ -182,6 +183,24 @@ def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
         [_SHOWN],
     ):
         yield f"the spool has a group of slot {slot}, which waits for none"
+
+
+def _evaluated(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find an evaluation under way whose prompts and scores do not add up."""
+    if not _number(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'evaluations'"):
+        return  # of schema 2
+    slots = _number(connection, "SELECT count(*) FROM evaluation_slots")
+    counted = _number(connection, "SELECT count(*) FROM evaluation_slots WHERE state = 'evaluated'")
+    scores = _number(connection, "SELECT count(*) FROM evaluation_scores")
+    expected = connection.execute(
+        "SELECT coalesce(sum(prompts), 0), coalesce(sum(counted_prompts), 0) FROM evaluations "
+        "WHERE finished_at_s = 0"
+    ).fetchone()
+    if (slots, counted) != expected or scores != counted:
+        yield (
+            f"it has {slots} held-out prompts, {counted} of them counted, and {scores} scores; "
+            f"the evaluation under way has {expected[0]} prompts, {expected[1]} of them counted"
+        )
 
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:

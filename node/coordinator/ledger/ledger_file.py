@@ -20,6 +20,8 @@ from node.coordinator.ledger import accepted_loss
 from node.coordinator.ledger.ledger_schema import prepare
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
+from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
+from node.coordinator.work.evaluation.prompt_score import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
@@ -29,7 +31,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
 from node.file_lock import FileLock
 from node.rollout import Verdict
-from node.run import StepRecord
+from node.run import Evaluation, StepRecord
 
 FILE_NAME: Final = "ledger.sqlite"
 
@@ -138,6 +140,11 @@ class Ledger:
                 )
             ),
             task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
+            evaluations=EvaluationBalance(
+                tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
+                tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
+                tuple(PromptScore(*row) for row in rows("SELECT * FROM evaluation_scores ORDER BY slot")),
+            ),
             data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
         )
 
@@ -224,10 +231,26 @@ class Ledger:
         )
         if (task := transaction.task) is not None:
             write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
+        if transaction.evaluation is not None:
+            self._write_evaluation(transaction.evaluation)
         if (data := transaction.data) is not None:
             write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?)", astuple(data))
         if (learner := transaction.learner) is not None:
             write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+
+    def _write_evaluation(self, change: EvaluationChange) -> None:
+        write, write_each = self._connection.execute, self._connection.executemany
+        columns = astuple(change.evaluation)
+        write(f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(columns))})", columns)
+        if change.evaluation.finished_at_s:
+            write("DELETE FROM evaluation_slots")
+            write("DELETE FROM evaluation_scores")
+            return
+        write_each(
+            "INSERT OR REPLACE INTO evaluation_slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, change.slots)
+        )
+        if change.score is not None:
+            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?)", astuple(change.score))
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

@@ -9,8 +9,6 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import SETTLED, SlotState
 from node.errors import StartupError
 
-SCHEMA_VERSION: Final = 3
-
 _SINCE_SCHEMA_1: Final = """
 CREATE TABLE generations (
     number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
@@ -32,7 +30,28 @@ CREATE TABLE data (
     digest BLOB NOT NULL, rows INTEGER NOT NULL, evaluation_rows INTEGER NOT NULL
 ) STRICT;
 ALTER TABLE learner ADD COLUMN chat_template_digest BLOB NOT NULL DEFAULT x'';
+CREATE TABLE evaluations (
+    version INTEGER PRIMARY KEY, first_prompt INTEGER NOT NULL, prompts INTEGER NOT NULL,
+    completions INTEGER NOT NULL, temperature REAL NOT NULL, max_new_tokens INTEGER NOT NULL,
+    started_at_s REAL NOT NULL, finished_at_s REAL NOT NULL,
+    counted_prompts INTEGER NOT NULL, dropped_prompts INTEGER NOT NULL,
+    reward_mean REAL NOT NULL, reward_standard_error REAL NOT NULL, cut_ratio REAL NOT NULL,
+    tokens_mean REAL NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL
+) STRICT;
+CREATE TABLE evaluation_slots (
+    number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
+    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
+) STRICT;
+CREATE TABLE evaluation_scores (
+    slot INTEGER PRIMARY KEY, reward_mean REAL NOT NULL, cut_completions INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL
+) STRICT;
 """
+
+_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2}
+"""What the next schema added to each one."""
+
+SCHEMA_VERSION: Final = max(_SINCE) + 1
 
 _SCHEMA: Final = f"""
 CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
@@ -58,7 +77,7 @@ CREATE TABLE steps (
     version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
-{_SINCE_SCHEMA_1}{_SINCE_SCHEMA_2}"""
+{"".join(_SINCE.values())}"""
 
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
@@ -100,13 +119,16 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
 def migrate(connection: sqlite3.Connection) -> None:
     """Migrate a ledger of an older schema to this software's, in place."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    steps = {1: _SINCE_SCHEMA_1 + _SINCE_SCHEMA_2, 2: _SINCE_SCHEMA_2}
-    if version in steps:
-        connection.executescript(f"BEGIN; {steps[version]} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    added = "".join(script for since, script in _SINCE.items() if since >= version)
+    if version < SCHEMA_VERSION:
+        connection.executescript(f"BEGIN; {added} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
-    """Mark every open slot of a restored ledger as lost, and number new slots from a new generation."""
+    """Mark every open slot of a restored ledger as lost, and number new slots from a new generation.
+
+    An evaluation under way is dropped: it is of a version that samplers may have left long ago.
+    """
     migrate(connection)
     open_states = sorted(set(SlotState) - SETTLED)
     marks = ", ".join("?" * len(open_states))
@@ -115,6 +137,8 @@ def begin_generation(connection: sqlite3.Connection, generation: Generation) -> 
         f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
     )
     connection.execute("DELETE FROM groups")
+    for table in ("evaluations WHERE finished_at_s = 0", "evaluation_slots", "evaluation_scores"):
+        connection.execute(f"DELETE FROM {table}")
     connection.execute(
         "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",
         [generation.first_slot, generation.lost_from_slot, generation.begun_at_s],

@@ -4,11 +4,19 @@ The ledger stores transactions, and the accounts are their sum: what ``apply`` l
 restart reads back. No counter has a second source."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.capacity import Load
+from node.coordinator.work.evaluation.evaluations import (
+    NO_EVALUATION,
+    EvaluationBalance,
+    EvaluationChange,
+    Evaluations,
+    EvaluationSettings,
+    is_evaluation_lease,
+)
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
@@ -53,6 +61,7 @@ class Transaction:
     lifted_prompts: tuple[int, ...] = ()
     """Bad prompts that have been answered."""
     task: TaskSize | None = None
+    evaluation: EvaluationChange | None = None
     data: DataSeen | None = None
 
 
@@ -84,6 +93,7 @@ class Balance:
     reported yet which steps were lost."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     task: TaskSize | None = None
+    evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     data: DataSeen = NO_DATA
 
 
@@ -100,6 +110,7 @@ class Accounts:
         lease_ttl_s: float,
         prompt_retry_s: float,
         now: float,
+        evaluation: EvaluationSettings = NO_EVALUATION,
     ) -> None:
         """Begin with what the ledger holds.
 
@@ -111,10 +122,12 @@ class Accounts:
         is_same_task = balance.task is not None and balance.task.name == task
         self.task = balance.task if is_same_task else None
         """The size of the task as a sampler has reported it; None before."""
-        known = prompts if prompts is not None or self.task is None else self.task.prompts
+        self.evaluations = Evaluations(evaluation, balance.evaluations, lease_ttl_s=lease_ttl_s, now=now)
+        self.prompts = prompts if prompts is not None or self.task is None else self.task.prompts
+        """Of the task, those held out included; None while nobody has said."""
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
         self.slots = Leases(
-            prompts=known,
+            prompts=self._training_prompts(),
             seed=seed,
             lease_ttl_s=lease_ttl_s,
             slots=balance.slots,
@@ -189,8 +202,20 @@ class Accounts:
         self.bad_prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
         if transaction.task is not None:
             self.task = transaction.task
-            self.slots.prompts = transaction.task.prompts
+            self.prompts = transaction.task.prompts
+            self.slots.prompts = self._training_prompts()
+        if transaction.evaluation is not None:
+            self.evaluations.apply(transaction.evaluation, now=now)
         self.versions.add(transaction.announced)
+
+    def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
+        """Extend leases to a full term; return those whose work is in vain."""
+        evaluating = [lease_id for lease_id in lease_ids if is_evaluation_lease(lease_id)]
+        training = [lease_id for lease_id in lease_ids if not is_evaluation_lease(lease_id)]
+        return (
+            *self.slots.renew(sampler_id, training, now=now),
+            *self.evaluations.renew(sampler_id, evaluating, now=now),
+        )
 
     def load(self) -> Load:
         """Count what is in flight."""
@@ -215,6 +240,9 @@ class Accounts:
         """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
         trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
         return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def _training_prompts(self) -> int | None:
+        return None if self.prompts is None else self.prompts - self.evaluations.held_out_prompts
 
     def _of(self, sampler_id: str) -> Counter[Verdict]:
         return self._verdicts.setdefault(sampler_id, Counter())

@@ -5,11 +5,12 @@ returns the answer. A decision that raises has changed nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacity
+from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.leases import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
@@ -17,7 +18,7 @@ from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, RolloutGroup, Verdict
 
 Answer = TypeVar("Answer")
 
@@ -64,40 +65,55 @@ def lease(
 
     Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
     lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
-    nothing: what it began now would be stale when done.
+    nothing: what it began now would be stale when done. Held-out prompts come first and on top of the bounds,
+    up to their share of the sampler's leases; which slots are leased does not depend on them.
     """
     learner, free = accounts.learner, room(accounts, bounds, now=now)
     if learner is None or free.bound == _unconfirmed(accounts):
         return Decision(LeaseGrant((), 2.0, free.bound))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), 1.0, "policy version"))
-    running = sum(
+    training = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.slots.open_slots.values()
     )
-    granted = min(wanted, free.groups, LEASES_PER_PEER - running)
+    running = training + accounts.evaluations.running(sampler_id)
+    unused = min(wanted, LEASES_PER_PEER - running)
+    held_out = accounts.evaluations.grant(
+        sampler_id, unused, held_version=held.number, running=running, now=now
+    )
+    evaluating = _evaluation_leases(accounts, work, held_out, ttl_s=ttl_s)
+    granted = min(unused - len(evaluating), free.groups)
     slots = accounts.slots.grant(
         sampler_id,
         granted,
         now=now,
         is_aside=lambda prompt_index: accounts.bad_prompts.is_aside(prompt_index, now=now),
     )
-    leases = tuple(
-        PromptLease(
-            lease_id=group_id(slot.number, slot.granted),
-            task=work.task,
-            prompt_index=slot.prompt_index,
-            group_size=work.group_size,
-            sampling=work.sampling,
-            ttl_s=ttl_s,
-        )
-        for slot in slots
-        if slot.state is SlotState.LEASED
+    leased = [slot for slot in slots if slot.state is SlotState.LEASED]
+    leases = (
+        *evaluating,
+        *(_lease(group_id(slot.number, slot.granted), slot, work, ttl_s=ttl_s) for slot in leased),
     )
+    transaction = Transaction(slots=slots, evaluation=held_out)
     if len(leases) == wanted:
-        return Decision(LeaseGrant(leases, 0.0, ""), Transaction(slots=slots))
-    bound = free.bound if len(leases) == granted else "prompts"
-    return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
+        return Decision(LeaseGrant(leases, 0.0, ""), transaction)
+    bound = free.bound if len(leased) == granted else "prompts"
+    return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), transaction)
+
+
+def _evaluation_leases(
+    accounts: Accounts, work: Work, granted: EvaluationChange | None, *, ttl_s: float
+) -> tuple[PromptLease, ...]:
+    if granted is None:
+        return ()
+    version, asked = granted.evaluation.version, accounts.evaluations.work(work)
+    leases = (_lease(lease_id_of(version, slot), slot, asked, ttl_s=ttl_s) for slot in granted.slots)
+    return tuple(replace(lease, purpose=LeasePurpose.EVALUATION) for lease in leases)
+
+
+def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLease:
+    return PromptLease(lease_id, work.task, slot.prompt_index, work.group_size, work.sampling, ttl_s)
 
 
 def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:
@@ -155,6 +171,16 @@ def submission(
         )
         return Decision(Submitted(verdict, detail), transaction)
 
+    if is_evaluation_lease(name):
+        return _evaluated(
+            accounts,
+            work,
+            sampler_id=sampler_id,
+            name=name,
+            group=group,
+            is_published=is_published,
+            now=now,
+        )
     parsed = parse_group_id(name)
     if parsed is None:
         return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
@@ -184,6 +210,53 @@ def submission(
     return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
 
 
+def _evaluated(
+    accounts: Accounts,
+    work: Work,
+    *,
+    sampler_id: str,
+    name: str,
+    group: RolloutGroup | RefusedError,
+    is_published: Callable[[int], bool],
+    now: float,
+) -> Decision[Submitted]:
+    """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
+    evaluations, learner = accounts.evaluations, accounts.learner
+    evaluation = evaluations.under_way
+    standing = evaluations.standing(name, sampler_id)
+    if standing is Standing.DUPLICATE:
+        return Decision(Submitted(Verdict.DUPLICATE, f"the prompt of lease {name} has its answer already"))
+    if standing is not Standing.WANTED or evaluation is None:
+        return Decision(Submitted(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s"))
+    if learner is None:
+        raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
+    if isinstance(group, RefusedError):
+        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
+    elif group.run_id != work.run_id:
+        problem = (Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
+    else:
+        problem = objection(group, evaluations.slot(name), evaluations.work(work), learner, is_published)
+        if problem is None and group.oldest_version < evaluation.version:
+            detail = f"version {group.oldest_version} drew a token, evaluated is {evaluation.version}"
+            problem = (Verdict.STALE, detail)
+    if problem is not None:
+        return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
+    assert isinstance(group, RolloutGroup)
+    counted = evaluations.counted(name, group, now=now)
+    return Decision(Submitted(Verdict.SPOOLED), Transaction(evaluation=counted))
+
+
+def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: float) -> Decision[None]:
+    """Begin the evaluation that is due, or end one whose prompts or sampling are configured otherwise."""
+    if accounts.slots.prompts is None:
+        return Decision(None)
+    version = 0 if head is None else head.number
+    change = accounts.evaluations.turn(
+        head=None if _unconfirmed(accounts) else version, first_prompt=accounts.slots.prompts, now=now
+    )
+    return Decision(None, Transaction(evaluation=change))
+
+
 def sampler_joins(
     accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
 ) -> Decision[None]:
@@ -195,7 +268,12 @@ def sampler_joins(
     if not prompts:
         return Decision(None)
     size = agreed_size(
-        accounts.task, task=task, configured=configured, prompts=prompts, sampler_id=sampler_id
+        accounts.task,
+        task=task,
+        configured=configured,
+        prompts=prompts,
+        held_out=accounts.evaluations.held_out_prompts,
+        sampler_id=sampler_id,
     )
     if size is None:
         return Decision(None)
@@ -239,4 +317,6 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up; the answer is how many."""
     slots = accounts.slots.expire(now)
     bad = accounts.bad_prompts.entries(slots, details={}, now=now)
-    return Decision(len(slots), Transaction(slots=slots, bad_prompts=bad))
+    evaluation = accounts.evaluations.expire(now)
+    expired = len(slots) + (0 if evaluation is None else len(evaluation.slots))
+    return Decision(expired, Transaction(slots=slots, bad_prompts=bad, evaluation=evaluation))

@@ -28,6 +28,7 @@ def release(
 ) -> Decision[Released]:
     """Take leases back: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
+    evaluation, evaluation_faults = accounts.evaluations.given_back(sampler_id, lease_ids, failed, now=now)
     faults, details = [], {}
     for lease in failed:
         number, _ = slot_and_attempt(lease.lease_id)
@@ -40,4 +41,8 @@ def release(
             details[number] = lease.detail
     settled = tuple(slots.values())
     bad = accounts.bad_prompts.entries(settled, details=details, now=now)
-    return Decision(Released(len(slots), tuple(faults)), Transaction(slots=settled, bad_prompts=bad))
+    leases = len(slots) + (0 if evaluation is None else len(evaluation.slots))
+    return Decision(
+        Released(leases, (*faults, *evaluation_faults)),
+        Transaction(slots=settled, bad_prompts=bad, evaluation=evaluation),
+    )

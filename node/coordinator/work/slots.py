@@ -24,9 +24,13 @@ class SlotState(enum.StrEnum):
     ABANDONED = "abandoned"
     LOST = "lost"
     SKIPPED = "skipped"
+    EVALUATED = "evaluated"
+    """Of a held-out prompt: its group is counted. See ``evaluations``; never a slot of training."""
 
 
-SETTLED: Final = frozenset({SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED})
+SETTLED: Final = frozenset(
+    {SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED, SlotState.EVALUATED}
+)
 UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
 
 

@@ -66,7 +66,13 @@ def agreed_data(known: DataSeen, found: DataSeen, *, has_leased: bool) -> DataSe
 
 
 def agreed_size(
-    known: TaskSize | None, *, task: str, configured: int | None, prompts: int, sampler_id: str
+    known: TaskSize | None,
+    *,
+    task: str,
+    configured: int | None,
+    prompts: int,
+    held_out: int = 0,
+    sampler_id: str,
 ) -> TaskSize | None:
     """Return the size to note; None where it is noted already.
 
@@ -74,6 +80,7 @@ def agreed_size(
         known: As noted before; None: not yet.
         configured: ``coordinator.prompts``; None: unset.
         prompts: What the sampler ``sampler_id`` found.
+        held_out: How many of them are for evaluation.
     Raises:
         RefusedError: TASK_MISMATCH.
     """
@@ -83,6 +90,13 @@ def agreed_size(
             f"coordinator.prompts = {configured}, and task {task!r} of sampler {sampler_id} "
             f"has {prompts} prompts",
             fix=f"set coordinator.prompts = {prompts} or leave it out, or give this sampler the others' task",
+        )
+    if prompts <= held_out:
+        raise RefusedError(
+            Reason.TASK_MISMATCH,
+            f"task {task!r} of sampler {sampler_id} has {prompts} prompts, and the last {held_out} are held "
+            "out for evaluation: none is left to train on",
+            fix="lower coordinator.evaluation.prompts and restart the coordinator",
         )
     if known is not None and known.prompts == prompts:
         return None

@@ -481,8 +481,8 @@ class HeartbeatResponse(_message.Message):
     versions than that are not worth making. Others: 0.
     """
     best_version: _builtins.int
-    """Learners: the version whose evaluation has the highest mean reward so far; of equals the oldest. Unset: no
-    version has been evaluated, or not a learner.
+    """Learners: the version that did best on held-out prompts so far, as in EvaluationStatus. Unset: none was
+    evaluated, or not a learner.
     """
     evaluating_version: _builtins.int
     """Learners: the version under evaluation, which may become the best one. Unset: none, or not a learner."""
@@ -778,7 +778,9 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class EvaluationStatus(_message.Message):
-    """How versions do on held-out prompts. First and best are among the evaluations with the settings of today."""
+    """How versions do on held-out prompts. First and best are among the evaluations with the prompts and the sampling
+    of the newest one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -796,7 +798,9 @@ class EvaluationStatus(_message.Message):
 
     @_builtins.property
     def best(self) -> Global___Evaluation:
-        """The one with the highest mean reward; of equals the oldest. Unset: none."""
+        """The one with the highest mean reward, of those in which more than half of the prompts count; of equals the
+        oldest. Unset: none.
+        """
 
     @_builtins.property
     def under_way(self) -> Global___Evaluation:
@@ -839,6 +843,7 @@ class Evaluation(_message.Message):
     TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    FIRST_PROMPT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version it began with."""
     prompts: _builtins.int
@@ -869,6 +874,8 @@ class Evaluation(_message.Message):
     """Oldest policy version that drew a token, at least `version`; 0 where none counts."""
     newest_version: _builtins.int
     """Newest policy version that drew a token: samplers move on during an evaluation."""
+    first_prompt: _builtins.int
+    """Index of the first held-out prompt in the task; the others follow."""
     def __init__(
         self,
         *,
@@ -887,10 +894,11 @@ class Evaluation(_message.Message):
         tokens_mean: _builtins.float = ...,
         oldest_version: _builtins.int = ...,
         newest_version: _builtins.int = ...,
+        first_prompt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -93,3 +95,47 @@ def test_rows_are_for_the_tasks_that_take_them() -> None:
     assert "leave prompts out" in problem(task="jsonl", data=ROWS, prompts=10)
     assert problem(task="jsonl", data={"file": "x", "rows": 3}).startswith("data.rows: Extra inputs")
     assert CoordinatorConfig.model_validate({"task": "mine", "data": ROWS}).data is not None
+
+
+def evaluated(**values: object) -> dict[str, object]:
+    return {"task": "addition", "prompts": 100, "evaluation": {"every_versions": 10, "prompts": 20} | values}
+
+
+def test_held_out_prompts_are_sampled_as_configured_and_otherwise_as_the_run() -> None:
+    greedy = CoordinatorConfig.model_validate(evaluated() | {"temperature": 0.7, "stop": ["#"]})
+    settings = greedy.evaluation_settings
+    assert settings.sampling == replace(greedy.sampling, temperature=1.0, top_k=1)
+    assert (settings.temperature, settings.completions, settings.held_out_prompts) == (0.0, 1, 20)
+    random = CoordinatorConfig.model_validate(evaluated(temperature=0.7, completions=4, max_new_tokens=64))
+    settings = random.evaluation_settings
+    assert settings.sampling == SamplingParameters(0.7, 1.0, 0, 64)
+    assert (settings.temperature, settings.completions) == (0.7, 4)
+
+
+def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> None:
+    assert problem(**evaluated(prompts=100)).endswith(
+        "prompts = 100, of which evaluation.prompts = 100 are held out: none is left to train on; "
+        "lower evaluation.prompts"
+    )
+    assert "are the same completion every time" in problem(**evaluated(completions=2))
+    assert problem(**evaluated(prompts=0)).startswith("evaluation.prompts: Input should be greater")
+    assert problem(**evaluated(temperature=-1)).startswith("evaluation.temperature: Input should be greater")
+    assert problem(**evaluated(every=3)).startswith("evaluation.every: Extra inputs are not permitted")
+    assert problem(task="addition", evaluation={"prompts": 3}).startswith(
+        "evaluation.every_versions: Field req"
+    )
+    rows = {"file": "x.jsonl", "evaluation_rows": 19}
+    assert "set data.evaluation_rows = 20" in problem(
+        **evaluated() | {"task": "mine", "prompts": None, "data": rows}
+    )
+
+
+def test_an_evaluation_that_is_off_holds_nothing_out() -> None:
+    config = CoordinatorConfig.model_validate(evaluated(every_versions=0, prompts=100))
+    assert config.evaluation_settings.held_out_prompts == 0
+
+
+def test_held_out_rows_are_those_of_the_data() -> None:
+    rows = {"file": "x.jsonl", "evaluation_rows": 30}
+    config = CoordinatorConfig.model_validate(evaluated() | {"task": "mine", "prompts": None, "data": rows})
+    assert config.evaluation_settings.held_out_prompts == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from node.coordinator.metrics import CoordinatorMetrics
-from node.run import PeerStatus, Role
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role
 
 ROW = PeerStatus("s1", Role.SAMPLER, "live", None, 3, 7.5, 0.0, 0.0, "", {}, 0.0, 1)
 
@@ -38,3 +38,19 @@ def test_a_scrape_finds_how_long_a_peer_was_silent_and_how_far_its_clock_is_off(
     labels = {"node": "s1", "role": "sampler"}
     assert registry.get_sample_value("heterorl_coordinator_peer_silence_seconds", labels) == 30.0
     assert registry.get_sample_value("heterorl_coordinator_peer_clock_offset_seconds", labels) == -90.0
+
+
+def test_the_newest_evaluation_is_shown_and_nothing_of_it_before_there_is_one() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"heterorl_coordinator_evaluation_{name}")
+
+    names = ("version", "reward_mean", "cut_ratio", "best_version", "waiting_prompts")
+    assert [value(name) for name in names] == [None] * 5
+    best = Evaluation(10, 0, 8, 1, 0.0, 32, 1.0, 2.0, 8, 0, 0.75, 0.1, 0.25, 9.0, 10, 11)
+    newest = replace(best, version=20, reward_mean=0.5)
+    under_way = Evaluation(30, 0, 8, 1, 0.0, 32, 3.0, counted_prompts=2, dropped_prompts=1)
+    metrics.show_evaluations(EvaluationStatus(newest, best, best, under_way))
+    assert [value(name) for name in names] == [20, 0.5, 0.25, 10, 5]

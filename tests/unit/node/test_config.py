@@ -107,6 +107,31 @@ def test_a_fault_has_key_value_source_rule_and_fix(tmp_path: Path) -> None:
     assert "the default is 30.0" in fault.fix
 
 
+def test_the_faults_of_a_table_in_a_section_are_those_of_its_keys(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "run.toml",
+        "[node]\nstate_dir='/s'\n[coordinator]\ntask='addition'\n"
+        "[coordinator.evaluation]\nevery_version=5\nprompts=0\nmax_new_tokens='5 tokens'",
+    )
+    found = faults(files=[file], flags={})
+    assert {name: (fault.value, fault.rule) for name, fault in found.items()} == {
+        "coordinator.evaluation.every_version": (5, "[coordinator.evaluation] has no such key"),
+        "coordinator.evaluation.every_versions": (None, "is required"),
+        "coordinator.evaluation.prompts": (0, "must be greater than or equal to 1"),
+        "coordinator.evaluation.max_new_tokens": ("5 tokens", "must be a plain number of tokens"),
+    }
+    assert "Did you mean every_versions" in found["coordinator.evaluation.every_version"].fix
+    missing = found["coordinator.evaluation.every_versions"]
+    assert missing.fix == "Write it under [coordinator.evaluation] in a configuration file."
+    assert found["coordinator.evaluation.prompts"].source == f"{file} [coordinator]"
+    (text,) = faults(
+        files=[],
+        flags=STATE
+        | {"coordinator.task": "addition", "coordinator.evaluation": "{prompts = 0, every_versions = 1}"},
+    ).values()
+    assert (text.key, text.value) == ("coordinator.evaluation.prompts", 0)
+
+
 def test_a_missing_key_is_told_with_all_three_ways_to_set_it() -> None:
     fix = faults(flags={})["node.state_dir"].fix
     assert "[node]" in fix

@@ -17,7 +17,15 @@ from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.failure import BadPrompt, Failure
 from node.policy import PolicyVersion
-from node.run import PeerStatus, RecommendedStaleness, Role, RunStatus, StepReport
+from node.run import (
+    Evaluation,
+    EvaluationStatus,
+    PeerStatus,
+    RecommendedStaleness,
+    Role,
+    RunStatus,
+    StepReport,
+)
 
 PEER = PeerStatus(
     node_id="far-away",
@@ -131,6 +139,28 @@ def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again(
     assert "and 4 more" in text
     assert json.loads(status_command.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
     assert "could not be answered" not in rendered(RUN)
+
+
+FIRST = Evaluation(0, 936, 64, 1, 0.0, 32, 0.0, 9.0, 64, 0, 0.125, 0.01, 0.5, 30.25, 0, 3)
+
+
+def test_held_out_prompts_are_shown_with_the_trend_the_best_and_what_is_under_way() -> None:
+    assert "held out" not in rendered(RUN)
+    one = rendered(replace(RUN, evaluation=EvaluationStatus(newest=FIRST, first=FIRST, best=FIRST)))
+    assert "held out  version 0: reward 0.125 +- 0.010, 30 tokens, 50% cut, 64 of 64 prompts\n" in one
+    best = replace(FIRST, version=20, reward_mean=0.5, reward_standard_error=0.02)
+    newest = replace(FIRST, version=40, reward_mean=0.4, counted_prompts=60, dropped_prompts=4)
+    under_way = Evaluation(60, 936, 64, 1, 0.0, 32, 20.0, counted_prompts=5, dropped_prompts=1)
+    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, best, under_way))
+    lines = [line.strip() for line in rendered(run).splitlines()]
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("held out")]
+    assert lines[at : at + 3] == [
+        "held out  version 40: reward 0.400 +- 0.010 (+0.275 since version 0), 30 tokens, 50% cut, "
+        "60 of 64 prompts",
+        "best is version 20: reward 0.500 +- 0.020",
+        "version 60 under way: 6 of 64 prompts",
+    ]
+    assert json.loads(status_command.to_json(run))["evaluation"]["best"]["reward_mean"] == 0.5
 
 
 def test_a_run_that_has_just_begun_can_be_shown() -> None:

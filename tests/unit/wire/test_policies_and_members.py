@@ -78,7 +78,7 @@ def test_task_options_over_the_limit_are_refused() -> None:
         settings_from_wire(settings_to_wire(settings))
 
 
-EVALUATION = Evaluation(10, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
+EVALUATION = Evaluation(10, 84, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
 
 
 RECOMMENDED = (
@@ -110,7 +110,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         100,
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
         3,
-        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 16, 4, 0.5, 64, 3.5)),
+        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
         max_staleness_versions=8,
         bad_prompt_reasons={"prompt_failed": 3},
     )

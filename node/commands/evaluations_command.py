@@ -1,0 +1,86 @@
+"""``heterorl-node evaluations``: how every evaluated version does on held-out prompts, from the ledger."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.exit_code import ExitCode
+from node.run import Evaluation, Role
+
+EXAMPLE: Final = """\
+  on the coordinator's machine, while the run goes on or later:
+    heterorl-node evaluations --state-dir runs/first
+  from a copy that `heterorl-node ledger backup` made, one JSON object a line:
+    heterorl-node evaluations --ledger /backup/ledger.sqlite --json
+
+`drawn by` are the oldest and newest versions that drew a token: samplers go on to newer versions while the
+prompts of an evaluation are answered. `cut` is the share of completions that ended at the length limit.
+"""
+
+_COLUMNS: Final = (
+    "version",
+    "reward",
+    "+-",
+    "prompts",
+    "dropped",
+    "cut",
+    "tokens",
+    "drawn by",
+    "finished",
+    "took s",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="the coordinator's node.state_dir: what `init` made"
+    )
+    where.add_argument("--ledger", type=Path, metavar="FILE", help="a ledger, or a copy of one")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    evaluations = read_evaluations(arguments.ledger or arguments.state_dir / Role.COORDINATOR / FILE_NAME)
+    if arguments.json:
+        for evaluation in evaluations:
+            print(json.dumps(dataclasses.asdict(evaluation)))
+    elif evaluations:
+        Console(width=None if sys.stdout.isatty() else 120).print(_table(evaluations))
+    else:
+        print("no version was evaluated; see coordinator.evaluation in `heterorl-node config`")
+    return ExitCode.DRAINED
+
+
+def _table(evaluations: Sequence[Evaluation]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in evaluations:
+        is_over = bool(one.finished_at_s)
+        finished = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(one.finished_at_s))
+        table.add_row(
+            str(one.version),
+            f"{one.reward_mean:.4f}",
+            f"{one.reward_standard_error:.4f}",
+            f"{one.counted_prompts} of {one.prompts}",
+            str(one.dropped_prompts),
+            f"{one.cut_ratio:.1%}",
+            f"{one.tokens_mean:.1f}",
+            f"{one.oldest_version}-{one.newest_version}",
+            finished if is_over else "under way",
+            f"{one.finished_at_s - one.started_at_s:.0f}" if is_over else "-",
+        )
+    return table

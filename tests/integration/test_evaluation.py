@@ -1,0 +1,265 @@
+"""Held-out prompts on a real coordinator, ledger and sampler; the learner is driven by hand."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from heterorl.v1 import common_pb2, rollout_pb2
+from node.commands.cli import main
+from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.errors import ConfigError
+from node.run import Evaluation
+from node.wire.members import run_status_from_wire
+from sampler.engines.torch_engine import TorchEngine
+from sampler.tasks.task import CompletionText
+from support.graded_texts import share_of_digits
+from support.hub import HandPeer, RunningHub, running_hub
+from support.identity import MadeRun, make_run
+from support.sampler import learner_of, learning, sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+GRADER = "support.graded_texts:share_of_digits"
+EVALUATION = {"every_versions": 1, "prompts": 6}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Path) -> TorchEngine:
+    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+def ledger(made: MadeRun) -> Path:
+    return made.directory / "coordinator" / "ledger.sqlite"
+
+
+async def eventually(question: Callable[[], Awaitable[bool]], *, within_s: float = 30.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not await question():
+            pass
+
+
+async def newest(peer: HandPeer) -> Evaluation | None:
+    return run_status_from_wire(await peer.status()).evaluation.newest
+
+
+async def lease_all(sampler: HandPeer) -> list[rollout_pb2.PromptLease]:
+    """Lease every held-out prompt that one sampler may have now."""
+    leases = (await sampler.lease(24)).leases
+    return [one for one in leases if one.purpose == rollout_pb2.LEASE_PURPOSE_EVALUATION]
+
+
+async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learner_hears_the_best(
+    made: MadeRun, base: TorchEngine, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=9) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        drain = await learner.drain(credits=100)
+
+        async def has_evaluated(version: int) -> bool:
+            evaluation = await newest(learner)
+            return evaluation is not None and evaluation.version == version
+
+        await eventually(lambda: has_evaluated(0))
+        await learner.publish(*learner_of(made, base).signed(1, None))
+        await drain.step(1, await drain.group())
+        await eventually(lambda: has_evaluated(1))
+        status = run_status_from_wire(await learner.status())
+        answer = await learner.heartbeat()
+        assert answer.HasField("best_version")
+        assert not answer.HasField("evaluating_version")
+        assert sampler.value("dropped_groups_total", reason="refused") == 0
+        await until(lambda: hub.metric("heterorl_coordinator_evaluation_version") == 1)
+        assert hub.metric("heterorl_coordinator_evaluation_groups_total", verdict="spooled") == 12
+    first, second = read_evaluations(ledger(made))
+    assert (status.evaluation.first, status.evaluation.newest) == (first, second)
+    best = max((first, second), key=lambda one: (one.reward_mean, -one.version))
+    assert (answer.best_version, status.evaluation.best) == (best.version, best)
+    for one, version in ((first, 0), (second, 1)):
+        assert (one.version, one.first_prompt, one.prompts, one.completions) == (version, 94, 6, 1)
+        assert (one.counted_prompts, one.dropped_prompts) == (6, 0)
+        assert one.oldest_version == version
+        assert 0 <= one.reward_mean <= 1
+        assert 1 <= one.tokens_mean <= 8
+        assert one.started_at_s <= one.finished_at_s
+    assert main(["evaluations", "--state-dir", str(made.directory), "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["version"], one["reward_mean"]) for one in shown] == [
+        (one.version, one.reward_mean) for one in (first, second)
+    ]
+
+
+async def begun(hub: RunningHub, learner: HandPeer, sampler: HandPeer) -> None:
+    """Join, and wait until the base model is under evaluation."""
+    await learner.join()
+    await sampler.join()
+    await learner.drain()
+
+    async def is_under_way() -> bool:
+        return (await learner.status()).evaluation.HasField("under_way")
+
+    await eventually(is_under_way)
+
+
+async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_learner(made: MadeRun) -> None:
+    async with (
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=20) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await begun(hub, learner, sampler)
+        assert (await learner.heartbeat()).evaluating_version == 0
+        assert not (await sampler.heartbeat()).HasField("evaluating_version")
+        answer = await sampler.lease(24)
+        held_out = [one for one in answer.leases if one.purpose == rollout_pb2.LEASE_PURPOSE_EVALUATION]
+        assert [one.prompt_index for one in held_out] == list(range(94, 100))
+        assert {(one.group_size, one.sampling.top_k) for one in held_out} == {(1, 1)}
+        training = answer.leases[len(held_out) :]
+        assert [one.lease_id for one in training] == [f"{n}.1" for n in range(18)]
+        assert {(one.group_size, one.sampling.top_k) for one in training} == {(2, 0)}
+        for one in held_out:
+            submitted = await sampler.submit(one)
+            assert submitted.verdict == common_pb2.VERDICT_SPOOLED
+        status = run_status_from_wire(await learner.status())
+        assert status.evaluation.under_way is None
+        assert (status.slots["leased"], status.slots["spooled"], status.verdicts) == (18, 0, {})
+        assert (await learner.heartbeat()).best_version == 0
+
+
+async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_leased_goes_on(
+    made: MadeRun,
+) -> None:
+    settings = {"evaluation": EVALUATION, "max_staleness_versions": 20}
+    async with (
+        running_hub(made, **settings) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await begun(hub, learner, sampler)
+        leases = await lease_all(sampler)
+        for one in leases[:3]:
+            await sampler.submit(one)
+        before = run_status_from_wire(await learner.status()).evaluation.under_way
+    assert before is not None
+    assert before.counted_prompts == 3
+    async with (
+        running_hub(made, **settings) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await begun(hub, learner, sampler)
+        status = run_status_from_wire(await learner.status())
+        assert status.evaluation.under_way == before
+        lost = (await sampler.heartbeat(*(one.lease_id for one in leases))).lost_lease_ids
+        assert set(lost) == {one.lease_id for one in leases[:3]}
+        verdicts = [(await sampler.submit(one)).verdict for one in leases]
+    assert verdicts == [common_pb2.VERDICT_DUPLICATE] * 3 + [common_pb2.VERDICT_SPOOLED] * 3
+    (evaluation,) = read_evaluations(ledger(made))
+    assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (6, 0)
+
+
+async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(20)))
+    settings = {
+        "task": "jsonl",
+        "prompts": None,
+        "data": {"file": data, "evaluation_rows": 8},
+        "evaluation": {**EVALUATION, "temperature": 0.5, "completions": 3, "max_new_tokens": 4},
+        "max_staleness_versions": 20,
+    }
+    async with (
+        running_hub(made, **settings) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await begun(hub, learner, sampler)
+        leases = await lease_all(sampler)
+    assert [json.loads(one.row)["answer"] for one in leases] == [13, 14, 15, 16, 17, 18]
+    (sampled,) = {one.sampling.SerializeToString() for one in leases}
+    sampling_parameters = common_pb2.SamplingParameters.FromString(sampled)
+    assert (sampling_parameters.temperature, sampling_parameters.max_new_tokens) == (0.5, 4)
+    assert {one.group_size for one in leases} == {3}
+
+
+async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "sums.jsonl"
+    rows = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "task": "jsonl",
+        "prompts": None,
+        "data": {"file": data, "evaluation_rows": 6},
+        "task_options": {"grader": GRADER},
+        "evaluation": {**EVALUATION, "max_new_tokens": 20},
+        "max_staleness_versions": 9,
+    }
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, allowed_graders=[GRADER]),
+    ):
+        await learner.drain()
+
+        async def is_evaluated() -> bool:
+            return await newest(learner) is not None
+
+        await eventually(is_evaluated)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    rewards, tokens = [], []
+    for row in rows[14:]:
+        prompt = torch.tensor(base.encode(str(row["prompt"])))[None]
+        (whole,) = model.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)
+        written = whole[prompt.shape[1] :].numpy()
+        text = CompletionText(base.decode(written), len(written), "end")
+        rewards.append(share_of_digits(row, text)[0])
+        tokens.append(len(written))
+    (evaluation,) = read_evaluations(ledger(made))
+    assert len(set(rewards)) > 1
+    assert evaluation.reward_mean == pytest.approx(sum(rewards) / 6, abs=1e-6)
+    assert evaluation.tokens_mean == sum(tokens) / 6
+    assert (evaluation.first_prompt, evaluation.max_new_tokens) == (14, 20)
+
+
+async def test_a_task_that_is_all_held_out_is_refused_to_the_sampler_and_at_a_restart(made: MadeRun) -> None:
+    evaluation = {"every_versions": 1, "prompts": 100}
+    async with (
+        running_hub(made, prompts=None, evaluation=evaluation) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await learner.join()
+        with pytest.raises(Exception, match="the last 100 are held out for evaluation: none is left"):
+            await sampler.join(prompts=100)
+        await sampler.join(prompts=101)
+    with pytest.raises(ConfigError, match="leaves no prompt to train on: by the ledger, the task has 101"):
+        async with running_hub(made, prompts=None, evaluation={**evaluation, "prompts": 101}):
+            pass

@@ -1,0 +1,220 @@
+"""Whatever happens to leases and processes, each held-out prompt counts once and training does not notice."""
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.evaluation.evaluations import EvaluationSettings
+from node.coordinator.work.slots import SlotState, group_id
+from node.failure import FAULTS
+from node.rollout import LeasePurpose, Verdict
+from node.run import Evaluation
+from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
+from support.groups import SAMPLING, make_completion
+
+SAMPLERS = ("s1", "s2", "s3")
+PROMPTS = 40
+SETTINGS = EvaluationSettings(
+    every_versions=2,
+    prompts=6,
+    completions=2,
+    temperature=0.5,
+    sampling=replace(SAMPLING, temperature=0.5),
+    held_out_prompts=6,
+)
+BOUNDS = Bounds(concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2)
+SEEDS = 30
+ACTIONS = 250
+
+
+class Run:
+    """A coordinator on a real ledger, samplers and a learner that do what chance tells them."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path = path
+        self.draw = random.Random(seed)
+        self.ledger = Ledger.open(path, run_id="run")
+        self.ledger.record(Transaction(learner=LEARNER))
+        self.desk = Desk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS), bounds=BOUNDS)
+        self.version = 0
+        self.counted: Counter[tuple[int, int]] = Counter()
+        """(version, prompt) of each group that was answered with SPOOLED."""
+        self.rewards: dict[int, list[float]] = {}
+        """By version, the mean of each group that counts."""
+        self.holders: dict[str, str] = {}
+
+    def persist(self) -> None:
+        for transaction in self.desk.transactions:
+            self.ledger.record(transaction)
+        self.desk.transactions.clear()
+
+    def held_out(self) -> list[str]:
+        return [
+            lease_id
+            for lease_id, lease in self.desk.granted.items()
+            if lease.purpose is LeasePurpose.EVALUATION
+        ]
+
+    def act(self) -> None:
+        actions = (self.lease, self.submit, self.submit, self.give_back, self.wait, self.train, self.restart)
+        self.draw.choices(actions, weights=(8, 8, 4, 2, 2, 4, 1))[0]()
+        self.desk.evaluate(self.version)
+        self.persist()
+
+    def lease(self) -> None:
+        sampler = self.draw.choice(SAMPLERS)
+        lease_ids = self.desk.lease(sampler, self.draw.randint(1, 6), held=self.version)
+        assert not self.holders.keys() & set(lease_ids), "an id was granted twice"
+        self.holders |= dict.fromkeys(lease_ids, sampler)
+
+    def submit(self) -> None:
+        """Answer any lease ever granted: early, late, or again."""
+        if not (lease_ids := self.held_out()):
+            return
+        lease_id = self.draw.choice(lease_ids[-12:])
+        under_way = self.desk.accounts.evaluations.under_way
+        version = self.draw.randint(max(0, self.version - 2), self.version)
+        self.desk.published.add(version)
+        completions = tuple(
+            make_completion(self.draw.randint(1, 8), version=version, reward=self.draw.random())
+            for _ in range(2)
+        )
+        group = self.desk.answer(lease_id, completions=completions)
+        submitted = self.desk.submit(lease_id, self.holders[lease_id], group=group)
+        if submitted.verdict is Verdict.SPOOLED:
+            assert under_way is not None
+            assert version >= under_way.version
+            self.counted[under_way.version, group.prompt_index] += 1
+            mean = sum(completion.reward for completion in completions) / 2
+            self.rewards.setdefault(under_way.version, []).append(mean)
+            assert (
+                self.desk.submit(lease_id, self.holders[lease_id], group=group).verdict is Verdict.DUPLICATE
+            )
+
+    def give_back(self) -> None:
+        if lease_ids := self.held_out():
+            lease_id = self.draw.choice(lease_ids[-12:])
+            if self.draw.random() < 0.7:
+                self.desk.release(self.holders[lease_id], lease_id)
+            else:
+                fault = self.draw.choice(sorted(FAULTS))
+                self.desk.fail(lease_id, self.holders[lease_id], fault=fault)
+
+    def wait(self) -> None:
+        """Let time pass; a random half of the leases is renewed."""
+        self.desk.now += self.draw.uniform(0, TTL_S)
+        for lease_id, holder in self.holders.items():
+            if self.draw.random() < 0.5:
+                self.desk.accounts.renew(holder, [lease_id], now=self.desk.now)
+        self.desk.expire(0)
+
+    def train(self) -> None:
+        """Submit what is leased for training, and step."""
+        slots = self.desk.accounts.slots.open_slots.values()
+        leased = [slot for slot in slots if slot.lease is not None][:2]
+        for slot in leased:
+            assert slot.lease is not None
+            name = group_id(slot.number, slot.lease.number)
+            group = self.desk.answer(name)
+            assert self.desk.submit(name, slot.lease.holder, group=group).verdict is Verdict.SPOOLED
+        spooled = [slot for slot in self.desk.accounts.slots.untrained()][:2]
+        names = [group_id(slot.number, slot.winner) for slot in spooled]
+        self.version += 1
+        assert self.desk.train(self.version, *names).refusal is None
+
+    def restart(self) -> None:
+        """Kill the coordinator after its last transaction and start it again."""
+        self.persist()
+        before = self.desk.accounts
+        self.ledger.close()
+        self.ledger = Ledger.open(self.path, run_id="run")
+        after = make_accounts(self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, evaluation=SETTINGS)
+        after.confirm()
+        assert after.evaluations.status == before.evaluations.status
+        assert after.evaluations._leases.open_slots == before.evaluations._leases.open_slots
+        assert after.evaluations._leases.counts() == before.evaluations._leases.counts()
+        assert after.evaluations._scores == before.evaluations._scores
+        self.desk.accounts = after
+
+
+@contextmanager
+def run_of(seed: int) -> Iterator[Run]:
+    with tempfile.TemporaryDirectory() as directory:
+        run = Run(Path(directory) / "ledger.sqlite", seed)
+        try:
+            yield run
+        finally:
+            run.ledger.close()
+
+
+def check(evaluation: Evaluation, run: Run) -> None:
+    """Compare a record with what the samplers were answered."""
+    rewards = run.rewards.get(evaluation.version, [])
+    assert evaluation.counted_prompts == len(rewards)
+    assert evaluation.waiting_prompts >= 0
+    assert bool(evaluation.finished_at_s) == (evaluation.waiting_prompts == 0)
+    if rewards:
+        assert evaluation.reward_mean == pytest.approx(sum(rewards) / len(rewards))
+        assert evaluation.oldest_version >= evaluation.version
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_each_held_out_prompt_counts_at_most_once_and_none_reaches_the_learner(seed: int) -> None:
+    with run_of(seed) as run:
+        for _ in range(ACTIONS):
+            run.act()
+            for slot in run.desk.accounts.slots.open_slots.values():
+                assert slot.prompt_index < PROMPTS - SETTINGS.prompts
+                assert slot.state is not SlotState.EVALUATED
+        record = read_evaluations(run.path)
+        assert len(record) >= 2, "too little happened"
+        assert set(run.counted.values()) <= {1}
+        assert all(prompt >= PROMPTS - SETTINGS.prompts for _, prompt in run.counted)
+        for evaluation in record:
+            check(evaluation, run)
+        assert [one.version for one in record if not one.finished_at_s] in ([], [record[-1].version])
+        assert examine(run.path).problems == ()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_training_gets_the_slots_it_would_get_without_evaluation_in_the_same_order(seed: int) -> None:
+    """Beside a run whose task lacks the held-out prompts: the same slots, prompts and attempts."""
+    draw = random.Random(seed)
+    plain = Desk(make_accounts(prompts=PROMPTS - SETTINGS.prompts), bounds=BOUNDS)
+    evaluated = Desk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS), bounds=BOUNDS)
+    for version in range(1, 60):
+        evaluated.evaluate(version - 1)
+        sampler, wanted = draw.choice(SAMPLERS), draw.randint(1, 6)
+        lease_ids = evaluated.lease(sampler, wanted, held=version - 1)
+        training = [i for i in lease_ids if evaluated.granted[i].purpose is LeasePurpose.TRAINING]
+        held_out = [i for i in lease_ids if i not in training]
+        assert plain.lease(sampler, len(training), held=version - 1) == training if training else True
+        for lease_id in training:
+            lease = evaluated.granted[lease_id]
+            assert lease == plain.granted[lease_id]
+        for lease_id in held_out:
+            if draw.random() < 0.7:
+                evaluated.published.add(version - 1)
+                group = evaluated.answer(lease_id, version=version - 1)
+                assert evaluated.submit(lease_id, sampler, group=group).verdict is Verdict.SPOOLED
+        done = training if draw.random() < 0.7 else []
+        for desk in (plain, evaluated):
+            for lease_id in done:
+                assert desk.submit(lease_id, sampler).verdict is Verdict.SPOOLED
+            desk.train(version, *done)
+            desk.expire(TTL_S * draw.random() if desk is plain else plain.now - desk.now)
+        assert dict(plain.accounts.slots.open_slots) == dict(evaluated.accounts.slots.open_slots)
+        assert plain.accounts.slots.counts() == evaluated.accounts.slots.counts()
+        assert plain.accounts.load() == evaluated.accounts.load()
+        assert plain.accounts.verdicts() == evaluated.accounts.verdicts()

@@ -1,0 +1,66 @@
+"""What ``heterorl-node evaluations`` prints from a ledger."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from node.commands.cli import main
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.evaluation.evaluations import EvaluationChange
+from node.run import Evaluation
+
+FINISHED = Evaluation(0, 936, 64, 1, 0.0, 32, 100.0, 160.0, 63, 1, 0.125, 0.01, 0.5, 30.25, 0, 3)
+UNDER_WAY = Evaluation(20, 936, 64, 1, 0.0, 32, 200.0, 0.0, 5, 0, 0.4, 0.02, 0.25, 31.0, 20, 21)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    with closing(Ledger.open(tmp_path / "coordinator" / "ledger.sqlite", run_id="run")):
+        return tmp_path
+
+
+@pytest.fixture
+def write(state_dir: Path) -> Callable[..., None]:
+    def record(*evaluations: Evaluation) -> None:
+        with closing(Ledger.open(state_dir / "coordinator" / "ledger.sqlite", run_id="run")) as ledger:
+            for evaluation in evaluations:
+                ledger.record(Transaction(evaluation=EvaluationChange(evaluation)))
+
+    return record
+
+
+def test_the_record_is_a_table_with_a_row_for_each_version(
+    state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(FINISHED, UNDER_WAY)
+    assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
+    _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    finished = ["1970-01-01", "00:02:40Z", "60"]
+    assert first == ["0", "0.1250", "0.0100", "63", "of", "64", "1", "50.0%", "30.2", "0-3", *finished]
+    assert second[-3:] == ["under", "way", "-"]
+
+
+def test_json_is_one_object_a_line(
+    state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(FINISHED, replace(FINISHED, version=10), UNDER_WAY)
+    assert main(["evaluations", "--ledger", str(state_dir / "coordinator/ledger.sqlite"), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [asdict(one) for one in (FINISHED, replace(FINISHED, version=10), UNDER_WAY)]
+
+
+def test_a_run_without_evaluations_says_how_to_have_some(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
+    assert "coordinator.evaluation" in capsys.readouterr().out
+
+
+def test_a_ledger_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluations", "--state-dir", str(tmp_path)]) == 3
+    assert "there is no ledger at" in capsys.readouterr().err
