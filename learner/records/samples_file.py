@@ -42,16 +42,16 @@ class SamplesFile:
         """Return the newest groups, oldest first: at most ``count``, of the last TAIL_BYTES of each file."""
         groups: list[GroupSample] = []
         for path in (self._path, self._older):
-            if len(groups) < count and path.exists():
-                groups = [*_parsed(_tail(path)), *groups]
+            if len(groups) < count:
+                with _opened(path) as file:
+                    groups = [*_parsed(_tail(file)), *groups]
         return groups[max(0, len(groups) - count) :]
 
     def all(self) -> Iterator[GroupSample]:
         """Yield every group that is kept, oldest first."""
         for path in (self._older, self._path):
-            if path.exists():
-                with path.open("rb") as file:
-                    yield from _parsed(file)
+            with _opened(path) as file:
+                yield from _parsed(file)
 
     def appended(self) -> Iterator[list[GroupSample]]:
         """Yield, again and again for ever, the groups appended since the time before; at first, none."""
@@ -71,8 +71,11 @@ class SamplesFile:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file; one that is not there is as one that is empty."""
-    return path.open("rb") if path.exists() else Path(os.devnull).open("rb")
+    """Open a file; one that is not there, as for a moment at a rotation, is as one that is empty."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return Path(os.devnull).open("rb")
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:
@@ -87,11 +90,10 @@ def _lines_from(file: BinaryIO, offset: int) -> tuple[list[bytes], int]:
     return whole.splitlines(), offset + len(whole) + len(newline)
 
 
-def _tail(path: Path) -> list[bytes]:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        lines = file.read().splitlines()
+def _tail(file: BinaryIO) -> list[bytes]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    lines = file.read().splitlines()
     return lines if size <= TAIL_BYTES else lines[1:]
 
 
