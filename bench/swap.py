@@ -130,7 +130,7 @@ class _Case:
         self._random = np.random.default_rng(0)
         self._is_in_place = is_in_place
         self._engine = TorchEngine(
-            _made_model(directory / "model", size),
+            made_model(directory / "model", size),
             device="cpu",
             compute_dtype=getattr(torch, dtype),
             threads=CORES,
@@ -223,7 +223,7 @@ class _Case:
             assert np.array_equal(self._engine.weights.live.read(frame), self._held.words[frame.slice])
 
 
-def _made_model(directory: Path, size: Size) -> Path:
+def made_model(directory: Path, size: Size) -> Path:
     """Save a random model in bfloat16 with a tokenizer of as many words."""
     vocabulary = {str(number): number for number in range(size.vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))

@@ -71,6 +71,9 @@ class SamplerMetrics:
         )
         self.repairs = counter("repairs", "Times the held policy was found damaged.")
         self._unbegun = gauge("unbegun_groups", "Leases whose prompts are being made or wait for the engine.")
+        self._waiting = gauge(
+            "engine_waiting_requests", "Groups in the engine without a token yet: for memory or their prompt."
+        )
         self._graders = gauge("grader_processes", "Processes that run the task's code.")
         self._grader_queue = gauge("grader_queue_requests", "Prompts and gradings that wait for a process.")
         self._unsubmitted = gauge("outbox_groups", "Graded groups not yet submitted.")
@@ -86,6 +89,10 @@ class SamplerMetrics:
         """Read these at every collection."""
         self._graders.set_function(processes)
         self._grader_queue.set_function(queue)
+
+    def watch_engine(self, *, waiting: Callable[[], float]) -> None:
+        """Read this at every collection."""
+        self._waiting.set_function(waiting)
 
     def watch(
         self,

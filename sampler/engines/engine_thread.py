@@ -47,6 +47,7 @@ class EngineThread:
         self._something_to_do = asyncio.Event()
         self.served: PolicyVersion | None = None
         metrics.held_version.set(-1)
+        metrics.watch_engine(waiting=lambda: engine.waiting)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         """Run ``change`` before the next step; return the version served from then on.

@@ -1,67 +1,42 @@
 """The torch engine: a transformers causal language model, each running completion one row of a batch.
 
-    add -> pending -> prefilled once per prompt, repeated per completion -> rows -> finished
-
-A row is its tokens. The cache covers all but the last, which is the input of the next step. So new weights in
+The cache covers all but the last token of a row, which is the input of the next step. New weights in
 mid-generation cost one more prefill: ``serve`` discards the cache and computes it again from prompt and
 generated tokens, and every later logprob is exactly that of the new weights. The price is one forward pass
 over all running tokens per version, as much as decoding them once as a batch.
+
+Nothing is uploaded or waited for per token: the CPU prepares a step while the device computes the one before.
+So what a step finishes is found one step late on a CUDA device, and at once on a CPU.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.errors import Reason, RefusedError, StartupError
-from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.kv_cache import KeyValueCache
+from sampler.engines.decoding.cached_model import CachedModel
+from sampler.engines.decoding.decoder import Decoder
+from sampler.engines.decoding.draws import by_inverse, by_noise
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
 from sampler.engines.prompt_encoding import encode_prompt
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request with what is finished of it, by completion."""
-
-    request: GenerationRequest
-    done: dict[int, SampledCompletion] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One unfinished completion."""
-
-    running: _Running
-    number: int
-    tokens: list[int]
-    logprobs: list[float] = field(default_factory=list)
-    kept_masses: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def completion(self, finish: Finish) -> SampledCompletion:
-        generated = len(self.logprobs)
-        is_truncated = self.running.request.sampling.is_truncated
-        return SampledCompletion(
-            token_ids=np.array(self.tokens[-generated:], np.int32),
-            behaviour_logprob=np.array(self.logprobs, np.float32),
-            policy_version=np.array(self.versions, np.int32),
-            finish=finish,
-            kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
-        )
+_CACHE_SHARE: Final = 0.8
+"""Of the free memory. The rest is for activations, logits and what the allocator cannot use."""
 
 
 def load(settings: EngineSettings) -> "TorchEngine":
@@ -72,6 +47,7 @@ def load(settings: EngineSettings) -> "TorchEngine":
         compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
         threads=settings.threads,
         seed=settings.seed,
+        has_spare=settings.apply == "spare",
     )
 
 
@@ -79,7 +55,15 @@ class TorchEngine:
     """See ``sampler.engines.engine.Engine``."""
 
     def __init__(
-        self, model_dir: Path, *, device: str, compute_dtype: torch.dtype, threads: int, seed: int | None
+        self,
+        model_dir: Path,
+        *,
+        device: str,
+        compute_dtype: torch.dtype,
+        threads: int,
+        seed: int | None,
+        options: TorchOptions | None = None,
+        has_spare: bool = False,
     ) -> None:
         """Load the base model, rounded to the dtypes of its files, as version 0.
 
@@ -88,6 +72,8 @@ class TorchEngine:
             compute_dtype: bfloat16 or float32; float32 holds published floats exactly.
             threads: For tensor work of the whole process; 0 leaves the choice to torch.
             seed: Of the sampling; None: a random one.
+            options: None: the defaults.
+            has_spare: Whether room for a second copy of the weights is to be left.
 
         Raises:
             StartupError: the directory holds no such model, or this machine lacks the device.
@@ -123,11 +109,20 @@ class TorchEngine:
             device=torch.device(device),
             exact={} if compute_dtype is torch.float32 else _exact(model_dir, self._layout),
         )
-        self._end_ids = _end_ids(self._model, self._tokenizer)
         self._version = 0
-        self._pending: list[_Running] = []
-        self._rows: list[_Row] = []
-        self._cache: KeyValueCache | None = None
+        options = options or TorchOptions()
+        with torch.inference_mode():
+            self._decoder = Decoder(
+                CachedModel(self._model),
+                draw=partial(
+                    by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
+                ),
+                end_ids=_end_ids(self._model, self._tokenizer),
+                decode=partial(self._tokenizer.backend_tokenizer.decode, skip_special_tokens=True),
+                chunk_tokens=options.prefill_chunk_tokens,
+                memory_bytes=options.memory_bytes or self._free_bytes(has_spare=has_spare),
+                is_cpu=self._model.device.type == "cpu",
+            )
 
     @property
     def layout(self) -> Layout:
@@ -143,11 +138,11 @@ class TorchEngine:
 
     @property
     def running(self) -> int:
-        return len(self._pending) + len({id(row.running) for row in self._rows})
+        return self._decoder.running
 
     @property
     def waiting(self) -> int:
-        return len(self._pending)
+        return self._decoder.waiting
 
     def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
         return encode_prompt(self._tokenizer, prompt)
@@ -165,110 +160,34 @@ class TorchEngine:
                 f"{request.sampling.max_new_tokens} do not fit the model, which takes {limit} together",
                 fix="lower coordinator.max_new_tokens or choose a task with shorter prompts",
             )
-        self._pending.append(_Running(request))
+        self._decoder.add(request)
 
+    @torch.inference_mode()
     def cancel(self, request_ids: Sequence[str]) -> None:
-        gone = frozenset(request_ids)
-        self._pending = [r for r in self._pending if r.request.request_id not in gone]
-        self._keep([row.running.request.request_id not in gone for row in self._rows])
+        self._decoder.cancel(request_ids)
 
     @torch.inference_mode()
     def step(self) -> list[FinishedRequest]:
-        self._take_pending()
-        if self._cache is None:
-            return []
-        device = self._cache.mask.device
-        logits = self._model(
-            input_ids=torch.tensor([[row.tokens[-1]] for row in self._rows], device=device),
-            position_ids=self._cache.lengths().unsqueeze(-1),
-            attention_mask=self._cache.mask_with_next().long(),
-            past_key_values=self._cache.past,
-            use_cache=True,
-        ).logits[:, -1]
-        self._cache.take_appended()
-        sampling = RowSampling.of([row.running.request.sampling for row in self._rows], device=device)
-        logprob, kept_mass = sampling_distribution(logits, sampling)
-        drawn = torch.multinomial(logprob.exp(), 1, generator=self._generator)
-        drawn_logprob = logprob.gather(-1, drawn).clamp(max=0.0)
-        return self._append(
-            drawn.squeeze(-1).tolist(), drawn_logprob.squeeze(-1).tolist(), kept_mass.tolist()
-        )
+        return self._decoder.step()
 
     @torch.inference_mode()
     def serve(self, version: int) -> None:
         if version < self._version:
             raise ValueError(f"version {version} is older than {self._version}, which is being served")
         self._version = version
-        if self._rows:
-            self._cache = self._prefilled([row.tokens for row in self._rows])
-
-    def close(self) -> None:
-        self._pending, self._rows, self._cache = [], [], None
-
-    def _take_pending(self) -> None:
-        if not self._pending:
-            return
-        rows: list[_Row] = []
-        repeats: list[int] = []
-        prompts = [running.request.prompt_token_ids.tolist() for running in self._pending]
-        for number, (running, prompt) in enumerate(zip(self._pending, prompts, strict=True)):
-            rows += [_Row(running, n, list(prompt)) for n in range(running.request.completions)]
-            repeats += [number] * running.request.completions
-        cache = self._prefilled(prompts).rows(repeats)
-        self._pending = []
-        self._rows += rows
-        self._cache = cache if self._cache is None else self._cache.joined(cache)
-
-    def _prefilled(self, rows: Sequence[Sequence[int]]) -> KeyValueCache:
-        """Return the cache of all but the last token of each row."""
-        device = self._model.device
-        width = max(1, max(len(tokens) for tokens in rows) - 1)
-        ids = torch.zeros((len(rows), width), dtype=torch.long, device=device)
-        mask = torch.zeros((len(rows), width), dtype=torch.bool, device=device)
-        for number, tokens in enumerate(rows):
-            if len(tokens) > 1:
-                ids[number, 1 - len(tokens) :] = torch.tensor(tokens[:-1], device=device)
-                mask[number, 1 - len(tokens) :] = True
-        past = DynamicCache()
-        self._model.base_model(
-            input_ids=ids,
-            position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
-            attention_mask=mask.long(),
-            past_key_values=past,
-            use_cache=True,
-        )
-        return KeyValueCache(past, mask)
-
-    def _append(
-        self, tokens: Sequence[int], logprobs: Sequence[float], kept_masses: Sequence[float]
-    ) -> list[FinishedRequest]:
-        finished: list[FinishedRequest] = []
-        unfinished: list[bool] = []
-        drawn = zip(self._rows, tokens, logprobs, kept_masses, strict=True)
-        for row, token, logprob, kept_mass in drawn:
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.kept_masses.append(kept_mass)
-            row.versions.append(self._version)
-            ended = token in self._end_ids
-            unfinished.append(not ended and len(row.logprobs) < row.running.request.sampling.max_new_tokens)
-            if not unfinished[-1]:
-                running = row.running
-                running.done[row.number] = row.completion(Finish.END if ended else Finish.LENGTH)
-                if len(running.done) == running.request.completions:
-                    completions = tuple(running.done[n] for n in range(running.request.completions))
-                    finished.append(FinishedRequest(running.request.request_id, completions))
-        self._keep(unfinished)
-        return finished
+        self._decoder.serve(version)
 
     @torch.inference_mode()
-    def _keep(self, wanted: Sequence[bool]) -> None:
-        """Drop the rows that are not wanted. Costs a copy of the cache, as every decode step does."""
-        if all(wanted):
-            return
-        kept = [number for number, is_wanted in enumerate(wanted) if is_wanted]
-        self._rows = [self._rows[number] for number in kept]
-        self._cache = self._cache.rows(kept) if self._cache is not None and kept else None
+    def close(self) -> None:
+        self._decoder.cancel_all()
+
+    def _free_bytes(self, *, has_spare: bool) -> int | None:
+        device = self._model.device
+        if device.type == "cpu":
+            return None
+        free, _ = torch.cuda.mem_get_info(device)
+        spare = sum(tensor.nbytes for tensor in self._model.parameters()) if has_spare else 0
+        return max(0, int(_CACHE_SHARE * (free - spare)))
 
 
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:

@@ -76,6 +76,16 @@ async def test_nothing_is_served_before_the_first_version_is_handed_over(model_d
         assert made.value("held_version") == 0
 
 
+async def test_requests_that_wait_in_the_engine_are_counted(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        made.engine.add(GenerationRequest("a", made.engine.encode("1"), 2, SHORT))
+        assert made.value("engine_waiting_requests") == 1
+        await made.serve(0)
+        made.add("b", SHORT)
+        assert {(await made.finished.get()).request_id for _ in range(2)} == {"a", "b"}
+        assert made.value("engine_waiting_requests") == 0
+
+
 async def test_requests_are_finished_whole(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         await made.serve(0)

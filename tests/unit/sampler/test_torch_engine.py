@@ -1,4 +1,9 @@
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +14,17 @@ from transformers import AutoModelForCausalLM
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import Finish, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
+from sampler.engines.decoding.cached_model import CachedModel
+from sampler.engines.decoding.decode_batch import _with_gaps_filled
+from sampler.engines.decoding.draws import by_inverse, by_noise
+from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
+from sampler.engines.decoding.readback import Readback
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch_options import TorchOptions
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 
@@ -24,15 +36,30 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture
-def engine(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=7)
+@pytest.fixture(params=["cpu", "cuda"])
+def engine(model_dir: Path, request: pytest.FixtureRequest) -> TorchEngine:
+    return made(model_dir, like=request.param)
+
+
+def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
+    """Load an engine that reads what it drew, and fills gaps in its batch, as on such a device."""
+    engine = TorchEngine(
+        model_dir,
+        device="cpu",
+        compute_dtype=torch.float32,
+        threads=1,
+        seed=7,
+        options=TorchOptions(**options),
+    )
+    if like == "cuda":
+        engine._decoder._readback = Readback(depth=1)
+        engine._decoder._batch._keeps_order = False
+    return engine
 
 
 def other_words(tmp_path: Path, seed: int) -> NDArray[np.uint16]:
     other = make_tiny_model(tmp_path / str(seed), seed=seed)
-    made = TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-    return live(made)
+    return live(TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0))
 
 
 def live(engine: TorchEngine) -> NDArray[np.uint16]:
@@ -228,6 +255,181 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(engine: Torch
 
 def test_the_text_of_a_completion_has_no_special_tokens(engine: TorchEngine) -> None:
     assert engine.decode(np.array([*engine.encode("3+4"), 1], np.int32)) == "3+4"
+
+
+def test_a_stop_string_ends_a_completion_and_its_tokens_stay_in_it(
+    engine: TorchEngine, model_dir: Path
+) -> None:
+    stop = ("a", "37", "xyz")
+    sampling = replace(PLAIN, stop=stop)
+    engine.add(request(engine, "4", completions=100, sampling=sampling))
+    engine.add(request(engine, "5", completions=3))
+    finished = run_out(engine)
+    completions = finished["4"].completions
+    assert {c.finish for c in completions} == {Finish.END, Finish.STOP, Finish.LENGTH}
+    for completion in completions:
+        text = engine.decode(completion.token_ids)
+        before = text_before_stop(text, stop)
+        if completion.finish is Finish.STOP:
+            assert text in {before + string for string in stop}
+        else:
+            assert before == text
+    for completion in [*completions[:10], *finished["5"].completions]:
+        prompt = engine.encode("5" if completion in finished["5"].completions else "4")
+        naive = naive_logprob(model_dir, {0: live(engine)}, prompt, completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_completions_longer_than_the_room_of_a_new_cache_are_scored_exactly(
+    engine: TorchEngine, model_dir: Path
+) -> None:
+    long = replace(PLAIN, max_new_tokens=GROWTH_COLUMNS + 70)
+    engine.add(request(engine, "8*8=", completions=40, sampling=long))
+    for _ in range(30):
+        engine.step()
+    engine.add(request(engine, "2", completions=2))
+    completions = run_out(engine)["8*8="].completions
+    longest = max(completions, key=lambda completion: len(completion.token_ids))
+    assert len(longest.token_ids) > GROWTH_COLUMNS
+    naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("8*8="), longest)
+    np.testing.assert_allclose(longest.behaviour_logprob, naive, atol=1e-4)
+
+
+@pytest.mark.parametrize("like", ["cpu", "cuda"])
+def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_dir: Path, like: str) -> None:
+    engine = made(model_dir, like=like, prefill_chunk_tokens=8)
+    engine.add(request(engine, "1", completions=4, sampling=replace(PLAIN, max_new_tokens=60)))
+    engine.step()
+    assert engine.waiting == 0
+    prompt = "abc def ghi 12345 " * 3
+    engine.add(request(engine, prompt))
+    # 54 tokens but the last, 8 at a time: it joins in the 7th step.
+    for _ in range(6):
+        before = [row.drawn for row in engine._decoder._batch.rows]
+        engine.step()
+        assert [row.drawn for row in engine._decoder._batch.rows[: len(before)]] > before
+        assert engine.waiting == 1
+    engine.step()
+    assert engine.waiting == 0
+    for completion in run_out(engine)[prompt].completions:
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode(prompt), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_sliding_window": True, "sliding_window": 7, "layer_types": None, "max_window_layers": 1}, {}],
+    ids=["sliding window", "eager"],
+)
+def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
+    model_dir: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    engine = made(directory, prefill_chunk_tokens=8)
+    if not changes:
+        engine._model.set_attn_implementation("eager")
+        engine._decoder._model = CachedModel(engine._model)
+        engine._decoder._batch._model = engine._decoder._model
+    assert not engine._decoder._model._takes_whole_masks
+    assert made(model_dir)._decoder._model._takes_whole_masks
+    for prompt in ("9", "abc def ghi 12345"):
+        engine.add(request(engine, prompt))
+    for prompt, finished in run_out(engine).items():
+        for completion in finished.completions:
+            naive = naive_logprob(directory, {0: live(engine)}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Path, tmp_path: Path) -> None:
+    engine = made(model_dir, prefill_chunk_tokens=8)
+    words = {5: other_words(tmp_path, 5)}
+    engine.add(request(engine, "abc def ghi 12345"))
+    engine.step()
+    load(engine, words[5], 5)
+    for completion in run_out(engine)["abc def ghi 12345"].completions:
+        naive = naive_logprob(model_dir, words, engine.encode("abc def ghi 12345"), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_a_request_that_is_cancelled_while_its_prompt_is_read_draws_nothing(model_dir: Path) -> None:
+    engine = made(model_dir, prefill_chunk_tokens=8)
+    for prompt in ("abc def ghi 12345", "9 abc def ghi 1234"):
+        engine.add(request(engine, prompt))
+    engine.step()
+    engine.cancel(["abc def ghi 12345"])
+    assert (engine.running, engine.waiting) == (1, 1)
+    assert set(run_out(engine)) == {"9 abc def ghi 1234"}
+    engine.add(request(engine, "abc def ghi 12345"))
+    engine.step()
+    engine.cancel(["abc def ghi 12345"])
+    assert (engine.running, engine.waiting, engine.step()) == (0, 0, [])
+
+
+def test_requests_wait_for_memory_in_their_order_and_all_finish(model_dir: Path) -> None:
+    # Keys and values of 2 layers, 2 heads of 16, 4 bytes: 512 bytes a token. A group of 3 completions and its
+    # prompt is 4 rows of 2 + 12 + 64 columns: 156 kB. 1 MiB has room for 6 of them.
+    engine = made(model_dir, memory_bytes=1 << 20)
+    names = [f"r{n}" for n in range(10)]
+    for name in names:
+        engine.add(request(engine, "12", name=name))
+    order: list[str] = []
+    engine.step()
+    assert (engine.running, engine.waiting) == (10, 4)
+    while engine.running:
+        order += [finished.request_id for finished in engine.step()]
+        assert engine._decoder.held_bytes <= 1 << 20
+    assert set(order) == set(names)
+    assert engine.waiting == 0
+
+
+def test_a_group_that_would_never_fit_in_memory_is_refused(model_dir: Path) -> None:
+    engine = made(model_dir, memory_bytes=1 << 20)
+    with pytest.raises(RefusedError, match="1048576") as refused:
+        engine.add(request(engine, "12", completions=27))
+    assert refused.value.reason is Reason.OVER_LIMIT
+    assert engine.running == 0
+
+
+def test_what_a_seed_draws_is_what_multinomial_draws() -> None:
+    logprob = torch.log_softmax(torch.randn(50, 300, generator=torch.Generator().manual_seed(1)), dim=-1)
+    drawn = by_noise(logprob, torch.Generator().manual_seed(3))
+    same = torch.multinomial(logprob.exp(), 1, generator=torch.Generator().manual_seed(3)).squeeze(-1)
+    assert torch.equal(drawn, same)
+
+
+@pytest.mark.parametrize("draw", [by_noise, by_inverse])
+def test_tokens_are_drawn_as_often_as_they_are_likely_and_never_if_cut_off(
+    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
+) -> None:
+    n, probabilities = 20_000, torch.tensor([0.0, 0.5, 1e-3, 0.0, 0.3, 0.199, 0.0])
+    drawn = draw(probabilities.log().expand(n, -1), torch.Generator().manual_seed(5))
+    for count, p in zip(drawn.bincount(minlength=7).tolist(), probabilities.tolist(), strict=True):
+        assert abs(count - n * p) <= 4 * (n * p * (1 - p)) ** 0.5
+
+
+def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) -> None:
+    engine = made(model_dir, draw="inverse")
+    engine.add(request(engine, "3+4="))
+    for completion in run_out(engine)["3+4="].completions:
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("3+4="), completion)
+        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kept", "order"),
+    [
+        ([0, 1, 2], [0, 1, 2]),
+        ([0, 3, 4], [0, 3, 4]),
+        ([0, 1, 5, 7], [0, 1, 5, 7]),
+        ([2, 3], [2, 3]),
+        ([], []),
+    ],
+)
+def test_gaps_are_filled_from_the_end(kept: list[int], order: list[int]) -> None:
+    assert _with_gaps_filled(kept) == order
 
 
 def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from node.rollout import SamplingParameters
+from sampler.engines.decoding.upload import uploaded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +23,8 @@ class RowSampling:
     """[rows], 0 keeps all."""
     top_p: Tensor
     """[rows], in (0, 1]; 1 keeps all."""
+    is_tempered: bool
+    """Whether any row has a temperature other than 1."""
     is_truncated: bool
     """Whether any row is."""
     is_ranked: bool
@@ -31,12 +34,13 @@ class RowSampling:
     def of(cls, rows: Sequence[SamplingParameters], *, device: torch.device) -> Self:
         """Upload the parameters of each row."""
         columns = [[s.temperature, s.min_p, s.top_p] for s in rows]
-        temperature, min_p, top_p = torch.tensor(columns, device=device).unbind(dim=-1)
+        temperature, min_p, top_p = uploaded(columns, dtype=torch.float32, device=device).unbind(dim=-1)
         return cls(
             temperature,
             min_p,
-            torch.tensor([s.top_k for s in rows], device=device),
+            uploaded([s.top_k for s in rows], dtype=torch.long, device=device),
             top_p,
+            is_tempered=any(s.temperature != 1 for s in rows),
             is_truncated=any(s.is_truncated for s in rows),
             is_ranked=any(s.top_k > 0 or s.top_p < 1 for s in rows),
         )
@@ -62,7 +66,9 @@ def sampling_distribution(logits: Tensor, sampling: RowSampling) -> Distribution
         logits: [rows, vocabulary], any floating dtype; computed on in float32.
         sampling: of each row.
     """
-    whole = torch.log_softmax(logits.float() / sampling.temperature.unsqueeze(-1), dim=-1)
+    if sampling.is_tempered:
+        logits = logits.float() / sampling.temperature.unsqueeze(-1)
+    whole = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     if not sampling.is_truncated:
         return Distribution(whole, torch.ones_like(whole[:, 0]))
     likeliest = whole.amax(dim=-1, keepdim=True)

@@ -1,0 +1,166 @@
+"""Requests from the queue to their last token.
+
+    add -> waiting -> being read, a chunk per step -> rows of the batch -> finished
+           for memory                                 drawn, read back
+
+The queue has no bound of its own: the sampler has no more requests than ``sampler.concurrency_groups``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from sampler.engines.decoding.cached_model import CachedModel
+from sampler.engines.decoding.decode_batch import DecodeBatch
+from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
+from sampler.engines.decoding.memory_budget import MemoryBudget
+from sampler.engines.decoding.prompt_reading import PromptReading
+from sampler.engines.decoding.readback import Readback, ReadDrawn
+from sampler.engines.decoding.rows import RunningRequest
+from sampler.engines.engine import FinishedRequest, GenerationRequest
+
+
+class Decoder:
+    """Completes requests step by step; see ``sampler.engines.engine.Engine``."""
+
+    def __init__(
+        self,
+        model: CachedModel,
+        *,
+        draw: Callable[[Tensor], Tensor],
+        end_ids: frozenset[int],
+        decode: Callable[[list[int]], str],
+        chunk_tokens: int,
+        memory_bytes: int | None,
+        is_cpu: bool,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            draw: Returns a token of each row, [rows], from their log-probabilities, [rows, vocabulary].
+            end_ids: Tokens that end a completion.
+            decode: Returns the text of a few tokens, without special ones.
+            chunk_tokens: Read in one forward pass, padding included.
+            memory_bytes: For caches; None: no bound.
+            is_cpu: Read what was drawn at once, and keep rows in the order in which they came.
+        """
+        self._model = model
+        self._end_ids = end_ids
+        self._decode = decode
+        self._chunk_tokens = chunk_tokens
+        self._budget = MemoryBudget(
+            memory_bytes, token_bytes=model.cache_bytes(), spare_columns=GROWTH_COLUMNS
+        )
+        self._version = 0
+        self._running: dict[str, RunningRequest] = {}
+        self._waiting: deque[RunningRequest] = deque()
+        self._being_read: list[RunningRequest] = []
+        self._reading: PromptReading | None = None
+        self._batch = DecodeBatch(model, draw, keeps_order=is_cpu)
+        self._readback = Readback(depth=0 if is_cpu else 1)
+        self._finished: list[FinishedRequest] = []
+
+    @property
+    def running(self) -> int:
+        """How many requests are neither returned nor cancelled."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many of them have drawn nothing yet."""
+        return len(self._waiting) + sum(not running.is_cancelled for running in self._being_read)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the batch's caches."""
+        return self._batch.held_bytes
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RefusedError: OVER_LIMIT if it would never fit in memory.
+        """
+        running = RunningRequest(request, request.prompt_token_ids.tolist())
+        self._budget.check(running)
+        self._running[request.request_id] = running
+        self._waiting.append(running)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; ignore those not running."""
+        for request_id in request_ids:
+            if (running := self._running.pop(request_id, None)) is not None:
+                running.is_cancelled = True
+        self._waiting = deque(running for running in self._waiting if not running.is_cancelled)
+        if all(running.is_cancelled for running in self._being_read):
+            self._being_read, self._reading = [], None
+        self._batch.drop_ended()
+
+    def cancel_all(self) -> None:
+        """Forget every request."""
+        self.cancel(list(self._running))
+
+    def step(self) -> list[FinishedRequest]:
+        """Read a chunk of prompts, draw a token for each row; return the requests found finished."""
+        self._read_prompts()
+        rows = self._batch.rows
+        if rows:
+            self._readback.put(self._batch.draw(), rows, version=self._version)
+        self._note(self._readback.take(all_of_them=not rows))
+        finished, self._finished = self._finished, []
+        return finished
+
+    def serve(self, version: int) -> None:
+        """Compute every cache again: the model's weights are now those of ``version``."""
+        self._note(self._readback.take(all_of_them=True))
+        self._version = version
+        self._batch.read_again(chunk_tokens=self._chunk_tokens)
+        if self._reading is not None:
+            self._reading = self._reading_of(self._being_read)
+
+    def _read_prompts(self) -> None:
+        if self._reading is None:
+            self._being_read = self._admitted()
+            if not self._being_read:
+                return
+            self._reading = self._reading_of(self._being_read)
+        self._reading.read_chunk()
+        if self._reading.is_done:
+            prompts = [
+                (number, running)
+                for number, running in enumerate(self._being_read)
+                if not running.is_cancelled
+            ]
+            at = [number for number, running in prompts for _ in range(running.request.completions)]
+            rows = [row for _, running in prompts for row in running.rows(self._decode)]
+            self._batch.join(rows, cache=self._reading.cache, at=at)
+            self._being_read, self._reading = [], None
+
+    def _admitted(self) -> list[RunningRequest]:
+        """Take from the queue, in its order, what fits beside what runs."""
+        taken = list({id(row.running): row.running for row in self._batch.rows}.values())
+        running = len(taken)
+        while self._waiting and self._budget.has_room([*taken, self._waiting[0]]):
+            taken.append(self._waiting.popleft())
+        return taken[running:]
+
+    def _reading_of(self, requests: Sequence[RunningRequest]) -> PromptReading:
+        prompts = [running.prompt for running in requests]
+        return PromptReading(self._model, prompts, chunk_tokens=self._chunk_tokens)
+
+    def _note(self, steps: Iterable[ReadDrawn]) -> None:
+        """Give each row what was drawn for it, and drop the rows that this ended."""
+        for step in steps:
+            drawn = zip(step.rows, step.token_ids, step.logprobs, step.kept_masses, strict=True)
+            for row, token, logprob, kept_mass in drawn:
+                row.append(token, logprob, kept_mass, version=step.version, end_ids=self._end_ids)
+                if row.finish is not None:
+                    self._hand_back(row.running)
+        self._batch.drop_ended()
+
+    def _hand_back(self, running: RunningRequest) -> None:
+        request_id = running.request.request_id
+        if self._running.get(request_id) is running and (finished := running.finished()) is not None:
+            del self._running[request_id]
+            self._finished.append(finished)

@@ -1,0 +1,94 @@
+"""Completions that are being drawn: each is a row of the batch, with what was drawn for it so far."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from node.rollout import Finish
+from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.stop_strings import StopSearch
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request with what is finished of it, by completion."""
+
+    request: GenerationRequest
+    prompt: list[int]
+    is_cancelled: bool = False
+    done: dict[int, SampledCompletion] = field(default_factory=dict)
+
+    def rows(self, decode: Callable[[list[int]], str]) -> "list[Row]":
+        """Return a row for each completion."""
+        stop = self.request.sampling.stop
+        return [
+            Row(self, number, StopSearch(decode, stop) if stop else None)
+            for number in range(self.request.completions)
+        ]
+
+    def finished(self) -> FinishedRequest | None:
+        """Return all completions; None while one is missing."""
+        if len(self.done) < self.request.completions:
+            return None
+        completions = tuple(self.done[number] for number in range(self.request.completions))
+        return FinishedRequest(self.request.request_id, completions)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One completion. What was drawn becomes known to it later, when it is read back from the device."""
+
+    running: RunningRequest
+    number: int
+    stop_search: StopSearch | None
+    drawn: int = 0
+    """How many tokens were drawn, known or not."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept_masses: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def draws_more(self) -> bool:
+        """Whether another token is to be drawn, as far as is known."""
+        return (
+            self.finish is None
+            and not self.running.is_cancelled
+            and self.drawn < self.running.request.sampling.max_new_tokens
+        )
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and completion."""
+        return self.running.prompt + self.token_ids
+
+    def append(
+        self, token: int, logprob: float, kept_mass: float, *, version: int, end_ids: frozenset[int]
+    ) -> None:
+        """Note a token that was drawn; what was drawn beyond the end of the completion is ignored."""
+        if self.finish is not None or self.running.is_cancelled:
+            return
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.kept_masses.append(kept_mass)
+        self.versions.append(version)
+        if token in end_ids:
+            self.finish = Finish.END
+        elif self.stop_search is not None and self.stop_search.append(token):
+            self.finish = Finish.STOP
+        elif len(self.token_ids) == self.running.request.sampling.max_new_tokens:
+            self.finish = Finish.LENGTH
+        if self.finish is not None:
+            self.running.done[self.number] = self._completion(self.finish)
+
+    def _completion(self, finish: Finish) -> SampledCompletion:
+        is_truncated = self.running.request.sampling.is_truncated
+        return SampledCompletion(
+            token_ids=np.array(self.token_ids, np.int32),
+            behaviour_logprob=np.array(self.logprobs, np.float32),
+            policy_version=np.array(self.versions, np.int32),
+            finish=finish,
+            kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
+        )
