@@ -22,6 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learner.config import LearnerConfig
 from learner.objective.registry import load_objective
 from learner.training.model import Policy
+from learner.training.rate_schedule import RateSchedule
 from learner.training.train_step import StepSettings, train_step
 from node.rollout import Completion, Finish, LogprobMode, RolloutGroup, SamplingParameters
 
@@ -201,7 +202,9 @@ class Ours:
         self.optimizer = make_optimizer(self.model)
         self._settings = StepSettings(
             objective=load_objective(objective),
+            schedule=RateSchedule(),
             kl_coefficient=kl_coefficient,
+            reference_kl_coefficient=0.0,
             gradient_clip_norm=CLIP_NORM,
             staleness_discount=_default("staleness_discount"),
             staleness_half_life_versions=_default("staleness_half_life_versions"),

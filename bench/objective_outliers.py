@@ -61,6 +61,7 @@ def shipped_loss(objective: str | None = None, options: Mapping[str, Any] | None
     return StepLoss(
         load_objective(objective or fields["objective"].default, options),
         kl_coefficient=fields["kl_coefficient"].default,
+        reference_kl_coefficient=fields["reference_kl_coefficient"].default,
         discounts_by_sample_size=fields["staleness_discount"].default == "sample_size",
     )
 

@@ -28,7 +28,20 @@ class LearnerConfig(BaseModel):
     Read once; every sampler needs the same weights, layout and tokenizer."""
 
     learning_rate: float = Field(gt=0, le=1)
-    """Step size of AdamW, constant. Published runs on 1-8 B models use 1e-6."""
+    """Peak step size of AdamW. Published runs on 1-8 B models use 1e-6."""
+
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up: the peak rate, or a decline over ``decay_steps`` to ``final_lr_share`` of it,
+    where it stays. A function of the version alone: a restart goes on exactly."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly to its peak. AdamW's moments are noise in the first ones."""
+
+    decay_steps: int = Field(default=0, ge=0)
+    """Steps of the decline, counted from the end of the warm-up; required by linear and cosine."""
+
+    final_lr_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak rate after the decline. At 0, steps go on and change nothing."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled decay of AdamW. Above 0, weights also shrink on groups that teach nothing."""
@@ -50,6 +63,12 @@ class LearnerConfig(BaseModel):
     """Weight of KL(behaviour || learner) in the loss; 0 leaves it out. Higher ties the learner to
     the policies that sampled, which steadies late groups and slows learning. The gradient of a token stops
     growing at p/q = 2."""
+
+    reference_kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of KL(learner || base model) in the loss; 0 leaves it out. Higher keeps what the base model can
+    do, and limits what is learned. Costs a second copy of the model on ``device`` (four bytes a parameter;
+    with bfloat16 two, but for embeddings) and a third more work a step. No token pulls harder than 6 times
+    this."""
 
     staleness_discount: StalenessDiscount = "exponential"
     """How old groups lose weight: by half-life (exponential), by (1 + age) ** -power (polynomial), by their
@@ -109,7 +128,24 @@ class LearnerConfig(BaseModel):
 
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
-    four bytes a parameter on disk. 0: the newest two only."""
+    four bytes a parameter on disk. 0: of the newest two and the best only; where versions are evaluated, of
+    the newest four and the one under evaluation too."""
+
+    samples_every_versions: int = Field(default=10, ge=0)
+    """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for
+    ``heterorl-node samples`` and the page /samples of ``telemetry.http_listen``; 0: none. Up to 64 MiB."""
+
+    samples_groups: int = Field(default=2, ge=1, le=64)
+    """Groups of each such batch, drawn at random."""
+
+    tensorboard_dir: Path | None = None
+    """Where TensorBoard's event files go: the numbers of each step, as in the metrics. Needs the extra
+    ``tensorboard``."""
+
+    wandb_project: str | None = Field(default=None, min_length=1)
+    """Project of Weights & Biases that gets the same numbers, in a run named after this one. Needs the extra
+    ``wandb``, and WANDB_API_KEY or WANDB_MODE=offline in the environment. A tracker that fails is counted
+    and never stops training."""
 
     keyframe_every_versions: int = Field(default=64, ge=1)
     """Versions from one keyframe, which needs no base, to the next. A shorter distance lets a late sampler in
@@ -122,12 +158,26 @@ class LearnerConfig(BaseModel):
     max_versions: int = Field(default=0, ge=0)
     """Version after which the learner publishes, drains and ends the daemon; 0: never."""
 
+    stop_at_reward: float | None = Field(default=None, allow_inf_nan=False)
+    """Mean training reward over ``stop_window_versions`` at which it does the same. Unset: never."""
+
+    stop_window_versions: int = Field(default=16, ge=1, le=10_000)
+    """Newest versions whose mean reward counts, here and, where no version is evaluated, for which one is
+    kept as the best. A short window stops at a lucky batch."""
+
     @field_validator("objective_options")
     @classmethod
     def _options_are_the_objectives(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "objective" in info.data:
             check_options(info.data["objective"], options)
         return options
+
+    @model_validator(mode="after")
+    def _schedule_has_its_decay(self) -> "LearnerConfig":
+        if (self.lr_schedule == "constant") == (self.decay_steps > 0):
+            rule = "has no decline, so decay_steps must be" if self.decay_steps else "needs decay_steps above"
+            raise ValueError(f"lr_schedule {self.lr_schedule!r} {rule} 0; decay_steps is {self.decay_steps}")
+        return self
 
     @model_validator(mode="after")
     def _betas_are_memories(self) -> "LearnerConfig":

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.training.checkpoint import read_masters, versions_in
+from learner.training.checkpoint import best_in, read_masters, versions_in
 from learner.training.model import Policy, load_policy
 from node.errors import StartupError
 from node.exit_code import ExitCode
@@ -32,8 +32,9 @@ from node.weights.format.model_files import StoredDtypes
 EXAMPLE: Final = """\
   heterorl-node export runs/hand/exported --state-dir runs/hand/learner --model-dir runs/hand/model
 
-The newest version, unless --version names another that the learner still has: its last two checkpoints, and
-every learner.keep_every_versions-th. The learner may be running.
+The newest version, unless --version names another that the learner still has: its last two checkpoints, the
+best, and every learner.keep_every_versions-th. --best is the version that did best in evaluations; without
+any, that of the highest mean training reward over learner.stop_window_versions. The learner may be running.
 """
 
 _WEIGHT_FILES: Final = (
@@ -64,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-dir", type=Path, required=True, help="the run's base model: learner.model_dir"
     )
-    parser.add_argument("--version", type=int, help="which version; default: the newest")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--version", type=int, help="which version; default: the newest")
+    which.add_argument("--best", action="store_true", help="the best version that the learner knows of")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
 
@@ -75,8 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         StartupError: the version is not there, a file is damaged, or the directory cannot be written.
     """
     checkpoints = arguments.state_dir / Role.LEARNER / "checkpoints"
+    version = _best(checkpoints) if arguments.best else arguments.version
     export = export_version(
-        arguments.directory, checkpoints=checkpoints, model_dir=arguments.model_dir, version=arguments.version
+        arguments.directory, checkpoints=checkpoints, model_dir=arguments.model_dir, version=version
     )
     if arguments.json:
         print(json.dumps(asdict(export)))
@@ -127,13 +131,31 @@ def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, versi
     return Export(str(directory), version, root.hex(), files)
 
 
-def _chosen(checkpoints: Path, version: int | None) -> int:
+def _best(checkpoints: Path) -> int:
+    _there(checkpoints)
+    best = best_in(checkpoints)
+    if best is None:
+        raise StartupError(
+            "no version is known to be the best yet",
+            fix="One is after learner.stop_window_versions steps, or with [coordinator.evaluation].",
+        )
+    if best.version == 0:
+        raise StartupError("the best version so far is the base model", fix="It is in --model-dir.")
+    return best.version
+
+
+def _there(checkpoints: Path) -> list[int]:
     there = versions_in(checkpoints)
     if not there:
         raise StartupError(
             f"there is no checkpoint in {checkpoints}",
             fix="--state-dir is the learner's node.state_dir; checkpoints come with steps.",
         )
+    return there
+
+
+def _chosen(checkpoints: Path, version: int | None) -> int:
+    there = _there(checkpoints)
     if version is None:
         return there[-1]
     if version not in there:

@@ -13,7 +13,7 @@ coordinator has the last step record on disk, and then the learner leaves.
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,13 @@ from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
 from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
-from learner.step_log import StepLog
-from learner.training.model import Policy, load_policy
+from learner.records.sample_writer import SampleWriter, load_tokenizer
+from learner.records.samples_file import FILE_NAME, SamplesFile
+from learner.records.samples_page import GROUPS, render_page
+from learner.records.trackers import TensorBoardWriter, WandbWriter
+from learner.records.writer_thread import StepWriter, WriterThread
+from learner.step_log import StepLine, StepLog
+from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
@@ -41,6 +46,7 @@ from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
+from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
@@ -78,15 +84,31 @@ async def build(context: RoleContext) -> list[Service]:
     with _disk_errors_explained(state_dir):
         signer = Signer.load(state_dir, context.run)
         policy = await asyncio.to_thread(_load_base_model, config)
+        reference = await asyncio.to_thread(_load_reference, config)
         words0 = await asyncio.to_thread(
             keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
         )
         training_state = await asyncio.to_thread(
-            TrainingState.load, config, policy, directory=state_dir / "checkpoints", clock=clock
+            TrainingState.load,
+            config,
+            policy,
+            reference=reference,
+            directory=state_dir / "checkpoints",
+            clock=clock,
         )
         await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
     metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
     digest = tokenizer_digest(config.model_dir)
+    samples = SamplesFile(state_dir / FILE_NAME)
+    context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
+    with _disk_errors_explained(state_dir):
+        writers = _step_writers(config, samples, run_id=run_id, state_dir=state_dir)
+    writer_threads = [WriterThread(writer, metrics=metrics) for writer in writers]
+
+    def write_down(line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
+        for thread in writer_threads:
+            thread.offer(line, batch)
+
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
         dial(target, caller, purpose=purpose, now=clock.now())
@@ -111,7 +133,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
-            waits_for=lambda: context.node_metrics.waits_for,
+            waits_for=lambda: context.node_metrics.waits_for or loop.completion,
             metrics=lambda: snapshot(context.registry),
             step_report=lambda: loop.report,
         ),
@@ -169,16 +191,37 @@ async def build(context: RoleContext) -> list[Service]:
         run_settings=membership.settings,
         drain=drain,
         announced=announced,
+        evaluations=lambda: (membership.best_version, membership.evaluating_version),
+        on_step=write_down,
         coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
     training = StopsAfter(loop)
+    writing = [StopsAfter(thread, other=training) for thread in writer_threads]
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploading = StopsAfter(uploader, other=publishing)
-    return [StopsAfter(membership, other=draining), uploading, draining, publishing, training]
+    return [StopsAfter(membership, other=draining), uploading, draining, publishing, *writing, training]
+
+
+def _step_writers(
+    config: LearnerConfig, samples: SamplesFile, *, run_id: str, state_dir: Path
+) -> list[StepWriter]:
+    writers: list[StepWriter] = []
+    if config.samples_every_versions:
+        tokenizer = load_tokenizer(config.model_dir)
+        every_versions, groups = config.samples_every_versions, config.samples_groups
+        writers.append(SampleWriter(samples, tokenizer, every_versions=every_versions, groups=groups))
+    if config.tensorboard_dir is not None:
+        writers.append(TensorBoardWriter(config.tensorboard_dir))
+    if config.wandb_project is not None:
+        shown = config.model_dump(mode="json")
+        writers.append(
+            WandbWriter(config.wandb_project, run_id=run_id, directory=state_dir, configuration=shown)
+        )
+    return writers
 
 
 def _cores() -> int:
@@ -202,6 +245,16 @@ def _load_base_model(config: LearnerConfig) -> Policy:
     return load_policy(
         config.model_dir,
         device=config.device,
-        compute_dtype=torch.bfloat16 if config.compute_dtype == "bfloat16" else None,
+        compute_dtype=_compute_dtype(config),
         checkpoints_activations=config.checkpoints_activations,
     )
+
+
+def _load_reference(config: LearnerConfig) -> ScoringModel | None:
+    if config.reference_kl_coefficient == 0:
+        return None
+    return load_reference(config.model_dir, device=config.device, compute_dtype=_compute_dtype(config))
+
+
+def _compute_dtype(config: LearnerConfig) -> torch.dtype | None:
+    return torch.bfloat16 if config.compute_dtype == "bfloat16" else None

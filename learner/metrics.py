@@ -31,14 +31,46 @@ class LearnerMetrics:
             name = f"heterorl_learner_{what}"
             return Histogram(name, help_text, labels, buckets=buckets, registry=registry)
 
-        self._of_report = {
-            "reward_mean": gauge("reward_mean", "Mean reward of the newest batch."),
-            "kl_nats": gauge("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
-            "surprisal_nats": gauge("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
-            "ess_ratio": gauge("ess_ratio", "Effective sample size of the newest batch over its size."),
-            "clip_fraction": gauge("clip_ratio", "Share of the newest batch that was clipped."),
-            "gradient_norm": gauge("gradient_norm", "Norm of the newest gradient before clipping."),
+        self._of_step = {
+            name: gauge(name, help_text)
+            for name, help_text in (
+                ("reward_mean", "Mean reward of the newest batch."),
+                (
+                    "reward_deviation",
+                    "Standard deviation of rewards within a group, mean of the newest batch.",
+                ),
+                ("zero_advantage_ratio", "Share of the newest batch's groups whose rewards are all equal."),
+                ("completion_tokens_mean", "Mean length of the newest batch's completions."),
+                (
+                    "completion_tokens_p95",
+                    "Length that 95 % of the newest completions do not exceed.",
+                ),
+                ("completion_tokens_max", "Longest completion of the newest batch."),
+                ("prompt_tokens_mean", "Mean length of the newest batch's prompts."),
+                ("cut_ratio", "Share of the newest batch's completions that ended at the token limit."),
+                ("kl_nats", "KL(behaviour || learner) per token of the newest batch."),
+                ("reference_kl_nats", "KL(learner || base model) per token of the newest batch."),
+                ("surprisal_nats", "Minus the mean learner logprob of the newest batch."),
+                ("ess_ratio", "Effective sample size of the newest batch over its size."),
+                ("clip_ratio", "Share of the newest batch that was clipped."),
+                ("truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."),
+                (
+                    "trust_ratio",
+                    "Mean share of the correction for divergence that the newest completions got.",
+                ),
+                ("gradient_norm", "Norm of the newest gradient before clipping."),
+                ("learning_rate", "Of the newest step, by learner.lr_schedule."),
+                ("staleness_mean_versions", "Mean staleness of the newest batch's groups."),
+                (
+                    "recommended_staleness_versions",
+                    "Staleness up to which half of the effective sample size or more is expected to be left.",
+                ),
+                ("tokens_per_second", "Completion tokens of the newest step over its time."),
+            )
         }
+        """By name, see ``StepLine.numbers``."""
+        for of_step in self._of_step.values():
+            of_step.set(math.nan)
         self.sampler_mismatch_nats = gauge(
             "sampler_mismatch_nats",
             "KL per token of a sampler's groups beyond the drift of the policy: what its engine adds.",
@@ -63,23 +95,13 @@ class LearnerMetrics:
                 ("expected_ess_ratio", "Effective sample size over sample size that follows from it."),
             )
         }
-        self.recommended_staleness_versions = gauge(
-            "recommended_staleness_versions",
-            "Staleness up to which at least half of the effective sample size is expected to be left.",
-        )
-        self.truncated_ratio = gauge(
-            "truncated_ratio", "Share of the newest batch's tokens whose ratio was cut to a ceiling."
-        )
-        self.trust_ratio = gauge(
-            "trust_ratio", "Mean share of the correction for divergence that the newest completions got."
-        )
-        for unknown in (self.truncated_ratio, self.trust_ratio, self.recommended_staleness_versions):
-            unknown.set(math.nan)
         self.unmeasured_samplers = gauge(
             "unmeasured_samplers",
             "Samplers whose groups no other sampler's groups of their age compare with.",
         )
         self.version = gauge("version", "Version of the parameters now.")
+        self.best_version = gauge("best_version", "Version kept as the best so far.")
+        self.best_version.set(math.nan)
         self.published_version = gauge("published_version", "Newest version signed and stored for upload.")
         self.buffered_groups = gauge("buffered_groups", "Groups that wait for a step.")
         self.groups = counter("groups", "Groups by what became of them here.", "verdict")
@@ -89,9 +111,6 @@ class LearnerMetrics:
         self.trained_tokens = counter("trained_tokens", "Completion tokens trained on.")
         self.clamped_tokens = counter(
             "clamped_tokens", "Tokens whose log ratio was clamped before exponentiation."
-        )
-        self.tokens_per_second = gauge(
-            "tokens_per_second", "Completion tokens of the newest step over its time."
         )
         self.lost_drain_streams = counter(
             "lost_drain_streams",
@@ -103,6 +122,12 @@ class LearnerMetrics:
         )
         self.flop_utilisation.set(math.nan)
         self._peak_flops = 1e12 * peak_tflops
+        self.step_writes = counter(
+            "step_writes",
+            "Steps by what became of them at what writes steps down: written, failed, dropped.",
+            "writer",
+            "outcome",
+        )
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.superseded_versions = counter(
             "superseded_versions", "Versions never published: the next one was ready first."
@@ -125,20 +150,13 @@ class LearnerMetrics:
 
     def show_step(self, line: StepLine) -> None:
         """Show a step that was taken."""
-        for field, gauge in self._of_report.items():
-            gauge.set(getattr(line.report, field))
+        numbers = line.numbers()
+        for name, gauge in self._of_step.items():
+            gauge.set(numbers.get(name, math.nan))
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.clamped_tokens.inc(line.clamped_tokens)
-        recommended = line.report.recommended_staleness
-        for gauge, value in (
-            (self.truncated_ratio, line.truncated_fraction),
-            (self.trust_ratio, line.trust_mean),
-            (self.recommended_staleness_versions, recommended.versions if recommended else None),
-        ):
-            gauge.set(math.nan if value is None else value)
-        self.tokens_per_second.set(line.tokens / max(line.report.step_s, 1e-9))
         if self._peak_flops:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:

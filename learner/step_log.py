@@ -28,6 +28,24 @@ class TrainedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """Lengths and rewards of a batch's completions; fields are named as their metrics."""
+
+    completion_tokens_mean: float
+    completion_tokens_p95: float
+    """Linearly interpolated."""
+    completion_tokens_max: int
+    prompt_tokens_mean: float
+    """Over groups."""
+    cut_ratio: float
+    """Share of completions that ended at the token limit."""
+    reward_deviation: float
+    """Mean over groups of the standard deviation within each (divisor: its size)."""
+    zero_advantage_ratio: float
+    """Share of groups whose rewards are all equal: they teach nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepLine:
     """What is logged about a step."""
 
@@ -45,11 +63,41 @@ class StepLine:
     """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
     trust_mean: float | None = None
     """Mean share of the correction for divergence that completions got; None: all of it."""
+    learning_rate: float | None = None
+    """Of the step, by schedule; older checkpoints lack it."""
+    reference_kl_nats: float | None = None
+    """KL(learner || base model), mean over tokens; None: not asked for."""
+    figures: BatchFigures | None = None
+    """Older checkpoints lack them."""
 
     def to_json(self) -> str:
-        """Return one flat object: the report's fields beside the others."""
+        """Return one flat object: the fields of report and figures beside the others."""
         fields = dataclasses.asdict(self)
-        return json.dumps({**fields.pop("report"), **fields})
+        return json.dumps({**fields.pop("report"), **(fields.pop("figures") or {}), **fields})
+
+    def numbers(self) -> dict[str, float]:
+        """Return the step's numbers by the name of their gauge, without ``heterorl_learner_``.
+
+        What is not known has no entry.
+        """
+        report, recommended = self.report, self.report.recommended_staleness
+        numbers = {
+            "reward_mean": report.reward_mean,
+            "kl_nats": report.kl_nats,
+            "surprisal_nats": report.surprisal_nats,
+            "ess_ratio": report.ess_ratio,
+            "clip_ratio": report.clip_fraction,
+            "gradient_norm": report.gradient_norm,
+            "staleness_mean_versions": report.staleness_mean_versions,
+            "recommended_staleness_versions": recommended and recommended.versions,
+            "tokens_per_second": self.tokens / max(report.step_s, 1e-9),
+            "truncated_ratio": self.truncated_fraction,
+            "trust_ratio": self.trust_mean,
+            "learning_rate": self.learning_rate,
+            "reference_kl_nats": self.reference_kl_nats,
+            **(dataclasses.asdict(self.figures) if self.figures else {}),
+        }
+        return {name: value for name, value in numbers.items() if value is not None}
 
 
 class StepLog:

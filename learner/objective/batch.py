@@ -46,6 +46,8 @@ class ObjectiveBatch:
     expected_kl_nats: Tensor | None = None
     """[n, t], >= 0, nats: KL(behaviour || learner) that groups of earlier steps showed for the age of the
     version that drew each token, and for its sampler. None: not measured, see ``expected_divergence``."""
+    reference_logprob: Tensor | None = None
+    """[n, t], nats, data: under the base model. None: no objective is tied to it."""
 
     def __post_init__(self) -> None:
         """Check shapes and types.
@@ -63,11 +65,12 @@ class ObjectiveBatch:
             "discount": (self.discount, (rows,)),
             "proximal_logprob": (self.proximal_logprob, tokens),
             "expected_kl_nats": (self.expected_kl_nats, tokens),
+            "reference_logprob": (self.reference_logprob, tokens),
         }
         for name, (tensor, shape) in shapes.items():
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, learner_logprob asks for {shape}")
-        for name in ("learner_logprob", "behaviour_logprob", "proximal_logprob"):
+        for name in ("learner_logprob", "behaviour_logprob", "proximal_logprob", "reference_logprob"):
             logprob: Tensor | None = getattr(self, name)
             if logprob is not None:
                 check_precision(name, logprob)

@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import bounded, bounded_ratio
@@ -48,6 +49,33 @@ def kl_penalty(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
     log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
     curved = log_ratio.clamp(max=math.log(2))
     return torch.expm1(curved) - curved + (log_ratio - curved)
+
+
+def reference_penalty(
+    learner_logprob: Tensor, reference_logprob: Tensor, behaviour_logprob: Tensor
+) -> Tensor:
+    """Return a penalty on log p/reference whose gradient is that of KL(p || reference), and bounded.
+
+    With d = log p/reference: min(p/q, 2) times d^2 / 2 up to |d| = 3, and its tangent beyond. The gradient
+    at lp is min(p/q, 2) d, d held within 3 nats: at most 6, and 0 where p is the reference. Its expectation
+    is that of KL(p || reference), as E_p[grad log p] = 0, for tokens drawn from q wherever p <= 2q and p is
+    within a factor of 20 of the reference. Beyond that factor it is the gradient of another f-divergence,
+    f'(p/reference) = d held within 3, which is also least at the reference.
+
+    Args:
+        learner_logprob: [...], nats.
+        reference_logprob: [...], nats, data.
+        behaviour_logprob: [...], nats, data.
+
+    Returns:
+        [...], >= 0; the value is no divergence, see ``kl_learner_reference`` for that.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    weight = _log_ratio(learner_logprob.detach(), behaviour_logprob).clamp(max=math.log(2)).exp()
+    distance = _log_ratio(learner_logprob, reference_logprob)
+    return weight * huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=3.0)
 
 
 def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:

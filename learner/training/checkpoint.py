@@ -38,7 +38,22 @@ _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
 _PROGRESS: Final = "progress.json"
 _KEPT: Final = 2
+_KEPT_WHILE_EVALUATED: Final = 4
+"""Without optimizers, where versions are evaluated: which one is, the learner hears with a heartbeat."""
 _STAGED: Final = "staged-"
+
+
+@dataclass(frozen=True, slots=True)
+class BestVersion:
+    """The version whose masters are kept for ``heterorl-node export --best``."""
+
+    version: int
+    reward_mean: float | None = None
+    """Mean training reward of the window that ended with it; None: best in evaluations."""
+
+    def is_beaten_by(self, reward_mean: float) -> bool:
+        """Whether a mean training reward is better; never than what was evaluated."""
+        return self.reward_mean is not None and reward_mean > self.reward_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +67,19 @@ class Progress:
     """Step records the coordinator may not have, this version's included."""
     trained_slots: tuple[tuple[int, int], ...] = ()
     """All slots ever trained on; see ``learner.intake.trained_slots``."""
+    recent_rewards: tuple[float, ...] = ()
+    """Mean reward of the newest batches, oldest first; at most ``stop_window_versions``."""
+    best: BestVersion | None = None
+    """None: not known yet."""
+    evaluating_version: int | None = None
+    """Under evaluation, and kept: it may become the best."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the coordinator evaluates versions."""
+        return self.evaluating_version is not None or bool(self.best and self.best.reward_mean is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +130,18 @@ class CheckpointStore:
                 (self._directory / name).rename(staged)
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        for old in _names(self._directory)[:-_KEPT]:
-            if self._keep_every_versions and int(old) % self._keep_every_versions == 0:
+        names = _names(self._directory)
+        recent = names[-_KEPT_WHILE_EVALUATED if progress.is_evaluated else -_KEPT :]
+        for old in names[:-_KEPT]:
+            if old in recent or self._is_kept(int(old), progress):
                 (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
+
+    def _is_kept(self, version: int, progress: Progress) -> bool:
+        if self._keep_every_versions and version % self._keep_every_versions == 0:
+            return True
+        return version in (progress.best and progress.best.version, progress.evaluating_version)
 
     def _stage(
         self, staged: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress
@@ -151,6 +184,15 @@ def versions_in(directory: Path) -> list[int]:
     return [int(name) for name in _names(directory)] if directory.is_dir() else []
 
 
+def best_in(directory: Path) -> BestVersion | None:
+    """Return the best version that the newest checkpoint knows of.
+
+    Raises:
+        StartupError: the newest checkpoint is damaged, or there is none.
+    """
+    return _saved_in(directory / _names(directory)[-1]).progress.best
+
+
 def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, Tensor]:
     """Return the float32 masters of a version, by name.
 
@@ -186,12 +228,19 @@ def _restore_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: 
         optimizer.state[policy.tensors[name]][key] = value.to(policy.device)
 
 
+def _saved_in(path: Path) -> _Saved:
+    try:
+        return _SAVED.validate_json((path / _PROGRESS).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(path, str(error)) from error
+
+
 def _verified(path: Path, layout: Layout, *file_names: str) -> Progress:
     """Check what a checkpoint says of itself, and these of its files."""
+    saved = _saved_in(path)
     try:
-        saved = _SAVED.validate_json((path / _PROGRESS).read_bytes())
         damaged = [name for name in file_names if _blake3(path / name) != saved.file_digests.get(name)]
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise _damaged(path, str(error)) from error
     if saved.progress.version != int(path.name):
         raise _damaged(path, f"{_PROGRESS} says it is version {saved.progress.version}")

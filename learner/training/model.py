@@ -5,6 +5,8 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -30,54 +32,28 @@ _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
 
 
-class Policy:
-    """A causal language model with its canonical tensors.
+class ScoringModel:
+    """A causal language model that is asked for logprobs of tokens.
 
     ``model`` stays in evaluation mode: with dropout, learner logprobs would be another policy's.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        stored: StoredDtypes = _ALL_BFLOAT16,
-        compute_dtype: torch.dtype | None = None,
-        checkpoints_activations: bool = False,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None = None) -> None:
         """Wrap ``model``, which nobody else may use from now on.
 
         Args:
-            stored: dtypes that floats are published in.
-            compute_dtype: of matrix products (autocast); None: that of the masters.
-            checkpoints_activations: keep only the input of each layer, and run layers twice.
+            compute_dtype: of matrix products (autocast); None: that of the parameters.
         """
         model.train(False)
-        # The publisher reads them as they lie.
-        state = model.state_dict(keep_vars=True)
-        for tensor in state.values():
-            if not tensor.is_contiguous():
-                tensor.data = tensor.data.contiguous()
         self.model = model
         """In evaluation mode."""
         self._compute_dtype = compute_dtype
-        self.tensors: dict[str, Tensor] = canonical_tensors(state)
-        """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.layout = Layout.of(tensor_specs(state, stored))
-        self.master_words = MasterWords(self.tensors, self.layout)
-        text = model.config.get_text_config()
-        self.vocabulary_size: int = text.vocab_size
-        self.size = model_size(model)
-        """The parts that multiply."""
-        self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
-        self.device = next(model.parameters()).device
         self._has_plain_head = has_plain_head(model)
-        if checkpoints_activations:
-            _checkpoint_layers(model)
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The trainable ones of ``tensors``."""
-        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
     def token_logprobs(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
@@ -112,6 +88,48 @@ class Policy:
             compute_dtype=self._compute_dtype,
         )
 
+
+class Policy(ScoringModel):
+    """The model in training, with its canonical tensors."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stored: StoredDtypes = _ALL_BFLOAT16,
+        compute_dtype: torch.dtype | None = None,
+        checkpoints_activations: bool = False,
+    ) -> None:
+        """Wrap ``model``, which nobody else may use from now on.
+
+        Args:
+            stored: dtypes that floats are published in.
+            compute_dtype: of matrix products (autocast); None: that of the masters.
+            checkpoints_activations: keep only the input of each layer, and run layers twice.
+        """
+        super().__init__(model, compute_dtype=compute_dtype)
+        # The publisher reads them as they lie.
+        state = model.state_dict(keep_vars=True)
+        for tensor in state.values():
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
+        self.tensors: dict[str, Tensor] = canonical_tensors(state)
+        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.layout = Layout.of(tensor_specs(state, stored))
+        self.master_words = MasterWords(self.tensors, self.layout)
+        text = model.config.get_text_config()
+        self.vocabulary_size: int = text.vocab_size
+        self.size = model_size(model)
+        """The parts that multiply."""
+        self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
+        if checkpoints_activations:
+            _checkpoint_layers(model)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable ones of ``tensors``."""
+        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
         for number, frame in enumerate(self.layout.frames):
@@ -136,11 +154,8 @@ def load_policy(
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+    with _model_errors_explained(model_dir, device=device):
+        model = _load(model_dir)
         torch.nn.Module.to(model, torch.device(device))
         return Policy(
             model,
@@ -148,6 +163,42 @@ def load_policy(
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
         )
+
+
+def load_reference(model_dir: Path, *, device: str, compute_dtype: torch.dtype | None) -> ScoringModel:
+    """Load a model directory to be compared with; nothing of it is trained.
+
+    What a policy of the same directory casts for every product is stored cast: logprobs are bit for bit the
+    policy's, in half of the memory where ``compute_dtype`` is bfloat16.
+
+    Raises:
+        StartupError: as ``load_policy``.
+    """
+    with _model_errors_explained(model_dir, device=device):
+        model = _load(model_dir)
+        model.requires_grad_(False)
+        scoring = ScoringModel(model, compute_dtype=compute_dtype)
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        for layer in model.modules():
+            # The head may share its weight with the embedding, which no product casts.
+            if isinstance(layer, torch.nn.Linear) and layer is not head and compute_dtype is not None:
+                layer.to(compute_dtype)
+        torch.nn.Module.to(model, torch.device(device))
+        return scoring
+
+
+def _load(model_dir: Path) -> PreTrainedModel:
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
+    return model
+
+
+@contextmanager
+def _model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(
             f"model_dir {model_dir} could not be loaded on {device}: {error}",

@@ -18,12 +18,17 @@ import torch
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
-from learner.objective.divergence import kl_behaviour_learner, kl_penalty
+from learner.objective.divergence import (
+    kl_behaviour_learner,
+    kl_learner_reference,
+    kl_penalty,
+    reference_penalty,
+)
 from learner.objective.reduction import mean_over_groups
 from learner.objective.registry import Objective
 from learner.objective.staleness import sample_size_discount
 from learner.training.micro_batches import MicroBatch
-from learner.training.model import Policy
+from learner.training.model import Policy, ScoringModel
 
 
 class LossOutcome(NamedTuple):
@@ -34,14 +39,18 @@ class LossOutcome(NamedTuple):
     objective: ObjectiveOutcome
     kl_nats: Tensor
     """[n, t], estimate of KL(behaviour || learner), 0 outside the mask; without gradient."""
+    reference_kl_nats: Tensor | None
+    """[n, t], likewise of KL(learner || base model); None: the batch has no logprobs of the base model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """An objective, a penalty and, if so chosen, a discount by effective sample size."""
+    """An objective, penalties and, if so chosen, a discount by effective sample size."""
 
     objective: Objective
     kl_coefficient: float
+    reference_kl_coefficient: float
+    """Counts where the batch has logprobs of the base model."""
     discounts_by_sample_size: bool
 
     @property
@@ -64,7 +73,13 @@ class StepLoss:
             )
             loss = loss + self.kl_coefficient * mean_over_groups(penalty, batch)
         kl = batch.within(kl_behaviour_learner(batch.learner_logprob.detach(), behaviour))
-        return LossOutcome(loss, outcome, kl)
+        reference_kl = None
+        if batch.reference_logprob is not None:
+            both = (batch.within(batch.reference_logprob), batch.within(behaviour))
+            penalty = batch.token_mean(reference_penalty(batch.within(batch.learner_logprob), *both))
+            loss = loss + self.reference_kl_coefficient * mean_over_groups(penalty, batch)
+            reference_kl = kl_learner_reference(batch.within(batch.learner_logprob.detach()), *both)
+        return LossOutcome(loss, outcome, kl, reference_kl)
 
 
 def add_gradient(
@@ -95,6 +110,16 @@ def add_gradient(
     for part in parts:
         _backward(_forward(policy, part, batch), part, gradient)
     return outcome
+
+
+@torch.no_grad()
+def logprobs_of(model: ScoringModel, parts: Sequence[MicroBatch], batch: ObjectiveBatch) -> Tensor:
+    """Return the logprobs of the batch's tokens under another model: [n, t], 0 outside the mask."""
+    logprob = torch.zeros_like(batch.behaviour_logprob)
+    for part in parts:
+        of_part = model.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+        logprob.view(-1)[part.places] = of_part.to(logprob.dtype)
+    return logprob
 
 
 def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:

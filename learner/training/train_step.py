@@ -27,8 +27,9 @@ from learner.objective.staleness import (
     version_discount,
 )
 from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
-from learner.training.model import Policy
-from learner.training.step_loss import LossOutcome, StepLoss, add_gradient
+from learner.training.model import Policy, ScoringModel
+from learner.training.rate_schedule import RateSchedule
+from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, logprobs_of
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 
@@ -38,7 +39,9 @@ class StepSettings:
     """Settings of a step; fields as in LearnerConfig."""
 
     objective: Objective
+    schedule: RateSchedule
     kl_coefficient: float
+    reference_kl_coefficient: float
     gradient_clip_norm: float
     staleness_discount: StalenessDiscount
     staleness_half_life_versions: float
@@ -60,13 +63,21 @@ class StepSettings:
         except ValueError as error:
             fix = "Correct learner.objective and learner.objective_options."
             raise StartupError(str(error), fix=fix) from error
-        same = [field.name for field in fields(cls) if field.name != "objective"]
-        return cls(objective, **{name: getattr(config, name) for name in same})
+        schedule = RateSchedule(
+            config.lr_schedule, config.warmup_steps, config.decay_steps, config.final_lr_share
+        )
+        same = [field.name for field in fields(cls) if field.name not in ("objective", "schedule")]
+        return cls(objective, schedule, **{name: getattr(config, name) for name in same})
 
     @property
     def loss(self) -> StepLoss:
         """The loss that is differentiated."""
-        return StepLoss(self.objective, self.kl_coefficient, self.staleness_discount == "sample_size")
+        return StepLoss(
+            self.objective,
+            kl_coefficient=self.kl_coefficient,
+            reference_kl_coefficient=self.reference_kl_coefficient,
+            discounts_by_sample_size=self.staleness_discount == "sample_size",
+        )
 
     @property
     def discount(self) -> Callable[[int], float]:
@@ -89,6 +100,8 @@ class StepOutcome:
     """Before clipping."""
     kl_nats: float
     """KL(behaviour || learner), mean over tokens."""
+    reference_kl_nats: float | None
+    """KL(learner || base model), mean over tokens; None: there was no base model to compare with."""
     kl_nats_of_groups: tuple[float, ...]
     """Likewise for each group, in order."""
     ess_ratio: float
@@ -104,6 +117,8 @@ class StepOutcome:
     objective corrects all alike."""
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
+    learning_rate: float
+    """Of the step; where it scales with the sample size and there are fast steps, of the first of them."""
     tokens: int
     """Completion tokens."""
     flops: float
@@ -122,6 +137,7 @@ def train_step(
     version: int,
     settings: StepSettings,
     expected_kl_nats: Sequence[NDArray[np.float64]] | None = None,
+    reference: ScoringModel | None = None,
 ) -> StepOutcome:
     """Move the parameters one step down the loss of ``groups``.
 
@@ -131,6 +147,7 @@ def train_step(
         groups: admitted, whole, at least one.
         version: of the learner before the step.
         expected_kl_nats: see ``objective_batch``.
+        reference: the base model, for the penalty towards it; None: no such penalty.
     """
     dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
     batch = objective_batch(
@@ -146,12 +163,15 @@ def train_step(
         collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
         for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
     ]
+    if reference is not None:
+        batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
     if settings.fast_steps == 0:
-        outcome = _take_step(policy, optimizer, parts, batch, settings)
+        outcome = _take_step(policy, optimizer, parts, batch, settings, version=version)
     else:
-        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings)
+        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
     flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
-    return replace(outcome, flops=(1 + settings.fast_steps) * flops)
+    passes = 1 + settings.fast_steps + (0 if reference is None else 1 / 3)  # a forward pass is a third
+    return replace(outcome, flops=passes * flops)
 
 
 def _take_slow_fast_step(
@@ -160,6 +180,8 @@ def _take_slow_fast_step(
     parts: Sequence[MicroBatch],
     batch: ObjectiveBatch,
     settings: StepSettings,
+    *,
+    version: int,
 ) -> StepOutcome:
     parameters = list(policy.parameters.values())
     parameters_before = [parameter.detach().clone() for parameter in parameters]
@@ -168,7 +190,7 @@ def _take_slow_fast_step(
 
     def step() -> None:
         nonlocal batch
-        outcomes.append(_take_step(policy, optimizer, parts, batch, settings))
+        outcomes.append(_take_step(policy, optimizer, parts, batch, settings, version=version))
         if not outcomes[-1].is_applied:
             raise _NotFiniteError
         if batch.proximal_logprob is None:
@@ -192,6 +214,8 @@ def _take_step(
     parts: Sequence[MicroBatch],
     batch: ObjectiveBatch,
     settings: StepSettings,
+    *,
+    version: int,
 ) -> StepOutcome:
     """Make one optimizer step; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
@@ -202,21 +226,24 @@ def _take_step(
     if outcome.is_applied:
         if outcome.gradient_norm > settings.gradient_clip_norm:
             clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
-        is_scaled = settings.scales_rate_by_sample_size
-        factor = sequence_learning_rate_factor(batch.log_ratio.sum(dim=1)) if is_scaled else 1.0
-        with _scaled_rate(optimizer, factor=factor):
+        factor = settings.schedule.share(version)
+        if settings.scales_rate_by_sample_size:
+            factor *= sequence_learning_rate_factor(batch.log_ratio.sum(dim=1))
+        with _scaled_rate(optimizer, factor=factor) as learning_rate:
             optimizer.step()
+        outcome = replace(outcome, learning_rate=learning_rate)
     optimizer.zero_grad(set_to_none=True)
     return outcome
 
 
 @contextmanager
-def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[None]:
+def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator[float]:
+    """Scale the learning rate within the body; yield it."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] *= factor
     try:
-        yield
+        yield optimizer.param_groups[0]["lr"]
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -232,21 +259,22 @@ def _outcome(
     if objective.is_clamped is not None:
         is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
     counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
-    counts.append(_sum(objective.trust, batch))
+    counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch)]
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    loss, norm, kl_nats, surprisal_nats, clipped, clamped, truncated, trust, *of_groups = numbers[
-        : -len(weight)
-    ].tolist()
+    loss, norm, kl_nats, surprisal_nats, clipped, clamped, truncated, trust, reference_kl, *of_groups = (
+        numbers[: -len(weight)].tolist()
+    )
     weight = numbers[-len(weight) :]
     return StepOutcome(
         is_applied=math.isfinite(loss) and math.isfinite(norm),
         loss=loss,
         gradient_norm=norm,
         kl_nats=kl_nats / tokens,
+        reference_kl_nats=None if measured.reference_kl_nats is None else reference_kl / tokens,
         kl_nats_of_groups=tuple(of_groups),
         ess_ratio=_sample_size_ratio(weight),
         clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
@@ -255,6 +283,7 @@ def _outcome(
         trust_mean=None if objective.trust is None else trust / len(weight),
         surprisal_nats=surprisal_nats / tokens,
         tokens=tokens,
+        learning_rate=0.0,  # until the step is taken
         flops=math.nan,  # of the whole step, which the caller knows
     )
 

@@ -11,7 +11,7 @@ loop's own. The order after a step is the guarantee: nobody hears of a step that
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine, StepLog
-from learner.training.training_state import StepTaken, TrainingError, TrainingState
+from learner.training.training_state import Evaluations, StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
@@ -44,7 +44,7 @@ _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 
 class TrainingLoop:
-    """A service that trains until it is stopped or has made ``max_versions``."""
+    """A service that trains until it is stopped, has made ``max_versions`` or reached ``stop_at_reward``."""
 
     name = "training loop"
 
@@ -59,6 +59,8 @@ class TrainingLoop:
         run_settings: Callable[[], Awaitable[RunSettings]],
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
+        evaluations: Evaluations,
+        on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
         coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
@@ -69,6 +71,8 @@ class TrainingLoop:
         Args:
             run_settings: waits until the learner has joined.
             announced: waits until the coordinator announces a version, or a newer one.
+            evaluations: as the coordinator tells them.
+            on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
         self._state = training_state
@@ -79,6 +83,8 @@ class TrainingLoop:
         self._run_settings = run_settings
         self._drain = drain
         self._announced = announced
+        self._evaluations = evaluations
+        self._on_step = on_step
         self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
         self._metrics = metrics
@@ -101,10 +107,22 @@ class TrainingLoop:
         step = self._state.progress.step
         return None if step is None else self._with_recommendation(step).report
 
+    @property
+    def completion(self) -> str:
+        """Why there is nothing left to do, in a few words; empty while there is."""
+        limit, goal = self._config.max_versions, self._config.stop_at_reward
+        if 0 < limit <= self.version:
+            return f"done: version {self.version} of {limit}"
+        reward = self._state.window_reward_mean
+        if goal is not None and reward is not None and reward >= goal:
+            window = self._config.stop_window_versions
+            return f"done: mean reward {reward:.4g} over {window} versions, the goal is {goal:g}"
+        return ""
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
-        Returns by itself at ``max_versions``, once the coordinator announces that version.
+        Returns by itself at ``completion``, once the coordinator announces the last version.
 
         Raises:
             StartupError: this learner's buffer is too small for the run's batches.
@@ -114,7 +132,7 @@ class TrainingLoop:
         self._metrics.version.set(self.version)
         ready()
         try:
-            while not stopping.is_set() and not self._is_complete():
+            while not stopping.is_set() and not self.completion:
                 self._admit_delivered(rules, buffer)
                 batch = self._next_batch(buffer)
                 if batch:
@@ -122,14 +140,13 @@ class TrainingLoop:
                     continue
                 with self._node_metrics.waiting("rollout groups"):
                     await run_until(stopping, self._admit_next(rules, buffer))
+            if self.completion:
+                logger.info("training complete", extra={"version": self.version, "why": self.completion})
             with self._node_metrics.waiting("policy upload"):
                 # Nothing to wait for where ``stopping`` ended the loop.
                 await run_until(stopping, self._announced(self.version))
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _is_complete(self) -> bool:
-        return 0 < self._config.max_versions <= self.version
 
     def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
         if self._config.buffer_groups < run.batch_groups:
@@ -209,6 +226,7 @@ class TrainingLoop:
                 batch,
                 unacknowledged=unacknowledged,
                 expected_divergence=self._mismatches.panel.expected,
+                evaluations=self._evaluations,
             )
         )
         if taken is None:
@@ -236,6 +254,7 @@ class TrainingLoop:
         )
         self._metrics.checkpoint_seconds.observe(checkpoint_s)
         self._show(taken, line, batch)
+        self._on_step(line, batch)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -285,6 +304,8 @@ class TrainingLoop:
 
     def _show(self, taken: StepTaken, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(line)
+        if taken.progress.best is not None:
+            self._metrics.best_version.set(taken.progress.best.version)
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
         for delivered in batch:

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
+from learner.intake.batch_figures import batch_figures
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.checkpoint import BestVersion, CheckpointStore, Progress
 from learner.training.master_access import MasterAccess
-from learner.training.model import Policy
+from learner.training.model import Policy, ScoringModel
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
@@ -30,6 +31,10 @@ from node.weights.assembly.held import HeldPolicy
 
 ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 """Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
+
+
+Evaluations = Callable[[], tuple[int | None, int | None]]
+"""The version that did best on held-out prompts and the one under evaluation; None: none. Any thread."""
 
 
 class TrainingError(HeteroRLError):
@@ -60,10 +65,15 @@ class TrainingState:
         *,
         checkpoints: CheckpointStore,
         settings: StepSettings,
+        reward_window_versions: int,
+        reference: ScoringModel | None,
         clock: Clock,
     ) -> None:
         """Restore.
 
+        Args:
+            reward_window_versions: batches whose mean reward is remembered.
+            reference: the base model, for the penalty towards it; None: no such penalty.
         Raises:
             StartupError: the newest checkpoint cannot be used.
         """
@@ -71,6 +81,8 @@ class TrainingState:
         self._optimizer = optimizer
         self._checkpoints = checkpoints
         self._settings = settings
+        self._reward_window_versions = reward_window_versions
+        self._reference = reference
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
@@ -80,7 +92,15 @@ class TrainingState:
         optimizer.register_step_pre_hook(self._before_writing)
 
     @classmethod
-    def load(cls, config: LearnerConfig, policy: Policy, *, directory: Path, clock: Clock) -> Self:
+    def load(
+        cls,
+        config: LearnerConfig,
+        policy: Policy,
+        *,
+        reference: ScoringModel | None,
+        directory: Path,
+        clock: Clock,
+    ) -> Self:
         """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
 
         Raises:
@@ -96,12 +116,25 @@ class TrainingState:
         )
         settings = StepSettings.of(config)
         checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
-        return cls(policy, optimizer, checkpoints=checkpoints, settings=settings, clock=clock)
+        return cls(
+            policy,
+            optimizer,
+            checkpoints=checkpoints,
+            settings=settings,
+            reward_window_versions=config.stop_window_versions,
+            reference=reference,
+            clock=clock,
+        )
 
     @property
     def version(self) -> int:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
+
+    @property
+    def window_reward_mean(self) -> float | None:
+        """Mean reward of the window's batches; None: fewer steps than that were taken."""
+        return self._window_mean(self.progress.recent_rewards)
 
     @property
     def trained_slots(self) -> TrainedSlots:
@@ -120,6 +153,7 @@ class TrainingState:
         *,
         unacknowledged: Sequence[StepRecord],
         expected_divergence: ExpectedDivergence,
+        evaluations: Evaluations,
     ) -> StepTaken | None:
         """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
 
@@ -127,6 +161,7 @@ class TrainingState:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
             expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
+            evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -145,6 +180,7 @@ class TrainingState:
             version=self.version,
             settings=self._settings,
             expected_kl_nats=expected_kl_nats,
+            reference=self._reference,
         )
         if not outcome.is_applied:
             return None
@@ -159,11 +195,16 @@ class TrainingState:
             group_ids=tuple(group.group_id for group in line.groups),
             staleness_versions=tuple(group.staleness_versions for group in line.groups),
         )
+        rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
+        best_evaluated, evaluating = evaluations()
         progress = Progress(
             version=line.report.version,
             step=line,
             unacknowledged=(*unacknowledged, record),
             trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
+            recent_rewards=rewards,
+            best=self._best(record.version, rewards, best_evaluated=best_evaluated),
+            evaluating_version=evaluating,
         )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
@@ -183,6 +224,20 @@ class TrainingState:
         self._checkpoints.save(self.policy, self._optimizer, taken.progress)
         self.progress = taken.progress
         return self._clock.monotonic() - started_s
+
+    def _best(
+        self, version: int, rewards: tuple[float, ...], *, best_evaluated: int | None
+    ) -> BestVersion | None:
+        if best_evaluated is not None:
+            return BestVersion(best_evaluated)
+        known, mean = self.progress.best, self._window_mean(rewards)
+        if mean is None or (known is not None and not known.is_beaten_by(mean)):
+            return known
+        return BestVersion(version, mean)
+
+    def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
+        window = rewards[-self._reward_window_versions :]
+        return fmean(window) if len(window) == self._reward_window_versions else None
 
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
@@ -213,6 +268,9 @@ class TrainingState:
             clamped_tokens=outcome.clamped_tokens,
             truncated_fraction=outcome.truncated_fraction,
             trust_mean=outcome.trust_mean,
+            learning_rate=outcome.learning_rate,
+            reference_kl_nats=outcome.reference_kl_nats,
+            figures=batch_figures([one.group for one in batch]),
         )
 
 

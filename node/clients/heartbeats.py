@@ -93,7 +93,7 @@ class Heartbeats:
         self.evaluating_version: int | None = None
 
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
-        """Send heartbeats on a new stream until ``stopping``, then say goodbye.
+        """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
         Raises:
             RefusedError, ConnectionLost: the stream ended before.
@@ -111,6 +111,8 @@ class Heartbeats:
                             await stopping.wait()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                        # The status table keeps what it reports: what was made last, and why it ended.
+                        await self._send_one(stream, sequence + 1)
                         await stream.done_writing()
                         await stream.read()
         finally:

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "evaluations": ("node.commands.evaluations_command", "show how versions do on held-out prompts"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",

@@ -96,8 +96,9 @@ class TelemetrySection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     http_listen: Address | None = "127.0.0.1:0"
-    """Where /metrics, /healthz and /readyz are served; port 0 takes a free one and logs it. Unset: nowhere.
-    Anyone who reaches it can read it. Heartbeats carry a peer's metrics either way."""
+    """Where /metrics, /healthz and /readyz are served, and a learner's completions at /samples; port 0 takes
+    a free one and logs it. Unset: nowhere. Anyone who reaches it can read it. Heartbeats carry a peer's
+    metrics either way."""
 
     log_format: Literal["auto", "json", "human"] = "auto"
     """``auto``: readable text on a terminal, one JSON object a line elsewhere."""

@@ -173,6 +173,10 @@ class CoordinatorConfig(BaseModel):
         return self
 
     @property
+    def data_path(self) -> Path | None:
+        return None if self.data is None else self.data.file
+
+    @property
     def evaluation_settings(self) -> EvaluationSettings:
         """How versions are evaluated. The most likely token is what is left after top_k = 1."""
         evaluation = self.evaluation

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -54,10 +54,11 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
     node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
     transfer_metrics = TransferMetrics(registry)
     systemd = Systemd.from_environment(os.environ)
+    pages: dict[str, Callable[[], bytes]] = {}
     observers: list[Systemd | TelemetryServer] = [systemd]
     if config.telemetry.http_listen is not None:
         listen = config.telemetry.http_listen
-        observers.append(TelemetryServer(listen=listen, registry=registry, clock=clock))
+        observers.append(TelemetryServer(listen=listen, registry=registry, pages=pages, clock=clock))
 
     async def hold_state() -> Sequence[Service]:
         for role in roles:
@@ -73,7 +74,9 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
 
     # The lock comes first: a second process in a directory should hear of that, not of a port that is taken.
     stages = [StartStage("state directory", hold_state), StartStage("telemetry", build_telemetry)]
-    stages += [_role_stage(role, config, registry, node_metrics, transfer_metrics, clock) for role in roles]
+    stages += [
+        _role_stage(role, config, registry, node_metrics, transfer_metrics, pages, clock) for role in roles
+    ]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
 
@@ -83,6 +86,7 @@ def _role_stage(
     registry: CollectorRegistry,
     node_metrics: NodeMetrics,
     transfer_metrics: TransferMetrics,
+    pages: dict[str, Callable[[], bytes]],
     clock: Clock,
 ) -> StartStage:
     async def build() -> Sequence[Service]:
@@ -106,6 +110,7 @@ def _role_stage(
             state_dir=state_dir,
             identity=identity,
             run=run_description,
+            pages=pages,
         )
         # In a thread: importing torch takes seconds, and the watchdog does not wait.
         build_role = await asyncio.to_thread(load_build, role)

@@ -50,6 +50,12 @@ class _LoadsModel(Protocol):
     def model_dir(self) -> Path: ...
 
 
+@runtime_checkable
+class _ReadsData(Protocol):
+    @property
+    def data_path(self) -> Path | None: ...
+
+
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
     """Return each role once, in the order in which they start."""
     wanted = set(names)
@@ -94,7 +100,7 @@ def check_everything(
                 checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
         if not node.tls:
             checks.append(partial(_check_loopback, config, role))
-    _raise_all([*checks, *_model_checks(config, roles)], faults)
+    _raise_all([*checks, *_model_checks(config, roles), *_data_checks(config, roles)], faults)
 
 
 def no_certificate(role: Role, directory: Path) -> StartupError:
@@ -124,6 +130,20 @@ def _model_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
         for role, section in sections.items()
         if isinstance(section, _LoadsModel)
     ]
+
+
+def _data_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+    sections = (getattr(config, role) for role in roles)
+    paths = [section.data_path for section in sections if isinstance(section, _ReadsData)]
+    return [partial(_check_data, path) for path in paths if path is not None]
+
+
+def _check_data(path: Path) -> None:
+    try:
+        path.stat()
+    except OSError as error:
+        fix = "Set coordinator.data.file to a file on this machine."
+        raise cannot_read(path, error, fix=fix) from error
 
 
 def _check_model(model_dir: Path, *, key: str) -> None:

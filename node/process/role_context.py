@@ -7,7 +7,7 @@ therefore imports neither, nor anything that does.
 
 import pkgutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +49,8 @@ class RoleContext:
     identity: "Identity | None"
     """None exactly when ``node.tls`` is off."""
     run: "RunDescription"
+    pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+    """Pages that this role adds to the telemetry port: path -> function that returns HTML, in any thread."""
 
 
 def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":

@@ -3,6 +3,7 @@
     /metrics   the registry, in the Prometheus text format
     /healthz   200 while the event loop turns; 503 once it has not for LOOP_STALL_S
     /readyz    200 while the daemon serves; 503 before, and while it drains
+    ...        pages of the roles, HTML
 
 Threads answer, so that a stalled event loop looks different from a dead process.
 """
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -36,6 +37,7 @@ REQUESTS_AT_ONCE: Final = 8
 """Any more are closed at once: the endpoints serve a scraper and a supervisor, not the public."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
+_HTML: Final = "text/html; charset=utf-8"
 
 
 class TelemetryServer:
@@ -43,9 +45,18 @@ class TelemetryServer:
 
     name = "telemetry"
 
-    def __init__(self, *, listen: str, registry: CollectorRegistry, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        listen: str,
+        registry: CollectorRegistry,
+        pages: Mapping[str, Callable[[], bytes]],
+        clock: Clock,
+    ) -> None:
+        """Prepare; ``pages`` by path, which roles may add to later."""
         self._listen = listen
         self._registry = registry
+        self._pages = pages
         self._clock = clock
         self._phase = Phase.STARTING
         self._heartbeat_at = clock.monotonic()
@@ -73,8 +84,11 @@ class TelemetryServer:
                 is_ready = self._phase is Phase.SERVING
                 status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
                 return status, _TEXT, f"{self._phase}\n".encode()
+            case page if page in self._pages:
+                return HTTPStatus.OK, _HTML, self._pages[page]()
             case _:
-                return HTTPStatus.NOT_FOUND, _TEXT, b"/metrics /healthz /readyz\n"
+                there = " ".join(("/metrics", "/healthz", "/readyz", *self._pages))
+                return HTTPStatus.NOT_FOUND, _TEXT, f"{there}\n".encode()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``.
@@ -145,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, content_type, body = self.server.telemetry.answer(self.path)
         self.send_response(status)
         self.send_header("Content-Type", content_type)
+        self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

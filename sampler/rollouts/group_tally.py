@@ -2,7 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Final
+
+import numpy as np
 
 from node.rollout import RolloutGroup, Verdict
 
@@ -26,6 +29,8 @@ class SubmittedGroups:
     """Mean over groups, from the start of sampling to the last token."""
     graded_s: float
     """Mean over groups, from the last token to the rewards."""
+    metrics: dict[str, float]
+    """What graders measured, by name: the mean over the groups that have it."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,8 @@ class _Sums:
     newest_version: int = 0
     sampled_s: float = 0.0
     graded_s: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Name -> the mean of each group."""
 
 
 class GroupTally:
@@ -59,6 +66,9 @@ class GroupTally:
         sums.reward += reward_mean
         sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
         sums.graded_s += group.graded_at_s - group.sampling_finished_at_s
+        for name, values in group.metrics.items():
+            if (given := values[~np.isnan(values)]).size:
+                sums.metrics.setdefault(name, []).append(float(given.mean()))
         return self.rest(now=now) if now - self._since_s >= LOG_EVERY_S else None
 
     def rest(self, *, now: float) -> SubmittedGroups | None:
@@ -78,4 +88,5 @@ class GroupTally:
             newest_version=sums.newest_version,
             sampled_s=round(sums.sampled_s / groups, 3),
             graded_s=round(sums.graded_s / groups, 3),
+            metrics={name: round(fmean(means), 4) for name, means in sorted(sums.metrics.items())},
         )

@@ -8,7 +8,7 @@ from typing import Final
 
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import RefusedError
-from node.failure import FailedLease
+from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
@@ -78,9 +78,15 @@ class Leasing:
         self._changed.set()
 
     def give_up(self, failed: FailedLease) -> None:
-        """Return a lease back before the next request, with why its prompt could not be answered."""
+        """Return a lease back before the next request, with why its prompt could not be answered.
+
+        A prompt that is too long is so for every sampler: it says nothing of the task here.
+        """
         self._failed.append(failed)
-        self.note_failure()
+        if failed.fault is Failure.PROMPT_TOO_LONG:
+            self._changed.set()
+        else:
+            self.note_failure()
 
     def note_failure(self) -> None:
         """Count an attempt that failed here, whatever the cause."""

@@ -31,8 +31,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     adopt_orphans()
-    most = processes_of_user() + PROCESSES
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    _limit_processes()
     process = os.getpid()
     try:
         task = load_task(TaskSetup(**json.loads(sys.stdin.buffer.readline())))
@@ -54,6 +53,13 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
         replies.write(reply)
+
+
+def _limit_processes() -> None:
+    most = processes_of_user() + PROCESSES
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if hard == resource.RLIM_INFINITY or most < hard:  # a limit cannot be raised
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _allow_cpu(seconds: int) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
@@ -187,6 +189,9 @@ async def learn(
         learning_rate=1e-3,
         threads=1,
         keyframe_every_versions=2,
+        samples_every_versions=2,
+        samples_groups=1,
+        reference_kl_coefficient=0.01,
         max_versions=max_versions,
         quarantine_mismatch_nats=quarantine_mismatch_nats,
     )
@@ -216,6 +221,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
         assert (await learn(run, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
         code, context = await learn(run, hub, model_dir, max_versions=5)
         assert code is ExitCode.DRAINED
+        status = await fetch_status(hub, run.of(Role.OPERATOR))
+    [row] = [peer for peer in status.peers if peer.role is Role.LEARNER]
+    assert (row.state, row.waits_for) == ("left", "done: version 5 of 5")
 
     lines = [
         json.loads(line) for line in (run.directory / "learner" / "steps.jsonl").read_text().splitlines()
@@ -237,6 +245,16 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert announcement.head == version_in_checkpoint(run, model_dir)
     assert announcement.head.number == 5
     assert any(artifact.key.base_version == NO_BASE for artifact in announcement.artifacts)
+
+    # Zero at the base model, and measured from there also after a restart from version 3.
+    away_nats = [line["reference_kl_nats"] for line in lines]
+    assert away_nats[0] == 0.0
+    assert min(away_nats[1:]) > 1e-6
+
+    samples = list(SamplesFile(run.directory / "learner" / "samples.jsonl").all())
+    assert [group.version for group in samples] == [2, 4]
+    assert {group.group_id for group in samples} <= set(trained)
+    assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
 
     shown = {sample.name: sample.value for family in snapshot(context.registry) for sample in family.samples}
     assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5

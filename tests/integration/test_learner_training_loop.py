@@ -24,7 +24,7 @@ from learner.config import LearnerConfig
 from learner.disk_wait import DiskWait
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLog
-from learner.training.checkpoint import CheckpointStore
+from learner.training.checkpoint import BestVersion, CheckpointStore, best_in, versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
@@ -34,7 +34,7 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import Completion, DeliveredGroup, Verdict
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
@@ -79,6 +79,8 @@ class RunningLearner:
     registry: CollectorRegistry
     tasks: list[asyncio.Task[None]]
     stopping: asyncio.Event
+    written: list[tuple[int, int]]
+    """Version and number of groups of every step that observers were told of."""
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
@@ -100,6 +102,9 @@ async def learner(
     buffer_groups: int = 8,
     max_versions: int = 0,
     quarantine_mismatch_nats: float = math.inf,
+    stop_at_reward: float | None = None,
+    stop_window_versions: int = 16,
+    evaluations: tuple[int | None, int | None] = (None, None),
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -108,7 +113,15 @@ async def learner(
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     checkpoints = CheckpointStore(state / "checkpoints")
-    training_state = TrainingState(policy, optimizer, checkpoints=checkpoints, settings=STEP, clock=clock)
+    training_state = TrainingState(
+        policy,
+        optimizer,
+        checkpoints=checkpoints,
+        settings=STEP,
+        reward_window_versions=stop_window_versions,
+        reference=None,
+        clock=clock,
+    )
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
     )
@@ -127,8 +140,9 @@ async def learner(
         return run
 
     async def announced(version: int) -> None:
-        assert version == max_versions
+        assert stop_at_reward is not None or version == max_versions
 
+    written: list[tuple[int, int]] = []
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
     loop = TrainingLoop(
@@ -140,12 +154,16 @@ async def learner(
             buffer_groups=buffer_groups,
             max_versions=max_versions,
             quarantine_mismatch_nats=quarantine_mismatch_nats,
+            stop_at_reward=stop_at_reward,
+            stop_window_versions=stop_window_versions,
         ),
         run_id="run",
         tokenizer_digest=b"t" * 16,
         run_settings=run_settings,
         drain=drain,
         announced=announced,
+        evaluations=lambda: evaluations,
+        on_step=lambda line, batch: written.append((line.report.version, len(batch))),
         coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
         metrics=metrics,
@@ -156,7 +174,9 @@ async def learner(
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
     try:
-        yield RunningLearner(loop, drain, training_state.master_access, policy, registry, tasks, stopping)
+        yield RunningLearner(
+            loop, drain, training_state.master_access, policy, registry, tasks, stopping, written
+        )
     finally:
         stopping.set()
         _, late = await asyncio.wait(tasks, timeout=5)
@@ -178,6 +198,7 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         assert running.loop.report.reward_mean == 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2]
+    assert running.written == [(1, BATCH), (2, BATCH)]
     assert lines[1]["groups"][0] == {"group_id": "2.1", "sampler_id": "sampler-a", "staleness_versions": 1}
 
 
@@ -372,6 +393,69 @@ async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_
         await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.loop.version == 2
+
+
+async def test_the_best_version_is_that_of_the_best_window_until_versions_are_evaluated(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Batches of 0.75, 0.5, 0.75 and 0.5 by windows of two: 0.625 is reached first, and not exceeded."""
+
+    async def train(running: RunningLearner, version: int, reward: float) -> None:
+        completions = with_rewards(reward, version=version)
+        groups = (running.delivered(f"{version}{n}.1", completions=completions) for n in range(BATCH))
+        await hub.give(*groups)
+        await until(lambda: running.loop.version > version)
+
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
+            await train(running, 0, 0.75)
+            assert best_in(tmp_path / "checkpoints") is None
+            for version, reward in ((1, 0.5), (2, 0.75), (3, 0.5)):
+                await train(running, version, reward)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
+            assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
+            await until(lambda: running.shown("best_version") == 2)
+        told = {"evaluations": (3, 4), "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **told) as running:  # type: ignore[arg-type]
+            for version in (4, 5):
+                await train(running, version, 0.9)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
+            assert versions_in(tmp_path / "checkpoints") == [3, 4, 5, 6]
+        async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
+            await train(running, 6, 0.95)
+            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
+
+
+def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:
+    return tuple(make_completion(3, version=version, reward=mean + sign * 0.25) for sign in (-1, 1))
+
+
+async def test_the_loop_ends_by_itself_once_the_mean_reward_of_the_window_reaches_the_goal(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two batches of 0.25 and 0.75 make 0.5; the window goes on across a restart."""
+    caplog.set_level("INFO")
+    async with scripted_hub() as hub:
+        goal = {"stop_at_reward": 0.5, "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **goal) as first:  # type: ignore[arg-type]
+            for number, reward in enumerate((0.5, 0.25)):
+                groups = (
+                    first.delivered(f"{number}{n}.1", completions=with_rewards(reward, version=number))
+                    for n in range(BATCH)
+                )
+                await hub.give(*groups)
+                await until(lambda: first.loop.version > number)  # noqa: B023 - awaited at once
+            assert first.loop.completion == ""
+        async with learner(hub, model_dir, tmp_path, **goal) as second:  # type: ignore[arg-type]
+            groups = (
+                second.delivered(f"2{n}.1", completions=with_rewards(0.75, version=2)) for n in range(BATCH)
+            )
+            await hub.give(*groups)
+            await asyncio.wait_for(second.tasks[1], timeout=30)
+            assert second.loop.version == 3
+            assert second.loop.completion == "done: mean reward 0.5 over 2 versions, the goal is 0.5"
+    [complete] = [record for record in caplog.records if record.message == "training complete"]
+    assert (complete.__dict__["version"], complete.__dict__["why"]) == (3, second.loop.completion)
 
 
 async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_intact(

@@ -68,7 +68,9 @@ DIRECT = [(0.0, -1e4), (-1e4, -1e4), (-1.0, -1e4), (-1e4, -1.0)]
 
 
 def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
-    loss = StepLoss(objective, kl_coefficient=0.005, discounts_by_sample_size=True)
+    loss = StepLoss(
+        objective, kl_coefficient=0.005, reference_kl_coefficient=0.01, discounts_by_sample_size=True
+    )
     for measured in (objective(batch).loss, loss(batch).loss):
         (gradient,) = torch.autograd.grad(measured, batch.learner_logprob)
         assert bool(measured.isfinite()), (
@@ -81,7 +83,8 @@ def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
             f"{objective.name}: a norm beyond float"
         )
     outcome = loss(batch)
-    for numbers in (outcome.objective.weight, outcome.kl_nats):
+    assert outcome.reference_kl_nats is not None
+    for numbers in (outcome.objective.weight, outcome.kl_nats, outcome.reference_kl_nats):
         assert bool(numbers.isfinite().all()), objective.name
 
 
@@ -105,6 +108,7 @@ def extreme_batch(
         staleness_versions=torch.randint(0, 300, (8,), generator=generator),
         max_tokens=tokens,
         proximal_logprob=corner[torch.randint(len(pairs), (8, tokens), generator=generator)][..., 0],
+        reference_logprob=corner[torch.randint(len(pairs), (8, tokens), generator=generator)][..., 1],
     )
 
 

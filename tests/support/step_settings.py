@@ -5,13 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from learner.objective.registry import load_objective
+from learner.training.rate_schedule import RateSchedule
 from learner.training.train_step import StepSettings
 
 
 def make_step_settings(**changes: Any) -> StepSettings:
     settings = StepSettings(
         objective=load_objective("gepo"),
+        schedule=RateSchedule(),
         kl_coefficient=0.0,
+        reference_kl_coefficient=0.0,
         gradient_clip_norm=1.0,
         staleness_discount="exponential",
         staleness_half_life_versions=math.inf,

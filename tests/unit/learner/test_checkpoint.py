@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, best_in, versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node import durable
@@ -90,6 +90,34 @@ def test_the_newest_two_checkpoints_are_kept(model_dir: Path, tmp_path: Path) ->
         store.save(policy, optimizer, Progress(version=version))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000010", "000000000011"]
     assert store.restore(policy, optimizer).version == 11
+
+
+def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kept_while_they_are(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+    kept = []
+    for version, best, evaluating in (
+        (1, BestVersion(1, 0.5), None),
+        (2, BestVersion(1, 0.5), None),
+        (3, BestVersion(1, 0.5), None),
+        (4, BestVersion(1, 0.5), None),
+        (5, BestVersion(1, 0.5), 3),  # heard of while 2, 4 and 5 were made
+        (6, BestVersion(1, 0.5), 3),
+        (7, BestVersion(1, 0.5), 3),
+        (8, BestVersion(3), None),
+        (9, BestVersion(3), 6),
+        (10, BestVersion(6), None),
+    ):
+        store.save(policy, optimizer, Progress(version=version, best=best, evaluating_version=evaluating))
+        kept.append(versions_in(tmp_path))
+    assert kept[:4] == [[1], [1, 2], [1, 2, 3], [1, 3, 4]]
+    assert kept[4:7] == [[1, 3, 4, 5], [1, 3, 4, 5, 6], [1, 3, 4, 5, 6, 7]]
+    assert kept[7:] == [[3, 5, 6, 7, 8], [3, 6, 7, 8, 9], [6, 7, 8, 9, 10]]
+    assert best_in(tmp_path) == BestVersion(6)
+    whole = [path.parent.name for path in tmp_path.glob("*/optimizer.safetensors")]
+    assert sorted(whole) == ["000000000009", "000000000010"]
+    assert store.restore(policy, optimizer).best == BestVersion(6)
 
 
 def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.export import export_version
-from learner.training.checkpoint import CheckpointStore, Progress, versions_in
+from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node.commands.cli import main
@@ -36,7 +36,14 @@ def state_dir(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def train(model_dir: Path, state_dir: Path, *, versions: int, keep_every_versions: int = 0) -> Policy:
+def train(
+    model_dir: Path,
+    state_dir: Path,
+    *,
+    versions: int,
+    keep_every_versions: int = 0,
+    best: BestVersion | None = None,
+) -> Policy:
     """Take steps, each with a checkpoint, and return the policy after the last."""
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
@@ -45,7 +52,7 @@ def train(model_dir: Path, state_dir: Path, *, versions: int, keep_every_version
         completions = (make_completion(3, reward=1.0), make_completion(4))
         groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
         assert train_step(policy, optimizer, groups, version=version, settings=SETTINGS).is_applied
-        checkpoints.save(policy, optimizer, Progress(version=version + 1))
+        checkpoints.save(policy, optimizer, Progress(version=version + 1, best=best))
     return policy
 
 
@@ -120,6 +127,29 @@ def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
     argv = ["export", tmp_path / "three", *flags, "--version", 3]
     assert main([str(argument) for argument in argv]) == 3
     assert "version 3 is not there; there are 2, 4, 6, 7" in capsys.readouterr().err
+
+
+def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export(state: str) -> int:
+        flags = ("--best", "--state-dir", tmp_path / state, "--model-dir", model_dir)
+        return main([str(argument) for argument in ("export", tmp_path / f"{state}-exported", *flags)])
+
+    assert export("empty") == 3
+    assert "no checkpoint in" in capsys.readouterr().err
+    train(model_dir, tmp_path / "known", versions=5, best=BestVersion(2, 0.9))
+    assert export("known") == 0
+    assert capsys.readouterr().out.startswith("version 2, root ")
+    train(model_dir, tmp_path / "gone", versions=3, best=BestVersion(9))
+    assert export("gone") == 3
+    assert "version 9 is not there; there are 1, 2, 3" in capsys.readouterr().err
+    train(model_dir, tmp_path / "base", versions=1, best=BestVersion(0))
+    assert export("base") == 3
+    assert "the best version so far is the base model" in capsys.readouterr().err
+    train(model_dir, tmp_path / "unknown", versions=2)
+    assert export("unknown") == 3
+    assert "no version is known to be the best yet" in capsys.readouterr().err
 
 
 def test_a_damaged_or_missing_checkpoint_and_a_directory_that_exists_are_refused(

@@ -1,7 +1,7 @@
 import asyncio
 import http.client
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -31,9 +31,13 @@ def make_server(
     *,
     listen: str = "127.0.0.1:0",
     clock: ManualClock | None = None,
+    pages: dict[str, Callable[[], bytes]] | None = None,
 ) -> TelemetryServer:
     return TelemetryServer(
-        listen=listen, registry=registry or CollectorRegistry(), clock=clock or ManualClock()
+        listen=listen,
+        registry=registry or CollectorRegistry(),
+        pages={} if pages is None else pages,
+        clock=clock or ManualClock(),
     )
 
 
@@ -82,6 +86,16 @@ async def test_any_other_path_is_answered_with_the_ones_there_are() -> None:
     server = make_server()
     async with serving(server):
         assert await asyncio.to_thread(get, server, "/../etc/passwd") == (404, "/metrics /healthz /readyz\n")
+
+
+async def test_a_role_may_add_a_page_while_the_server_runs() -> None:
+    pages: dict[str, Callable[[], bytes]] = {}
+    server = make_server(pages=pages)
+    async with serving(server):
+        assert (await asyncio.to_thread(get, server, "/samples"))[0] == 404
+        pages["/samples"] = lambda: b"<p>seven</p>"
+        assert await asyncio.to_thread(get, server, "/samples?x=1") == (200, "<p>seven</p>")
+        assert await asyncio.to_thread(get, server, "/") == (404, "/metrics /healthz /readyz /samples\n")
 
 
 async def test_a_taken_port_is_a_startup_error_that_says_what_to_do() -> None:

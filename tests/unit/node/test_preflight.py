@@ -163,3 +163,16 @@ def test_a_learner_without_its_signing_key_or_with_anothers_is_found(tmp_path: P
     assert "is not the key that run r is signed with" in faults(config, Role.LEARNER)[0]
     key.unlink()
     assert f"{key} cannot be read: No such file or directory" in faults(config, Role.LEARNER)[0]
+
+
+def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}}),
+    )
+    (found,) = faults(config, Role.COORDINATOR)
+    assert str(file) in found
+    file.touch()
+    assert faults(config, Role.COORDINATOR) == []

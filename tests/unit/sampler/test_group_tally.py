@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from node.rollout import RolloutGroup, Verdict
@@ -50,3 +51,14 @@ def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
     told = tally.rest(now=2.0)
     assert told is not None
     assert (told.oldest_version, told.newest_version) == (5, 9)
+
+
+def test_what_graders_measured_is_told_as_means_over_the_groups_that_have_it() -> None:
+    tally = GroupTally(now=0.0)
+    for words, steps in (([1.0, np.nan], None), ([3.0, 5.0], [2.0, 2.0])):
+        metrics = {"words": words} | ({} if steps is None else {"steps": steps})
+        columns = {name: np.array(values, np.float32) for name, values in metrics.items()}
+        tally.add(make_group(size=2, metrics=columns), Verdict.SPOOLED, reward_mean=0.0, now=1.0)
+    told = tally.rest(now=2.0)
+    assert told is not None
+    assert told.metrics == {"steps": 2.0, "words": 2.5}

@@ -170,6 +170,15 @@ async def test_a_sampler_whose_every_lease_fails_takes_one_at_a_time_after_a_pau
     assert len(desk.hub.failed) == FAILURES_IN_A_ROW
 
 
+async def test_prompts_that_a_filter_drops_bring_no_pauses() -> None:
+    desk = Desk(Hub())
+    for number in range(2 * FAILURES_IN_A_ROW):
+        desk.leasing.give_up(FailedLease(f"{number}.1", Failure.PROMPT_TOO_LONG))
+    async with leasing(desk):
+        await until(lambda: desk.hub.asked == [2])
+    assert len(desk.hub.failed) == 2 * FAILURES_IN_A_ROW
+
+
 async def test_one_success_ends_the_pauses() -> None:
     desk = Desk(Hub())
     for number in range(3 * FAILURES_IN_A_ROW):

@@ -1,0 +1,114 @@
+"""``heterorl-node samples``: what the model writes, as the learner wrote it down while it trained."""
+
+import argparse
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from learner.records.group_sample import GroupSample
+from learner.records.samples_file import FILE_NAME, SamplesFile
+from learner.records.samples_page import completion_heading, group_heading
+from learner.records.visible_text import visible
+from node.errors import StartupError
+from node.exit_code import ExitCode
+from node.run import Role
+
+REFRESH_S: Final = 1.0
+
+EXAMPLE: Final = """\
+  heterorl-node samples --state-dir runs/hand/learner --follow
+  heterorl-node samples --state-dir runs/hand/learner --worst --count 10
+
+A learner writes down some groups of every learner.samples_every_versions-th batch and keeps the newest 32 to
+64 MiB. It may be running.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--state-dir", type=Path, required=True, help="the learner's node.state_dir")
+    parser.add_argument("--version", type=int, help="only what the step that made this version consumed")
+    parser.add_argument(
+        "--count", type=_positive, default=5, help="newest groups, or best or worst completions; default: 5"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line; ASCII only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--follow", action="store_true", help="go on with new ones until Ctrl-C")
+    which.add_argument("--best", action="store_true", help="the completions of highest reward")
+    which.add_argument("--worst", action="store_true", help="the completions of lowest reward")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print samples.
+
+    Raises:
+        StartupError: the learner has written none.
+    """
+    path = arguments.state_dir / Role.LEARNER / FILE_NAME
+    file = SamplesFile(path)
+    if not path.exists() and not arguments.follow:
+        raise StartupError(
+            f"there are no samples at {path}",
+            fix="--state-dir is the learner's node.state_dir; samples come every "
+            "learner.samples_every_versions versions, with 0 never.",
+        )
+    appended = file.appended()
+    next(appended)  # before the newest are read: what comes in between may be shown twice, and is not missed
+    try:
+        _print(_chosen(file, arguments), as_json=arguments.json)
+        while arguments.follow:
+            _print(filter(_filter(arguments.version), next(appended)), as_json=arguments.json)
+            time.sleep(REFRESH_S)
+    except KeyboardInterrupt:
+        pass
+    return ExitCode.DRAINED
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _chosen(file: SamplesFile, arguments: argparse.Namespace) -> list[GroupSample]:
+    of_version = filter(_filter(arguments.version), file.all())
+    if not (arguments.best or arguments.worst):
+        if arguments.version is None:
+            return file.newest(arguments.count)
+        return list(deque(of_version, maxlen=arguments.count))
+    single = (replace(group, completions=(one,)) for group in of_version for one in group.completions)
+    pick = heapq.nlargest if arguments.best else heapq.nsmallest
+    return pick(arguments.count, single, key=lambda group: group.completions[0].reward)
+
+
+def _filter(version: int | None) -> Callable[[GroupSample], bool]:
+    return lambda group: version is None or group.version == version
+
+
+def _print(groups: Iterable[GroupSample], *, as_json: bool) -> None:
+    # Lines are not wrapped: a terminal does that, and a pipe wants them whole.
+    console = Console(soft_wrap=True, highlight=False)
+    for group in groups:
+        if as_json:
+            print(group.to_json(), flush=True)
+            continue
+        # Text, not markup: a completion may hold [square brackets].
+        console.print(Text(group_heading(group), "bold"))
+        console.print(Text(_quoted(group.prompt), "dim"))
+        for completion in group.completions:
+            style = "green" if completion.advantage > 0 else "red" if completion.advantage < 0 else "yellow"
+            console.print(Text(completion_heading(completion), style))
+            console.print(Text(_quoted(completion.text)))
+        console.print()
+
+
+def _quoted(text: str) -> str:
+    """Mark every line as quoted: none can pass for a heading."""
+    return "\n".join(f"| {line}" for line in visible(text).split("\n"))

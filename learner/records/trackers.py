@@ -1,0 +1,111 @@
+"""Experiment trackers: the numbers of each step, under the names of their gauges, for TensorBoard and W&B.
+
+Both libraries are extras, imported only where they are configured.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from learner.step_log import StepLine
+from node.errors import StartupError
+from node.rollout import DeliveredGroup
+
+
+class TensorBoardWriter:
+    """A step writer that appends to an event file of its own in a directory."""
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path) -> None:
+        """Make the directory and the file.
+
+        Raises:
+            StartupError: TensorBoard is not installed.
+            OSError: the directory cannot be made.
+        """
+        module = _imported("torch.utils.tensorboard", extra="tensorboard", key="learner.tensorboard_dir")
+        self._events = module.SummaryWriter(str(directory))
+
+    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None]:
+        """Return what adds the step's numbers at its version."""
+        return partial(self._write, line)
+
+    def _write(self, line: StepLine) -> None:
+        for name, value in _numbers(line).items():
+            self._events.add_scalar(name, value, global_step=line.report.version, walltime=line.at_s)
+        self._events.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._events.close()
+
+
+class WandbWriter:
+    """A step writer that logs to one run of Weights & Biases, which a restart goes on with.
+
+    Environment variables of wandb apply: WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self, project: str, *, run_id: str, directory: Path, configuration: Mapping[str, Any]
+    ) -> None:
+        """Prepare; the run is begun with the first step, in the writer's thread, since that takes a server.
+
+        Args:
+            run_id: id and name of the W&B run too.
+            directory: where wandb keeps its own files.
+            configuration: shown beside the run.
+        Raises:
+            StartupError: wandb is not installed.
+        """
+        self._wandb = _imported("wandb", extra="wandb", key="learner.wandb_project")
+        self._begin = {
+            "project": project,
+            "id": run_id,
+            "name": run_id,
+            "resume": "allow",
+            "dir": str(directory),
+            "config": dict(configuration),
+        }
+        self._run: Any = None
+
+    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None]:
+        """Return what logs the step's numbers at its version.
+
+        That raises wandb.Error where nobody is logged in, or the server refuses.
+        """
+        return partial(self._write, line)
+
+    def _write(self, line: StepLine) -> None:
+        if self._run is None:
+            # Standard output, the machine's load and the source code are none of its business.
+            quiet = self._wandb.Settings(
+                silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
+            )
+            self._run = self._wandb.init(**self._begin, settings=quiet)
+        self._run.log(_numbers(line), step=line.report.version)
+
+    def close(self) -> None:
+        """Send or store what is left."""
+        if self._run is not None:
+            self._run.finish()
+
+
+def _numbers(line: StepLine) -> dict[str, float]:
+    return {f"heterorl_learner_{name}": value for name, value in line.numbers().items()}
+
+
+def _imported(module: str, *, extra: str, key: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise StartupError(
+            f"{key} is set, and {extra} is not installed: {error}",
+            fix=f"pip install 'heterorl-node[{extra}]', or leave {key} out.",
+        ) from error

@@ -1,0 +1,23 @@
+"""Text from strangers made harmless: what a terminal or browser would obey becomes visible instead."""
+
+import unicodedata
+from typing import Final
+
+_KEPT: Final = frozenset("\n\t")
+_SPACE: Final = "Zs"
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with every character that does not show replaced by its escape, such as ``\x1b``.
+
+    Control characters, marks that turn the direction of writing, zero-width characters, surrogates and what
+    is not assigned. Line feeds, tabs and spaces of any width stay.
+    """
+    return "".join(
+        character if _is_harmless(character) else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or character in _KEPT or unicodedata.category(character) == _SPACE

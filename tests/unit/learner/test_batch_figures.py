@@ -1,0 +1,68 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from learner.intake.batch_figures import batch_figures
+from learner.metrics import LearnerMetrics
+from learner.step_log import StepLine
+from node.rollout import Finish, RolloutGroup
+from node.run import StepReport
+from support.groups import make_completion, make_group
+
+REPORT = StepReport(7, 0.5, 1.5, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
+
+
+def group(*rewards: float, lengths: tuple[int, ...], cut: int = 0, prompt: int = 3) -> RolloutGroup:
+    """Return a group whose first ``cut`` completions ended at the token limit."""
+    completions = tuple(
+        make_completion(length, reward=reward, finish=Finish.LENGTH if n < cut else Finish.END)
+        for n, (length, reward) in enumerate(zip(lengths, rewards, strict=True))
+    )
+    return make_group(completions=completions, prompt_token_ids=np.ones(prompt, np.int32))
+
+
+def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
+    figures = batch_figures(
+        [
+            group(1.0, 0.0, lengths=(1, 11), cut=1, prompt=2),
+            group(0.5, 0.5, lengths=(2, 6), prompt=8),
+        ]
+    )
+    assert (figures.completion_tokens_mean, figures.completion_tokens_max) == (5.0, 11)
+    # Of 1, 2, 6, 11 the place 0.95 * 3 = 2.85.
+    assert figures.completion_tokens_p95 == pytest.approx(6 + 0.85 * 5)
+    assert figures.prompt_tokens_mean == 5.0
+    assert figures.cut_ratio == 0.25
+    assert figures.reward_deviation == 0.25  # (0.5 + 0) / 2
+    assert figures.zero_advantage_ratio == 0.5
+
+
+def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_is_no_cut() -> None:
+    same = group(0.1, 0.1, 0.1, lengths=(3, 3, 3))
+    stopped = tuple(replace(one, finish=Finish.STOP) for one in same.completions)
+    figures = batch_figures([replace(same, completions=stopped)])
+    assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
+
+
+def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
+    shown = {
+        name: registry.get_sample_value(f"heterorl_learner_{name}") for name in ("reward_mean", "trust_ratio")
+    }
+    assert all(math.isnan(value) for value in shown.values() if value is not None)
+    figures = batch_figures([group(1.0, 0.0, lengths=(1, 11))])
+    line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
+    metrics.show_step(line)
+    numbers = line.numbers()
+    assert numbers["tokens_per_second"] == 24.0
+    assert "trust_ratio" not in numbers
+    for name, value in numbers.items():
+        assert registry.get_sample_value(f"heterorl_learner_{name}") == value, name
+    written = json.loads(line.to_json())
+    same_name = numbers.keys() - {"clip_ratio", "tokens_per_second"}
+    assert {name: written[name] for name in same_name} == {name: numbers[name] for name in same_name}

@@ -1,0 +1,100 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from learner.config import LearnerConfig
+from learner.training.model import load_policy
+from learner.training.rate_schedule import RateSchedule, ScheduleShape
+from learner.training.train_step import StepSettings, train_step
+from support.groups import make_group
+from support.step_settings import make_step_settings
+from support.tiny_model import make_tiny_model
+
+
+def shares(schedule: RateSchedule, versions: int) -> list[float]:
+    return [schedule.share(version) for version in range(versions)]
+
+
+def test_a_warm_up_rises_by_equal_steps_to_the_peak() -> None:
+    assert shares(RateSchedule(warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert shares(RateSchedule(), 2) == [1.0, 1.0]
+
+
+def test_linear_declines_to_its_final_share_and_stays() -> None:
+    schedule = RateSchedule("linear", warmup_steps=2, decay_steps=4, final_share=0.2)
+    assert shares(schedule, 9) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+
+
+def test_cosine_is_halfway_in_the_middle_and_flat_at_both_ends() -> None:
+    got = shares(RateSchedule("cosine", decay_steps=8), 10)
+    assert got[0] == 1.0
+    assert got[4] == pytest.approx(0.5)
+    assert got[8:] == [0.0, 0.0]
+    assert got[2] == pytest.approx((1 + math.sqrt(0.5)) / 2)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_it_is_torchs_schedule_step_by_step(shape: ScheduleShape) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    if shape == "linear":
+        scheduler = torch.optim.lr_scheduler.LinearLR(
+            optimizer, start_factor=1.0, end_factor=0.1, total_iters=16
+        )
+    else:
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16, eta_min=0.1)
+    rates = []
+    for _ in range(17):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert shares(RateSchedule(shape, decay_steps=16, final_share=0.1), 17) == pytest.approx(rates)
+
+
+def test_a_step_is_taken_at_its_versions_rate_and_leaves_the_optimizers_as_it_was(tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path, hidden=16, layers=1)
+    settings = make_step_settings(schedule=RateSchedule("linear", decay_steps=4))
+    moved = []
+    for version in (0, 3, 4):
+        policy = load_policy(model_dir, device="cpu")
+        before = {name: tensor.detach().clone() for name, tensor in policy.parameters.items()}
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0)
+        outcome = train_step(
+            policy, optimizer, [make_group(version=version)], version=version, settings=settings
+        )
+        assert outcome.learning_rate == pytest.approx(1e-2 * (1 - version / 4))
+        assert optimizer.param_groups[0]["lr"] == 1e-2
+        moved.append(max(float((t.detach() - before[n]).abs().max()) for n, t in policy.parameters.items()))
+    # The first step of AdamW moves a parameter by the rate.
+    assert moved == pytest.approx([1e-2, 2.5e-3, 0.0], rel=1e-3, abs=1e-9)
+
+
+def test_the_configuration_names_the_schedule() -> None:
+    config = LearnerConfig.model_validate(
+        {
+            "model_dir": "m",
+            "learning_rate": 1e-6,
+            "lr_schedule": "cosine",
+            "warmup_steps": 2,
+            "decay_steps": 10,
+            "final_lr_share": 0.1,
+        }
+    )
+    assert StepSettings.of(config).schedule == RateSchedule("cosine", 2, 10, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({"lr_schedule": "linear"}, "'linear' needs decay_steps above 0"),
+        ({"decay_steps": 5}, "'constant' has no decline, so decay_steps must be 0"),
+        ({"lr_schedule": "cosine", "decay_steps": 5, "final_lr_share": 1.5}, "final_lr_share"),
+    ],
+)
+def test_a_schedule_that_cannot_be_meant_is_refused(broken: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        LearnerConfig.model_validate({"model_dir": "m", "learning_rate": 1e-6, **broken})

@@ -1,0 +1,100 @@
+import asyncio
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from learner.records.trackers import TensorBoardWriter, WandbWriter
+from learner.step_log import BatchFigures, StepLine
+from node.errors import StartupError
+from node.run import StepReport
+from support.waiting import until
+
+
+def step_line(version: int) -> StepLine:
+    report = StepReport(version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
+    figures = BatchFigures(5.0, 10.5, 11, 3.0, 0.25, 0.5, 0.5)
+    at_s = 1000.0 + version
+    return StepLine(at_s, report, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
+
+
+def numbers(version: int) -> dict[str, float]:
+    """Return a step's numbers under the names of the metrics."""
+    return {f"heterorl_learner_{name}": value for name, value in step_line(version).numbers().items()}
+
+
+def test_tensorboard_reads_back_every_number_of_every_step_across_a_restart(tmp_path: Path) -> None:
+    for versions in ((1, 2), (3,)):
+        writer = TensorBoardWriter(tmp_path / "events")
+        for version in versions:
+            writer.write_of(step_line(version), ())()
+        writer.close()
+    read = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert set(read.Tags()["scalars"]) == numbers(1).keys()
+    for name in numbers(1):
+        found = {event.step: (event.value, event.wall_time) for event in read.Scalars(name)}
+        assert found == {
+            version: (pytest.approx(numbers(version)[name]), 1000.0 + version) for version in (1, 2, 3)
+        }
+
+
+def records(file: Path) -> list[wandb_internal_pb2.Record]:
+    """Read a file of wandb's that fits a block of 32 KiB: 7 bytes, then checksum, length, type."""
+    content, place, found = file.read_bytes(), 7, []
+    while place + 7 <= len(content):
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        assert kind == 1  # a record that is not cut in parts
+        found.append(wandb_internal_pb2.Record.FromString(content[place + 7 : place + 7 + length]))
+        place += 7 + length
+    return found
+
+
+def history_in(file: Path) -> dict[int, dict[str, float]]:
+    """Return what was logged at each step, without wandb's own."""
+    return {
+        record.history.step.num: {
+            name: json.loads(item.value_json)
+            for item in record.history.item
+            if not (name := item.key or item.nested_key[0]).startswith("_")
+        }
+        for record in records(file)
+        if record.HasField("history")
+    }
+
+
+def files_in(directory: Path) -> list[Path]:
+    return list(directory.glob("wandb/offline-run-*/run-run-1.wandb"))
+
+
+async def test_wandb_keeps_every_number_of_every_step_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    writer = WandbWriter("arithmetic", run_id="run-1", directory=tmp_path, configuration={"device": "cpu"})
+    assert not files_in(tmp_path)  # nothing is begun before there is something to say
+    for version in (1, 2):
+        await asyncio.to_thread(writer.write_of(step_line(version), ()))
+    await asyncio.to_thread(writer.close)
+    [file] = files_in(tmp_path)
+    await until(lambda: len(history_in(file)) == 2)  # wandb's own process writes, a little later
+    assert history_in(file) == {version: numbers(version) for version in (1, 2)}
+    [begun] = [record.run for record in records(file) if record.HasField("run")]
+    assert (begun.project, begun.run_id) == ("arithmetic", "run-1")
+
+
+def test_an_extra_that_is_not_installed_is_said_with_the_key_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        StartupError, match="tensorboard_dir is set, and tensorboard is not installed"
+    ) as said:
+        TensorBoardWriter(tmp_path)
+    assert "pip install 'heterorl-node[tensorboard]'" in said.value.fix
+    with pytest.raises(StartupError, match="wandb_project is set, and wandb is not"):
+        WandbWriter("p", run_id="run-1", directory=tmp_path, configuration={})
