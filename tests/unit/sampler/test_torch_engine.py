@@ -355,7 +355,8 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
         engine.add(request(engine, prompt, sampling=sampling, completions=4))
         for _ in range(3):
             engine.step()
-    decoder, finished = engine._decoder, {}
+    decoder = engine._decoder
+    finished: dict[str, FinishedRequest] = {}
     read = widths_read(decoder._model)
     for version in (5, 6):
         load(engine, words[version], version)
@@ -374,9 +375,9 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
     finished |= run_out(engine)
     versions = set()
     for name, group in finished.items():
-        prompt = engine.encode("1" if name not in prompts else name)
+        token_ids = engine.encode(name if name in prompts else "1")
         for completion in group.completions:
-            naive = naive_logprob(model_dir, words, prompt, completion, sampling)
+            naive = naive_logprob(model_dir, words, token_ids, completion, sampling)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
             versions.add(tuple(np.unique(completion.policy_version)))
     assert {(0, 5, 6), (0, 6)} <= versions
