@@ -162,6 +162,7 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
+    assert [slot.winner for slot in desk.transactions[-1].slots] == [0]
     assert desk.accounts.slots.untrained() == []
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
