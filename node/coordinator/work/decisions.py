@@ -23,6 +23,15 @@ Answer = TypeVar("Answer")
 
 NOTHING: Final = Transaction()
 
+LEARNER_PAUSE_S: Final = 2.0
+"""Until a sampler asks again while every lease waits for the learner or the ledger."""
+
+EMPTY_PAUSE_S: Final = 1.0
+"""Until a sampler asks again that was granted nothing."""
+
+PARTIAL_PAUSE_S: Final = 0.5
+"""Until a sampler asks again that was granted less than it asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Answer]):
@@ -68,9 +77,9 @@ def lease(
     """
     learner, free = accounts.learner, room(accounts, bounds, now=now)
     if learner is None or free.bound == _unconfirmed(accounts):
-        return Decision(LeaseGrant((), 2.0, free.bound))
+        return Decision(LeaseGrant((), LEARNER_PAUSE_S, free.bound))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
-        return Decision(LeaseGrant((), 1.0, "policy version"))
+        return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
     running = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.slots.open_slots.values()
@@ -97,7 +106,8 @@ def lease(
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), Transaction(slots=slots))
     bound = free.bound if len(leases) == granted else "prompts"
-    return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), Transaction(slots=slots))
+    pause_s = PARTIAL_PAUSE_S if leases else EMPTY_PAUSE_S
+    return Decision(LeaseGrant(leases, pause_s, bound), Transaction(slots=slots))
 
 
 def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, history
+from node.coordinator.work import decisions, history, leases
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.slots import SlotState
 from node.errors import Reason, RefusedError
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
@@ -63,8 +64,37 @@ def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_
 def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> None:
     answer = grant(desk, 9)
     assert (len(answer.leases), answer.waits_for) == (6, "staleness")  # (2 + 0 + 1) * 2
-    assert 0.2 <= answer.retry_after_s <= 2
+    assert answer.retry_after_s == decisions.PARTIAL_PAUSE_S
     assert grant(desk, 6) == replace(answer, retry_after_s=0.0, waits_for="")
+
+
+def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part(desk: Desk) -> None:
+    desk.lease("s2", 6)
+    answer = grant(desk)
+    assert (answer.leases, answer.waits_for) == ((), "staleness")
+    assert answer.retry_after_s == decisions.EMPTY_PAUSE_S > decisions.PARTIAL_PAUSE_S
+
+
+def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "LEASES_PER_PEER", 3)
+    desk.lease("s1", 2)
+    desk.lease("s2", 1)
+    desk.submit("0.1", "s1")
+    assert [len(grant(desk, wanted).leases) for wanted in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 1)
+    desk = Desk(make_accounts(prompts=2))
+    desk.lease()
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    answer = grant(desk, 6)
+    assert 1 <= len(answer.leases) < 6
+    assert answer.waits_for == "prompts"
 
 
 def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
@@ -207,6 +237,9 @@ def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
     desk.submit("0.1")
     desk.submit("1.1")
     desk.train(1, "0.1")
-    assert desk.train(2, *groups).doubled == (groups[-1],)
+    outcome = desk.train(2, *groups)
+    assert outcome.doubled == (groups[-1],)
+    assert outcome.refusal is not None
+    assert outcome.refusal.reason is Reason.DUPLICATE
     assert desk.accounts.last_step == 1
     assert desk.accounts.slots.open_slots[1].state is SlotState.SPOOLED
