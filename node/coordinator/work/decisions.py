@@ -156,12 +156,12 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.bad_prompts
+        answered = (each.prompt_index for each in slots if stored is not None)
         transaction = Transaction(
             slots=slots,
             stored=stored,
             verdicts=((sampler_id, verdict),),
-            lifted_prompts=(slot.prompt_index,) if slot is not None and is_answered else (),
+            lifted_prompts=tuple(index for index in answered if index in accounts.bad_prompts),
         )
         return Decision(Submitted(verdict, detail), transaction)
 

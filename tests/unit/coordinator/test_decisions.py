@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import decisions, history, leases
-from node.coordinator.work.accounts import Balance
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.accounts import Accounts, Balance
+from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
@@ -124,6 +126,63 @@ def test_a_group_of_another_run_is_foreign_and_leaves_the_lease_alone(desk: Desk
     group = make_answer(desk.accounts, "0.1", run_id="other")
     assert desk.submit("0.1", group=group).verdict is Verdict.FOREIGN
     assert desk.submit("0.1").verdict is Verdict.SPOOLED
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "0.0"])
+def test_a_group_without_a_group_id_is_malformed_and_leaves_every_lease_alone(desk: Desk, name: str) -> None:
+    desk.lease()
+    assert desk.submit(name).verdict is Verdict.MALFORMED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
+
+
+def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
+    leased = Slot(0, 0, SlotState.LEASED, (Attempt(1, "s1"),), granted=1)
+    desk = Desk(make_accounts(Balance(slots=(leased,), next_slot=1)))
+    with pytest.raises(RefusedError, match="no learner has joined") as error:
+        desk.submit("0.1")
+    assert refusal(error) is Reason.BUSY
+    assert desk.accounts.slots.open_slots[0] == leased
+
+
+def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
+    def room(accounts: Accounts) -> Capacity:
+        return decisions.room(accounts, BOUNDS, now=desk.now)
+
+    assert room(desk.accounts) == Capacity(6, "staleness")
+    assert room(make_accounts(Balance())) == Capacity(0, "learner")
+    assert room(make_accounts(prompts=None)) == Capacity(0, "task")
+    desk.accounts.doubt("version 2")
+    assert room(desk.accounts) == Capacity(0, "ledger")
+    aside = Desk(make_accounts(prompts=1))
+    aside.lease()
+    aside.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    assert room(aside.accounts) == Capacity(0, "prompts")
+
+
+def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are() -> None:
+    def joins(name: str, prompts: int) -> None:
+        desk.settle(
+            decisions.sampler_joins(
+                desk.accounts, sampler_id=name, task=WORK.task, configured=None, prompts=prompts
+            )
+        )
+
+    desk = Desk(make_accounts(prompts=None))
+    joins("s1", 0)
+    assert (desk.accounts.task, desk.accounts.slots.prompts) == (None, None)
+    joins("s2", 3)
+    joins("s3", 3)
+    assert (desk.accounts.task, desk.accounts.slots.prompts) == (TaskSize(WORK.task, 3, "s2"), 3)
+
+
+def test_a_prompt_that_failed_is_like_any_other_once_the_task_is_another_one(desk: Desk) -> None:
+    desk.lease()
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    assert len(desk.accounts.bad_prompts) == 1
+    desk.settle(
+        decisions.sampler_joins(desk.accounts, sampler_id="s1", task=WORK.task, configured=40, prompts=40)
+    )
+    assert len(desk.accounts.bad_prompts) == 0
 
 
 def test_a_malformed_group_spends_its_lease_and_the_prompt_goes_to_another(desk: Desk) -> None:

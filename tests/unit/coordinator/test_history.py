@@ -294,6 +294,13 @@ def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_stale
     assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
 
 
+def test_a_loss_that_nobody_accepted_is_not_open() -> None:
+    balance = Balance(learner=LEARNER, next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
+    desk = Desk(make_accounts(balance))
+    assert desk.accounts.open_loss is None
+    assert refused(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
+
+
 def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:
     desk = restored()
     opened(desk, version=9)
