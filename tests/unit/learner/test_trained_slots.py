@@ -22,8 +22,15 @@ def test_any_order_gives_the_same_runs_as_a_plain_set() -> None:
     for start in range(0, len(numbers), 7):
         slots = slots.with_groups(f"{n}.2" for n in numbers[start : start + 7])
     assert {n for first, last in slots.runs for n in range(first, last + 1)} == set(numbers)
+    assert {n for n in range(410) if f"{n}.3" in slots} == {n for n in numbers if n < 410}
     assert all(before[1] + 1 < after[0] for before, after in zip(slots.runs, slots.runs[1:], strict=False))
     assert TrainedSlots(slots.runs).with_groups(f"{n}.1" for n in numbers).runs == slots.runs
+
+
+def test_a_slot_below_the_first_run_or_in_a_hole_was_not_trained_on() -> None:
+    slots = TrainedSlots(((5, 9), (12, 12)))
+    assert [n for n in range(15) if f"{n}.1" in slots] == [5, 6, 7, 8, 9, 12]
+    assert "x" not in slots
 
 
 @pytest.mark.parametrize("name", ["", "x", ".1", "-1.1", "\u0661.1"])

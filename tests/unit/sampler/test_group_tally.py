@@ -39,6 +39,17 @@ def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
     assert rest.verdicts == {"spooled": 1, "duplicate": 1}
 
 
+def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) -> None:
+    tally = GroupTally(now=0.0)
+    for reward_mean, took_s in ((1.0, 2.0), (0.0, 2.0), (0.0, 2.001)):
+        finished_s = 100.0 + took_s
+        timed = replace(group, sampling_finished_at_s=finished_s, graded_at_s=finished_s + took_s / 3)
+        tally.add(timed, Verdict.SPOOLED, reward_mean=reward_mean, now=1.0)
+    told = tally.rest(now=12.34)
+    assert told is not None
+    assert (told.within_s, told.reward_mean, told.sampled_s, told.graded_s) == (12.3, 0.3333, 2.0, 0.667)
+
+
 def test_nothing_is_told_of_nothing() -> None:
     assert GroupTally(now=0.0).rest(now=100.0) is None
 

@@ -54,8 +54,10 @@ def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
     work_queue = loaded("a", "b")
     work_queue.advance("a", JobState.SUBMITTING)
     assert list(work_queue.lease_ids) == ["a", "b"]
-    work_queue.settle("a")
+    assert len(work_queue) == 2
+    assert work_queue.settle("a") is not None
     assert list(work_queue.lease_ids) == ["b"]
+    assert work_queue.settle("a") is None
 
 
 def test_lost_leases_drop_what_is_not_finished_and_nothing_that_is() -> None:
