@@ -6,7 +6,7 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import check_group
+from node.rollout import LogprobMode, check_group
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -23,6 +23,7 @@ def test_an_honest_group_passes() -> None:
         ({"behaviour_logprob": np.array([-1, -1], np.float32)}, Reason.MALFORMED),
         ({"policy_version": np.array([1, 1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([1, -1, 1], np.int32)}, Reason.MALFORMED),
+        ({"policy_version": np.array([-1, -1, -1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([2, 2, 1], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, 2, 50], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
@@ -121,6 +122,18 @@ def test_a_group_may_be_as_large_as_its_limits(
     with pytest.raises(RefusedError) as refused:
         check_group(group)
     assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "is_truncated"), [(1.0, 0, False), (0.9, 0, True), (1.0, 1, True), (0.9, 1, True)]
+)
+@pytest.mark.parametrize("mode", list(LogprobMode))
+def test_logprobs_are_renormalised_where_tokens_were_cut_off_and_the_mode_does_not_undo_it(
+    top_p: float, top_k: int, is_truncated: bool, mode: LogprobMode
+) -> None:
+    group = make_group(sampling=replace(SAMPLING, top_p=top_p, top_k=top_k), logprob_mode=mode)
+    assert group.sampling.is_truncated == is_truncated
+    assert group.is_renormalised == (is_truncated and mode is LogprobMode.SAMPLED)
 
 
 def test_staleness_is_counted_from_the_oldest_token() -> None:
