@@ -112,6 +112,7 @@ def test_what_a_source_sends_before_it_is_announced_is_not_useless() -> None:
     state = holding(5).announced(announcement(9, (9, 5, 10)))
     assert not state.is_useless(ArtifactKey(10, 5))
     assert state.is_useless(ArtifactKey(8, 5))
+    assert holding(9).announced(announcement(9)).is_useless(ArtifactKey(9, NO_BASE))
 
 
 def test_a_version_of_unknown_words_is_not_made_again() -> None:
