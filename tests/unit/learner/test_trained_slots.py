@@ -42,4 +42,5 @@ def test_what_names_no_slot_is_passed_over(name: str) -> None:
 
 def test_beyond_the_bound_the_oldest_hole_counts_as_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trained_slots, "RUNS", 2)
-    assert TrainedSlots().with_groups(["0.1", "5.1", "9.1"]).runs == ((0, 5), (9, 9))
+    groups = [f"{slot}.1" for slot in (0, 1, 5, 6, 9, 10)]
+    assert TrainedSlots().with_groups(groups).runs == ((0, 6), (9, 10))

@@ -65,7 +65,9 @@ async def test_a_port_reads_messages_as_large_as_its_callers_may_send(
     assert found.concurrent_rpcs == 7
 
 
-@pytest.mark.parametrize(("listen", "said"), [("0.0.0.0:0", "is not loopback"), ("hub", "the port is missing")])
+@pytest.mark.parametrize(
+    ("listen", "said"), [("0.0.0.0:0", "is not loopback"), ("hub", "the port is missing")]
+)
 async def test_a_port_that_may_not_listen_there_ends_the_start(listen: str, said: str) -> None:
     with pytest.raises(StartupError, match=said):
         await server(listen=listen).run(ready=lambda: None, stopping=asyncio.Event())

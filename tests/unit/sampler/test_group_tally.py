@@ -17,7 +17,8 @@ def group() -> RolloutGroup:
 def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup) -> None:
     tally = GroupTally(now=100.0)
     told = [
-        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=100.0 + LOG_EVERY_S * n / 1000) for n in range(1, 1001)
+        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=100.0 + LOG_EVERY_S * n / 1000)
+        for n in range(1, 1001)
     ]
     assert told[:-1] == [None] * 999
     last = told[-1]
