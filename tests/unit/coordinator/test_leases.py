@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import leases
+from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.leases import Standing
 from node.coordinator.work.retries import (
     FINAL_FAULTS,
@@ -14,7 +15,7 @@ from node.coordinator.work.retries import (
     SAME_SAMPLER_S,
 )
 from node.coordinator.work.slots import SlotState, parse_group_id
-from node.failure import FAULTS, Failure
+from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 
@@ -220,6 +221,14 @@ def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
     desk.fail("0.1", "s1", fault=RAISED)
     assert desk.submit("0.1", "s1").verdict is Verdict.FOREIGN
     assert state(desk) is SlotState.AVAILABLE
+
+
+def test_a_lease_given_back_unbegun_has_not_failed_whatever_else_is_said_of_it(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    failed = tuple(FailedLease(name, RAISED, "") for name in ("0.1", "1.1", "1.1", "9.1"))
+    released = release(desk.accounts, sampler_id="s1", lease_ids=("0.1",), failed=failed, now=desk.now)
+    assert desk.settle(released) == Released(2, (RAISED,))
+    assert [slot.had_fault() for slot in desk.accounts.slots.open_slots.values()] == [False, True]
 
 
 @pytest.mark.parametrize(("lease_id", "sampler"), [("0.1", "s2"), ("0.2", "s1"), ("9.1", "s1"), ("x", "s1")])

@@ -41,9 +41,7 @@ def test_a_better_rank_takes_the_place_of_the_newest_of_the_worst() -> None:
     assert placed(places) == ["l", "s1", "s2"]
 
 
-def test_a_learner_displaces_a_relay_only_where_there_is_no_sampler_and_nobody_displaces_its_own_rank() -> (
-    None
-):
+def test_a_relay_is_displaced_where_there_is_no_sampler_and_by_nobody_of_its_own_rank() -> None:
     places = FleetPlaces(capacity=2)
     for relay in RELAYS:
         places.ask(relay)
