@@ -137,6 +137,14 @@ def test_drift_is_the_curve_between_its_knots_and_as_uncertain(pair: Pair) -> No
         assert panel.drift(age).error_nats == pytest.approx(math.sqrt(basis @ inverse @ basis), rel=1e-6)
 
 
+def test_a_panel_that_has_seen_nothing_expects_what_is_supposed_of_every_age() -> None:
+    panel = DivergencePanel()
+    assert panel.drift(4) == Estimate(0.0, pytest.approx(UNKNOWN_NATS))
+    supposed = SUPPOSED_NATS_PER_VERSION * 4
+    expected = supposed * (1 - 1 / (1 + (UNKNOWN_NATS / supposed) ** 2))
+    np.testing.assert_allclose(panel.expected("nobody", np.array([0, 4])), [0.0, expected])
+
+
 def test_groups_are_counted_with_the_half_life(pair: Pair) -> None:
     panel, twin = pair
     for name in panel.samplers():

@@ -37,6 +37,7 @@ def test_an_address_is_split_and_joined_again(address: str, host: str, port: int
         "[::1:80",
         "::1]:80",
         "[hub]:80",
+        "[::1x]:80",
         "hub:-1",
         "hub:http",
         "a b:1",
