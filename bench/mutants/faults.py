@@ -2,8 +2,8 @@
 
 Comparisons and their boundaries, boolean operators, arithmetic, numbers, results, swapped arguments and
 branches, statements left out. What people read stays as it is: messages, logs, docstrings, annotations. So do
-numbers that have a name, outside of functions: a test of a setting would only repeat it; and what checks our own
-work, assertions and ``zip(strict=True)``: a test can only show that it never fails.
+numbers that have a name, outside of functions: a test of a setting would only repeat it. So does what checks
+our own work, assertions and ``zip(strict=True)``: a test can only show that it never fails.
 """
 
 import ast

@@ -160,6 +160,8 @@ def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> Non
 
 
 def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are() -> None:
+    desk = Desk(make_accounts(prompts=None))
+
     def joins(name: str, prompts: int) -> None:
         desk.settle(
             decisions.sampler_joins(
@@ -167,7 +169,6 @@ def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are()
             )
         )
 
-    desk = Desk(make_accounts(prompts=None))
     joins("s1", 0)
     assert (desk.accounts.task, desk.accounts.slots.prompts) == (None, None)
     joins("s2", 3)

@@ -52,7 +52,7 @@ class Twin:
         for weight, basis, nats in self.weights():
             gram += weight * np.outer(basis, basis)
             moment += weight * nats * basis
-        inverse = np.linalg.inv(gram)
+        inverse = np.linalg.inv(gram).astype(np.float64)
         return inverse @ moment, inverse
 
     def mismatch(self, sampler_id: str) -> Estimate:
@@ -64,9 +64,10 @@ class Twin:
         c = sum((weight * basis for weight, basis, _ in own), np.zeros(len(KNOTS) - 1))
         total = sum(weight for weight, _, _ in own)
         s = sum(weight * nats for weight, _, nats in own)
-        precision = total - c @ inverse @ c + 1 / UNKNOWN_NATS**2
-        drift = max(c @ curve / total, 0.0)
-        return Estimate((s - c @ curve) / precision, math.hypot(precision**-0.5, 0.1 * drift))
+        precision = total - float(c @ inverse @ c) + 1 / UNKNOWN_NATS**2
+        on_curve = float(c @ curve)
+        error = math.hypot(precision**-0.5, 0.1 * max(on_curve / total, 0.0))
+        return Estimate((s - on_curve) / precision, error)
 
     def believed(self, group: Observed) -> tuple[float, float | None]:
         """Return the KL that counts, and how far it is beside what was expected; None: nothing was."""
@@ -139,7 +140,8 @@ def test_drift_is_the_curve_between_its_knots_and_as_uncertain(pair: Pair) -> No
 
 def test_a_panel_that_has_seen_nothing_expects_what_is_supposed_of_every_age() -> None:
     panel = DivergencePanel()
-    assert panel.drift(4) == Estimate(0.0, pytest.approx(UNKNOWN_NATS))
+    assert panel.drift(4).nats == 0.0
+    assert panel.drift(4).error_nats == pytest.approx(UNKNOWN_NATS)
     supposed = SUPPOSED_NATS_PER_VERSION * 4
     expected = supposed * (1 - 1 / (1 + (UNKNOWN_NATS / supposed) ** 2))
     np.testing.assert_allclose(panel.expected("nobody", np.array([0, 4])), [0.0, expected])

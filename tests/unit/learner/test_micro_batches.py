@@ -94,6 +94,7 @@ def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
     assert batch.group_index.tolist() == [0, 0, 1]
     assert batch.reward.tolist() == [1.0, 0.0, 0.5]
     assert batch.staleness_versions.tolist() == [3, 3, 2]
+    assert batch.discount is not None
     assert batch.discount.tolist() == [1 / 3, 1 / 3, 1 / 2]
     assert asked == [3, 2]
     assert batch.max_tokens == 99

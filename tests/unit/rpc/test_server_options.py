@@ -42,7 +42,7 @@ def server(*, listen: str = "127.0.0.1:0", **options: Any) -> RpcServer:
         identity=None,
         revocations=RevocationList(),
         clock=SystemClock(),
-        count_refusal=lambda *_: None,
+        count_refusal=lambda *, service, reason: None,
         drain_grace_s=0.0,
         **options,
     )
