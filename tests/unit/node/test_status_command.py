@@ -32,6 +32,8 @@ PEER = PeerStatus(
     verdicts={"trained": 70, "stale": 3},
     staleness_mean_versions=1.25,
     joins=1,
+    refused_twins=0,
+    refused_twin_s=0.0,
 )
 RUN = RunStatus(
     run_id="example",
