@@ -216,6 +216,14 @@ def test_a_prompt_is_abandoned_after_two_faults_or_one_that_needs_no_other(
     assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
 
 
+def test_one_fault_that_needs_no_other_is_enough_after_attempts_that_ended_otherwise(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.expire(TTL_S)
+    assert desk.lease("s2") == ["0.2"]
+    desk.fail("0.2", "s2", fault=Failure.PROMPT_TOO_LONG)
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+
+
 def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
     desk.lease("s1")
     desk.fail("0.1", "s1", fault=RAISED)
