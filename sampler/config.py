@@ -1,12 +1,20 @@
 """Settings of a sampler. How completions are sampled is set for the whole run, in [coordinator]."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
-from sampler.engines.engine_registry import check_name
+from sampler.engines.engine_options import check_options
+from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
+
+
+def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    # Where one of the two is wrong, that is its own fault.
+    if {"engine", "device"} <= info.data.keys():
+        check_options(chosen_engine(info.data["engine"], device=info.data["device"]), options)
+    return options
 
 
 class SamplerConfig(BaseModel):
@@ -18,21 +26,28 @@ class SamplerConfig(BaseModel):
     """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
     Needs the learner's layout and tokenizer; later versions come from the hub."""
 
-    engine: Annotated[str, AfterValidator(check_name)] = "torch"
-    """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
-    ``torch`` runs transformers models on any device that torch supports."""
-
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model generates."""
+
+    engine: Annotated[str, AfterValidator(check_name)] = AUTO
+    """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
+    ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
+    faster; ``auto`` is vllm where a build of it for the device is installed, else torch."""
+
+    engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
+        default_factory=dict
+    )
+    """Options of the chosen engine; see ``sampler.engines.engine_options``."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type to compute in. float32 holds published floats exactly; bfloat16 halves memory and makes
     behaviour logprobs differ from the learner's by some hundredths of a nat per token."""
 
-    apply: Literal["spare", "in_place"] = "spare"
+    apply: Literal["auto", "spare", "in_place"] = "auto"
     """How a new version becomes the one sampled from. ``spare`` assembles it in a second copy of the weights;
     the swap pauses generation for milliseconds. ``in_place`` writes it over the only copy, which takes half
-    the memory and pauses generation for as long as decoding takes."""
+    the memory and pauses generation for as long as decoding takes. ``auto`` is spare where the engine can
+    (torch), else in place (vllm)."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""

@@ -23,6 +23,8 @@ class Dropped(enum.StrEnum):
     """The grader raised, was killed, or does not start."""
     DOUBTFUL = "doubtful"
     """The policy it was drawn from may be damaged."""
+    ENGINE = "engine"
+    """The engine failed while it was drawn."""
     STOPPING = "stopping"
     """The sampler stopped first."""
 
@@ -70,6 +72,8 @@ class SamplerMetrics:
             "starving_seconds", "How long newer versions were available and none was taken."
         )
         self.repairs = counter("repairs", "Times the held policy was found damaged.")
+        self.engine_restarts = counter("engine_restarts", "Times the engine failed and was loaded again.")
+        self.probe_failures = counter("probe_failures", "Probes of a version that had no finite logprob.")
         self._unbegun = gauge("unbegun_groups", "Leases whose prompts are being made or wait for the engine.")
         self._waiting = gauge(
             "engine_waiting_requests", "Groups in the engine without a token yet: for memory or their prompt."

@@ -33,6 +33,7 @@ from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
 from sampler.engines.engine_registry import load_engine
 from sampler.engines.engine_thread import EngineThread
+from sampler.engines.restartable_engine import RestartableEngine
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
@@ -66,7 +67,7 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
-    engine = await asyncio.to_thread(load_engine, config.engine, config)
+    engine = await asyncio.to_thread(RestartableEngine, lambda: load_engine(config.engine, config))
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
     leases, submissions = (
@@ -92,14 +93,14 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
     )
     metrics = SamplerMetrics(context.registry)
-    engine_thread = EngineThread(engine, metrics=metrics)
+    engine_thread = EngineThread(engine, metrics=metrics, lost=lambda: policy_sync.lose())
     work_queue = WorkQueue(
         concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
     held_version = HeldVersion(
         engine.weights,
         layout=engine.layout,
-        in_place=config.apply == "in_place",
+        in_place=config.apply == "in_place" or engine.weights.in_place_only,
         hand_over=engine_thread.hand_over,
         saved=SavedPolicy(
             context.state_dir,

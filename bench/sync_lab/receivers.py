@@ -66,6 +66,8 @@ class TimedDisk(SavedPolicy):
 class LiveArray:
     """The live words of a sampler that computes nothing. See ``sampler.engines.model_words.LiveWords``."""
 
+    in_place_only = False
+
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)
         self._words = words.size

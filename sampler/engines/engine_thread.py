@@ -7,18 +7,40 @@
 A version is handed over as a change of the engine's live words. The caller waits until the change is made, so
 at most one is pending. After a change that fails, the live words are no version, and nothing is sampled until
 another change succeeds.
+
+Every version is probed: a fixed prompt is completed by one token along with the requests. An engine that
+raises, or that draws the probe with no finite logprob, is closed and loaded again; its requests and its words
+are lost. A version that fails two probes is not sampled from.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from node.errors import RefusedError
+import numpy as np
+
+from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from node.rollout import SamplingParameters
+from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.restartable_engine import FAULTS, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
+
+logger = logging.getLogger(__name__)
+
+RESTARTS: Final = 3
+"""Faults of the engine without a finished request in between that are answered by a restart. What three do
+not mend, such as a broken CUDA context, a new process may."""
+
+_PROBE_ID: Final = "probe"
+_PROBE: Final = np.arange(4, dtype=np.int32)
+_PROBE_SAMPLING: Final = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
+
+Result = TypeVar("Result")
 
 Change = Callable[[], PolicyVersion | None]
 """Changes the live words between two steps and returns their version; None: do not sample from them."""
@@ -37,14 +59,22 @@ class EngineThread:
         served: The version the next step samples from; None while what the engine holds is in doubt.
     """
 
-    def __init__(self, engine: Engine, *, metrics: SamplerMetrics) -> None:
+    def __init__(
+        self, engine: RestartableEngine, *, metrics: SamplerMetrics, lost: Callable[[], None]
+    ) -> None:
+        """Drive ``engine``; ``lost`` is called when it has failed and its words will be the base model's."""
         self._engine = engine
         self._metrics = metrics
+        self._lost = lost
         self._offered: _Offer | None = None
         self._is_serving = asyncio.Event()
         self._added: list[GenerationRequest] = []
         self._cancelled: list[str] = []
         self._something_to_do = asyncio.Event()
+        self._faults = 0
+        """Since a request was finished."""
+        self._suspect: PolicyVersion | None = None
+        """The version whose probe has failed once."""
         self.served: PolicyVersion | None = None
         metrics.held_version.set(-1)
         metrics.watch_engine(waiting=lambda: engine.waiting)
@@ -82,43 +112,110 @@ class EngineThread:
         self._something_to_do.set()
 
     async def run(
-        self, *, finished: Callable[[FinishedRequest], None], refused: Callable[[str, RefusedError], None]
+        self,
+        *,
+        finished: Callable[[FinishedRequest], None],
+        refused: Callable[[str, RefusedError], None],
+        failed: Callable[[], None],
     ) -> None:
         """Generate until cancelled, then close the engine, once the current step has ended.
 
         Args:
             finished: Called with each request whose completions are all there.
             refused: Called with the id of each request the engine refuses.
+            failed: Called when what was added and is not finished is lost.
+        Raises:
+            EngineFaultError: the engine fails again and again.
+            ConfigError, StartupError: it does not load any more.
         """
-        loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             try:
                 while True:
                     self._something_to_do.clear()
-                    if self._offered is not None:
-                        offer, self._offered = self._offered, None
-                        await self._make(offer, thread)
-                    if self._added or self._cancelled:
-                        added, self._added = self._added, []
-                        cancelled, self._cancelled = self._cancelled, []
-                        for refusal in await loop.run_in_executor(thread, self._pass_on, added, cancelled):
-                            refused(*refusal)
-                    if self._engine.running and self.served is not None:
-                        for request in await loop.run_in_executor(thread, self._step):
-                            finished(request)
-                    else:
+                    try:
+                        is_idle = await self._turn(thread, finished=finished, refused=refused, failed=failed)
+                    except EngineFaultError as error:
+                        await self._restart(error, thread, failed=failed)
+                        continue
+                    if is_idle:
                         await self._something_to_do.wait()
             finally:
                 thread.submit(self._engine.close).result()
 
+    async def _turn(
+        self,
+        thread: ThreadPoolExecutor,
+        *,
+        finished: Callable[[FinishedRequest], None],
+        refused: Callable[[str, RefusedError], None],
+        failed: Callable[[], None],
+    ) -> bool:
+        """Do what there is to do, up to one step; return whether there was nothing to step."""
+        if self._offered is not None:
+            offer, self._offered = self._offered, None
+            await self._make(offer, thread)
+        if self._added or self._cancelled:
+            added, self._added = self._added, []
+            cancelled, self._cancelled = self._cancelled, []
+            for refusal in await _in(thread, lambda: self._pass_on(added, cancelled)):
+                refused(*refusal)
+        if not self._engine.running or self.served is None:
+            return True
+        done = {request.request_id: request for request in await _in(thread, self._step)}
+        probe = done.pop(_PROBE_ID, None)
+        if probe is not None and not self._has_passed(probe):
+            failed()
+            return False
+        for request in done.values():
+            self._faults = 0
+            finished(request)
+        return False
+
+    def _has_passed(self, probe: FinishedRequest) -> bool:
+        """Return whether the probe has finite logprobs; if not, the version is not served any more.
+
+        Raises:
+            EngineFaultError: it has not, for the first time with this version.
+        """
+        version = self.served
+        if version is None or np.isfinite(probe.completions[0].behaviour_logprob).all():
+            return True
+        self._metrics.probe_failures.inc()
+        if version != self._suspect:
+            self._suspect = version
+            raise EngineFaultError(f"the probe of version {version.number} has no finite logprob")
+        logger.error("version not sampled from: no finite logprobs", extra={"version": version.number})
+        self.withdraw()
+        return False
+
+    async def _restart(
+        self, error: EngineFaultError, thread: ThreadPoolExecutor, *, failed: Callable[[], None]
+    ) -> None:
+        self._faults += 1
+        self.withdraw()
+        self._added.clear()
+        self._lost()
+        failed()
+        # The next engine knows none of them, and the hub may lease them to this sampler again.
+        self._cancelled.clear()
+        if self._faults > RESTARTS:
+            raise error
+        self._metrics.engine_restarts.inc()
+        logger.error("engine failed, loading it again", extra={"faults": self._faults}, exc_info=error)
+        await asyncio.get_running_loop().run_in_executor(thread, self._engine.restart)
+
     async def _make(self, offer: _Offer, thread: ThreadPoolExecutor) -> None:
         try:
-            version = await asyncio.get_running_loop().run_in_executor(thread, self._change, offer.change)
+            version = await _in(thread, lambda: self._change(offer.change))
         except RefusedError as error:
             self.withdraw()
             if not offer.made.done():
                 offer.made.set_exception(error)
             return
+        except EngineFaultError as error:
+            if not offer.made.done():
+                offer.made.set_exception(RefusedError(Reason.DAMAGED, str(error)))
+            raise
         if version is None:
             self.withdraw()
         else:
@@ -133,6 +230,8 @@ class EngineThread:
         version = change()
         if version is not None:
             self._engine.serve(version.number)
+            self._engine.cancel([_PROBE_ID])
+            self._engine.add(GenerationRequest(_PROBE_ID, _PROBE, 1, _PROBE_SAMPLING))
             self._metrics.swap_seconds.observe(time.perf_counter() - started)
         return version
 
@@ -154,3 +253,19 @@ class EngineThread:
         self._metrics.decode_steps.inc()
         self._metrics.generate_seconds.inc(time.perf_counter() - started)
         return finished
+
+
+async def _in(thread: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    """Call the engine in its thread.
+
+    Raises:
+        EngineFaultError: it failed.
+    """
+
+    def guarded() -> Result:
+        try:
+            return call()
+        except FAULTS as error:
+            raise EngineFaultError(f"the engine failed: {error!r}") from error
+
+    return await asyncio.get_running_loop().run_in_executor(thread, guarded)

@@ -37,8 +37,13 @@ class ModelWords(Protocol):
 class LiveWords(Protocol):
     """The words an engine computes with, and how they are replaced between two decode steps.
 
-    ``new_spare`` and ``swap`` are called only with ``sampler.apply = "spare"``.
+    ``new_spare`` and ``swap`` are not called where versions are written in place.
     """
+
+    @property
+    def in_place_only(self) -> bool:
+        """Whether a version can only be written over the live one."""
+        ...
 
     @property
     def live(self) -> ModelWords:

@@ -47,7 +47,8 @@ def load(settings: EngineSettings) -> "TorchEngine":
         compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
         threads=settings.threads,
         seed=settings.seed,
-        has_spare=settings.apply == "spare",
+        options=TorchOptions.model_validate(settings.engine_options),
+        has_spare=settings.apply != "in_place",
     )
 
 
@@ -180,6 +181,8 @@ class TorchEngine:
     @torch.inference_mode()
     def close(self) -> None:
         self._decoder.cancel_all()
+        self._model.to("meta")  # type: ignore[arg-type]
+        del self._weights
 
     def _free_bytes(self, *, has_spare: bool) -> int | None:
         device = self._model.device

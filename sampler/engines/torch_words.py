@@ -95,6 +95,8 @@ class TorchWords:
 class LiveTensors:
     """The tensors a model computes with, and the version they are views of."""
 
+    in_place_only = False
+
     def __init__(
         self,
         tensors: Mapping[str, Sequence[Tensor]],

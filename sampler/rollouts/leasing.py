@@ -10,6 +10,7 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import RefusedError
 from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
+from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
@@ -27,6 +28,10 @@ TOO_OLD: Final = "policy version"
 SHORTEST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 30.0
 """Limits on the wait that a hub asks for."""
+
+GRANT_WAIT_S: Final = 2.0
+"""How long a stopping sampler waits for the answer to its last request for leases. Leases that it never hears
+of expire."""
 
 FAILURES_IN_A_ROW: Final = 8
 """Failed leases without a group in between, after which this sampler takes one lease at a time, with pauses.
@@ -135,7 +140,7 @@ class Leasing:
             room = 1
         # Over a long round trip, most of a wait for leases is spent asking again.
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
-            grant = await self._client.lease(room, served)
+            grant = await self._granted(room, served)
         self._bound = None
         if not all([take(lease) for lease in grant.leases]):
             # The hub may grant the same leases again at once.
@@ -145,6 +150,18 @@ class Leasing:
         self._backoff.reset()
         if len(grant.leases) < room:
             await self._wait_for_more(grant)
+
+    async def _granted(self, room: int, served: PolicyVersion) -> LeaseGrant:
+        """Ask for leases. Cancelled meanwhile, give back what is granted all the same."""
+        asking = asyncio.create_task(self._client.lease(room, served))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            done, _ = await asyncio.wait({asking}, timeout=GRANT_WAIT_S)
+            asking.cancel()
+            if done and asking.exception() is None:
+                self.give_back(lease.lease_id for lease in asking.result().leases)
+            raise
 
     async def _wait_for_more(self, grant: LeaseGrant) -> None:
         if grant.waits_for == TOO_OLD:

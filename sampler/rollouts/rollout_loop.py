@@ -22,7 +22,7 @@ import numpy as np
 
 from node.clients.membership_client import MembershipClient
 from node.clock import Clock
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
 from node.limits import PROMPT_TOKENS
 from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
@@ -31,6 +31,7 @@ from node.run import RunSettings
 from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
+from sampler.engines.restartable_engine import EngineFaultError
 from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.group_submitter import GroupSubmitter
@@ -96,6 +97,12 @@ class RolloutLoop:
         self._drop(dropped, Dropped.DOUBTFUL)
         self._leasing.give_back(dropped)
 
+    def _forget_failed(self) -> None:
+        """Drop the groups being generated: the engine failed, whatever the prompts were."""
+        dropped = self._work_queue.drop({JobState.GENERATING})
+        self._drop(dropped, Dropped.ENGINE)
+        self._leasing.give_back(dropped)
+
     def note_verdict(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
@@ -148,16 +155,30 @@ class RolloutLoop:
             if job is not None:
                 start(self._grade(job, finished, work), grading)
 
+        has_ended = asyncio.Event()
+        faults: list[Exception] = []
+
+        async def generate() -> None:
+            try:
+                await self._engine_thread.run(
+                    finished=grade, refused=self._refuse, failed=self._forget_failed
+                )
+            except (EngineFaultError, StartupError, ConfigError) as error:
+                faults.append(error)
+                has_ended.set()
+
         async with asyncio.TaskGroup() as tasks:
-            generating = tasks.create_task(self._engine_thread.run(finished=grade, refused=self._refuse))
+            generating = tasks.create_task(generate())
             submitting = tasks.create_task(self._submitter.run(self._settle))
             ready()
-            await run_until(stopping, self._leasing.run(take))
+            await run_until(stopping, run_until(has_ended, self._leasing.run(take)))
             for task in preparing:
                 task.cancel()
             await self._finish(grading)
             generating.cancel()
             submitting.cancel()
+        for error in faults:  # one at most
+            raise error
 
     async def _finish(self, grading: set[asyncio.Task[None]]) -> None:
         dropped = self._work_queue.drop(NOT_GENERATED)

@@ -60,6 +60,7 @@ class HeldVersion:
         self._saved = saved
         self._scrub = MemoryScrub(layout)
         self._is_changing = asyncio.Lock()
+        self._is_lost = False
         self._newest_served = 0
         self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
@@ -160,6 +161,10 @@ class HeldVersion:
         if self.version.number >= self._newest_served:
             await asyncio.to_thread(self._saved.compact, self.version, self._weights.live)
 
+    def lose(self) -> None:
+        """Note that the live words are the base model's, or soon will be; ``restore`` has to follow."""
+        self._is_lost = True
+
     async def restore(self) -> None:
         """Continue from the newest version on disk.
 
@@ -170,9 +175,10 @@ class HeldVersion:
         def change() -> PolicyVersion:
             self.version, _ = self._saved.load(self._weights, base=self.base)
             self._scrub.expect_current(self._weights.live)
+            self._is_lost = False
             return self.version
 
-        await self._serve(change)
+        await self._serve(change, restores=True)
 
     async def repair(self, manifest: Manifest, frames: Sequence[tuple[FrameSpan, Words]]) -> None:
         """Replace the words of some frames, and serve the manifest's version if all of it is then right.
@@ -204,6 +210,7 @@ class HeldVersion:
             self._weights.settle()
             self.version = self.base.version
             self._scrub.expect_current(self._weights.live)
+            self._is_lost = False
             return self.version if is_head else None
 
         async with self._is_changing:
@@ -212,6 +219,8 @@ class HeldVersion:
     async def check_next_frames(self) -> int | None:
         """Hash some of the live words again; return a frame that is not what was verified, else None."""
         async with self._is_changing:
+            if self._is_lost:
+                return None
             return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
 
     def damaged_frames(self, manifest: Manifest) -> list[int]:
@@ -241,14 +250,17 @@ class HeldVersion:
         )
         return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
 
-    async def _serve(self, change: Callable[[], PolicyVersion]) -> None:
+    async def _serve(self, change: Callable[[], PolicyVersion], *, restores: bool = False) -> None:
         """Hand a change over, and sample from the version it makes.
 
         Raises:
-            RefusedError: what ``change`` raised; nothing is served any more.
+            RefusedError: what ``change`` raised, or DAMAGED if it starts from words that are lost; nothing is
+                served any more.
         """
 
         def serving() -> PolicyVersion | None:
+            if self._is_lost and not restores:
+                raise RefusedError(Reason.DAMAGED, "the engine was loaded again and has the base model")
             version = change()
             # After a doubt, versions older than the one that was served are not sampled from.
             return version if version.number >= self._newest_served else None

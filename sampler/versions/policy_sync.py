@@ -85,6 +85,7 @@ class PolicySync:
         self._backoff = Backoff(random)
         self._changed = asyncio.Event()
         self._is_doubted = False
+        self._is_lost = False
         self._plan = FetchPlan(PolicyVersion(PUBLIC_VERSION), HighWater())
 
     def starving_s(self) -> float:
@@ -98,6 +99,12 @@ class PolicySync:
     def doubt(self) -> None:
         """Compare what is held with what was signed, and repair it."""
         self._is_doubted = True
+        self._changed.set()
+
+    def lose(self) -> None:
+        """Restore what is held from the disk: the engine was loaded again."""
+        self._held.lose()
+        self._is_lost = True
         self._changed.set()
 
     def scrub(self) -> None:
@@ -119,10 +126,16 @@ class PolicySync:
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
-            await self._held.serve()
+            try:
+                await self._held.serve()
+            except RefusedError:
+                if not self._is_lost:
+                    raise
             tasks.create_task(self._repair.scrub_when_due())
             while True:
                 self._changed.clear()
+                if self._is_lost:
+                    await self._restore()
                 if self._is_doubted:
                     await self._resolve_doubt()
                 with self._waiting(FETCH):
@@ -163,10 +176,11 @@ class PolicySync:
                     self._fetch(artifact),
                     look=self._look,
                     changed=self._changed,
-                    is_interrupted=lambda _: self._is_doubted,
+                    is_interrupted=lambda _: self._is_doubted or self._is_lost,
                 )
             if assembly is None:
-                reason = DroppedFetch.DOUBT if self._is_doubted else DroppedFetch.SUPERSEDED
+                is_doubted = self._is_doubted or self._is_lost
+                reason = DroppedFetch.DOUBT if is_doubted else DroppedFetch.SUPERSEDED
                 self._count_dropped(reason)
                 fields = {"artifact": str(artifact.key), "reason": reason.value}
                 logger.info("fetch dropped", extra=fields)
@@ -206,8 +220,7 @@ class PolicySync:
             self._count_refusal(service="PolicyService", reason=refused.reason)
             fields = {"version": assembly.manifest.version, "detail": str(refused)}
             logger.warning("version not applied, going back to the disk", extra=fields)
-            await self._held.restore()
-            self._note_held()
+            await self._restore()
             return
         self._note_held()
         self._pursuit.took()
@@ -215,6 +228,19 @@ class PolicySync:
         self._starvation.took(behind_versions=behind, now=self._monotonic())
         self._metrics.versions_behind.set(behind)
         await self._held.save()
+
+    async def _restore(self) -> None:
+        is_restored = False
+        while not is_restored:
+            self._is_lost = False
+            try:
+                await self._held.restore()
+                is_restored = True
+            except RefusedError:
+                # The engine has failed again; it does so a few times at most.
+                if not self._is_lost:
+                    raise
+        self._note_held()
 
     async def _resolve_doubt(self) -> None:
         self._is_doubted = False

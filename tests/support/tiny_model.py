@@ -14,8 +14,16 @@ TOKENS = (PAD, END, *CHARACTERS)
 VOCABULARY_SIZE = len(TOKENS)
 
 
-def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2) -> Path:
-    """Save a tied-embedding bf16 model and its tokenizer to ``directory`` and give it back.
+def make_tiny_model(
+    directory: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    head_size: int | None = None,
+    is_tied: bool = True,
+) -> Path:
+    """Save a bf16 model and its tokenizer to ``directory`` and return it.
 
     The weights are large enough (std 0.2) that the next-token distribution is far from uniform,
     so that a wrong position, mask or stale cache shows in the logprobs.
@@ -32,9 +40,9 @@ def make_tiny_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=hidden // 4,
+        head_dim=head_size or hidden // 4,
         max_position_embeddings=256,
-        tie_word_embeddings=True,
+        tie_word_embeddings=is_tied,
         initializer_range=0.2,
         pad_token_id=0,
         eos_token_id=1,

@@ -52,7 +52,7 @@ class StoredDtypes:
         """
         by_name: dict[str, str] = {}
         elements: Counter[str] = Counter()
-        for path in _files(model_dir):
+        for path in weight_files(model_dir):
             for name, dtype, shape in _tensors(path):
                 if dtype in _NAMES:
                     by_name[name] = _NAMES[dtype]
@@ -72,7 +72,8 @@ class StoredDtypes:
         return next(known, self.most)
 
 
-def _files(model_dir: Path) -> list[Path]:
+def weight_files(model_dir: Path) -> list[Path]:
+    """Return the safetensors files that transformers would load."""
     whole, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
     if whole.exists() or not index.exists():
         return [whole]

@@ -4,19 +4,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
+from sampler.config import SamplerConfig
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.engine_thread import EngineThread
-from sampler.engines.model_words import version_of
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.engine_registry import load_engine
+from sampler.engines.engine_thread import RESTARTS, EngineThread
+from sampler.engines.model_words import ArrayWords, copy_words, version_of
+from sampler.engines.restartable_engine import EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
+from support.model_words import words_of
 from support.tiny_model import make_tiny_model
+from support.waiting import until
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=200)
 SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=3)
@@ -28,10 +32,21 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Generating:
-    def __init__(self, model_dir: Path) -> None:
-        self.engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=3)
+    def __init__(self, model_dir: Path, faults: Path) -> None:
+        config = SamplerConfig(
+            model_dir=model_dir,
+            engine="support.failing_engine:load",
+            engine_options={"faults": str(faults)},
+            threads=1,
+            seed=3,
+        )
+        self.faults = faults
+        self.engine = RestartableEngine(lambda: load_engine(config.engine, config))
         self.registry = CollectorRegistry()
-        self.engine_thread = EngineThread(self.engine, metrics=SamplerMetrics(self.registry))
+        self.lost: list[str] = []
+        self.engine_thread = EngineThread(
+            self.engine, metrics=SamplerMetrics(self.registry), lost=lambda: self.lost.append("words")
+        )
         self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
 
@@ -57,10 +72,14 @@ class Generating:
 
 @asynccontextmanager
 async def generating(model_dir: Path) -> AsyncIterator[Generating]:
-    made = Generating(model_dir)
+    made = Generating(model_dir, model_dir / "faults")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(
-            made.engine_thread.run(finished=made.finished.put_nowait, refused=made.refuse)
+            made.engine_thread.run(
+                finished=made.finished.put_nowait,
+                refused=made.refuse,
+                failed=lambda: made.lost.append("requests"),
+            )
         )
         yield made
         running.cancel()
@@ -198,3 +217,86 @@ async def test_a_prompt_the_engine_will_not_take_is_refused_alone(model_dir: Pat
         name, error = await made.refused.get()
         assert (name, error.reason) == ("too long", Reason.OVER_LIMIT)
         assert (await made.finished.get()).request_id == "fine"
+
+
+async def test_an_engine_that_fails_is_loaded_again_and_serves_what_is_handed_over_next(
+    model_dir: Path,
+) -> None:
+    async with generating(model_dir) as made:
+        await made.serve(3)
+        made.add("lost", LONG)
+        made.add("first", SHORT)
+        await made.finished.get()
+        failed = made.engine.current
+        made.faults.write_text("out of memory")
+        # Handed over while the engine is loading or after it.
+        await until(lambda: bool(made.lost), within_s=60)
+        assert made.lost == ["words", "requests"]
+        await made.serve(3)
+        assert made.engine.current is not failed
+        made.add("next", SHORT)
+        assert (await made.finished.get()).request_id == "next"
+        assert made.engine.running == 0
+        assert made.value("engine_restarts_total") == 1
+        assert made.value("probe_failures_total") == 0
+
+
+async def test_an_engine_that_fails_again_and_again_ends_its_thread(model_dir: Path) -> None:
+    made: list[Generating] = []
+
+    async def fail_for_ever() -> None:
+        async with generating(model_dir) as failing:
+            made.append(failing)
+            failing.faults.write_text("broken")
+            version = failing.version(1)
+            for number in range(2 * RESTARTS):
+                await failing.engine_thread.hand_over(lambda: version)
+                faults = 2 * (number + 1)
+                await until(lambda n=faults: len(failing.lost) == n, within_s=60)  # type: ignore[misc]
+
+    try:
+        with pytest.raises(ExceptionGroup) as ended:
+            await fail_for_ever()
+    finally:
+        made[0].faults.unlink()
+    [error] = ended.value.exceptions
+    assert isinstance(error, EngineFaultError)
+    assert "illegal memory access" in str(error)
+    assert made[0].lost == ["words", "requests"] * (RESTARTS + 1)
+
+
+async def test_a_change_in_which_the_engine_fails_is_refused(model_dir: Path) -> None:
+    def change() -> PolicyVersion:
+        raise MemoryError("no room for the words")
+
+    async with generating(model_dir) as made:
+        with pytest.raises(RefusedError, match="no room for the words"):
+            await made.engine_thread.hand_over(change)
+        await made.serve(1)
+        assert made.value("engine_restarts_total") == 1
+
+
+async def test_a_version_without_finite_logprobs_is_not_sampled_from(model_dir: Path) -> None:
+    async with generating(model_dir) as made:
+        layout = made.engine.layout
+
+        def change() -> PolicyVersion:
+            nothing = ArrayWords(np.full(layout.words, 0x7FC0, np.uint16))
+            copy_words(nothing, made.engine.weights.live, layout=layout)
+            made.engine.weights.settle()
+            return made.version(2)
+
+        await made.serve(1)
+        base = words_of(made.engine.weights.live, layout=layout)
+        for faults in (1, 2):
+            made.add(f"drawn from nothing {faults}", SHORT)
+            await made.engine_thread.hand_over(change)
+            await until(lambda: made.value("probe_failures_total") == faults, within_s=60)  # noqa: B023
+            await until(lambda: made.engine_thread.served is None, within_s=60)
+        assert made.value("engine_restarts_total") == 1
+        assert made.lost == ["words", "requests", "requests"]
+        copy_words(ArrayWords(base), made.engine.weights.live, layout=layout)
+        await made.serve(3)
+        made.engine_thread.cancel(["drawn from nothing 2"])
+        made.add("good", SHORT)
+        assert (await made.finished.get()).request_id == "good"

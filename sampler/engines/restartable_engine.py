@@ -1,0 +1,130 @@
+"""An engine that is closed and loaded again when it fails: out of memory, a device fault, a library's bug.
+
+    serving --fault--> (none) --loaded again--> the base model: no version until one is restored from the disk
+
+What holds on to the engine holds this one. Between two engines it has no words; texts are still encoded and
+decoded.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.errors import Reason, RefusedError, StartupError
+from node.weights.format.layout import Layout
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.model_words import LiveWords, ModelWords
+
+logger = logging.getLogger(__name__)
+
+FAULTS: Final = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, ValueError)
+"""What an engine raises when it fails; torch's errors are RuntimeErrors. Others are mistakes of ours."""
+
+
+class EngineFaultError(Exception):
+    """The engine failed, and what it was generating is lost."""
+
+
+class RestartableEngine:
+    """See ``Engine``. ``restart`` and ``close`` are for the thread that drives the engine."""
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        """Load an engine.
+
+        Raises:
+            ConfigError, StartupError: what ``load`` raises.
+        """
+        self._load = load
+        self._newest = load()
+        self._engine: Engine | None = self._newest
+        self.layout: Layout = self._newest.layout
+        self.tokenizer_digest: bytes = self._newest.tokenizer_digest
+        self.weights: LiveWords = _RestartableWords(self)
+
+    @property
+    def current(self) -> Engine:
+        """The engine.
+
+        Raises:
+            RefusedError: DAMAGED; it failed, and is being loaded again.
+        """
+        if self._engine is None:
+            raise RefusedError(Reason.DAMAGED, "the engine failed and is being loaded again")
+        return self._engine
+
+    def restart(self) -> None:
+        """Close the engine and load the base model into a new one. Nothing is running in it.
+
+        Raises:
+            ConfigError, StartupError: it does not load any more, or loads another model.
+        """
+        self.close()
+        self._engine = self._newest = self._load()
+        if self._engine.layout.digest != self.layout.digest:
+            raise StartupError(
+                "the model in sampler.model_dir has another layout than when this process started",
+                fix="Restore it, and start the sampler again.",
+            )
+
+    @property
+    def running(self) -> int:
+        return 0 if self._engine is None else self._engine.running
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self._engine is None else self._engine.waiting
+
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return self._newest.encode(prompt)
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        return self._newest.decode(token_ids)
+
+    def add(self, request: GenerationRequest) -> None:
+        self.current.add(request)
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        self.current.cancel(request_ids)
+
+    def step(self) -> list[FinishedRequest]:
+        return self.current.step()
+
+    def serve(self, version: int) -> None:
+        self.current.serve(version)
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            try:
+                engine.close()
+            except FAULTS:
+                logger.exception("engine not closed")
+        gc.collect()
+
+
+class _RestartableWords:
+    """The words of the engine there is."""
+
+    def __init__(self, engine: RestartableEngine) -> None:
+        self._engine = engine
+
+    @property
+    def in_place_only(self) -> bool:
+        return self._engine.current.weights.in_place_only
+
+    @property
+    def live(self) -> ModelWords:
+        return self._engine.current.weights.live
+
+    def new_spare(self) -> ModelWords:
+        return self._engine.current.weights.new_spare()
+
+    def swap(self, spare: ModelWords) -> ModelWords:
+        return self._engine.current.weights.swap(spare)
+
+    def settle(self) -> None:
+        self._engine.current.weights.settle()

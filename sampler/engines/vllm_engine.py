@@ -1,0 +1,303 @@
+"""The vLLM engine: vLLM's own scheduler and kernels, in this process, on one device.
+
+    add -> vLLM's queue -> its batch, one token per step -> finished
+
+New weights are written over the old ones between two steps (``vllm_words``). Then either every running
+request is preempted and its cache computed again, so that every later logprob is exactly that of the new
+weights (``kv_cache = "recompute"``), or running requests go on with the keys and values they have
+(``"keep"``): their logprobs are still those the tokens were drawn from, but of no version. No new request is
+given a prefix that other weights computed. vLLM names the version of each token.
+"""
+
+import gc
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from node.errors import ConfigError, Reason, RefusedError, StartupError
+from node.rollout import Finish
+from node.tokenizer import tokenizer_digest
+from node.weights.format.layout import Layout
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.vllm_options import VllmOptions
+
+# Read by vLLM when it is imported.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine in this process: its parameters are at hand
+    VLLM_USE_V2_MODEL_RUNNER="0",  # the sampler of the other one cannot be replaced
+    VLLM_CONFIGURE_LOGGING="0",
+    VLLM_NO_USAGE_STATS="1",
+)
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+logging.getLogger("vllm").setLevel(logging.ERROR)  # its warnings are about choices made here
+
+from vllm import SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from sampler.engines.vllm_sampler import KeptMassSampler, kept_masses
+from sampler.engines.vllm_words import DeclaredTensors, LiveParameters, live_parameters, words_kept
+
+CPU_KV_CACHE_BYTES: Final = 1 << 30
+"""Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
+
+_set_num_threads = torch.set_num_threads  # vLLM replaces it for the whole process
+
+
+def load(settings: EngineSettings) -> "VllmEngine":
+    """Load the engine that ``sampler.engine = "vllm"`` names; see ``VllmEngine``."""
+    if settings.apply == "spare":
+        raise StartupError(
+            "the vllm engine writes new versions over the old one: its parameters cannot move",
+            fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
+        )
+    return VllmEngine(
+        settings.model_dir,
+        device=settings.device,
+        compute_dtype=settings.compute_dtype,
+        threads=settings.threads,
+        seed=settings.seed,
+        options=VllmOptions.model_validate(settings.engine_options),
+    )
+
+
+class VllmEngine:
+    """See ``sampler.engines.engine.Engine``."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        device: str,
+        compute_dtype: str,
+        threads: int,
+        seed: int | None,
+        options: VllmOptions,
+    ) -> None:
+        """Load the base model as version 0 and verify it against its files.
+
+        Args:
+            model_dir: Holds safetensors weights and a fast tokenizer.
+            threads: For tensor work of the thread that steps; 0 leaves the choice to torch.
+            seed: Of the sampling; None: a random one.
+
+        Raises:
+            StartupError: vLLM cannot serve the model, or not with this memory or device.
+        """
+        self._digest = tokenizer_digest(model_dir)
+        self._threads = threads or torch.get_num_threads()
+        self._thread: int | None = None
+        self._keeps_cache = options.kv_cache == "keep"
+        self._running: dict[str, GenerationRequest] = {}
+        self._version = 0
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+            self._end_ids = _end_ids(model_dir, self._tokenizer)
+            declared = DeclaredTensors.of(model_dir)
+            arguments = _arguments(
+                model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
+            )
+            self._take_thread()
+            with words_kept():
+                self._engine: Any = LLMEngine.from_engine_args(arguments)
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            raise StartupError(
+                f"vLLM does not load the model in {model_dir} on {device}: {error}",
+                fix="Change sampler.engine_options, sampler.model_dir or sampler.device, "
+                'or set sampler.engine = "torch".',
+            ) from error
+        finally:
+            torch.set_num_threads = _set_num_threads
+        runner = self._engine.model_executor.driver_worker.worker.model_runner
+        runner.sampler = KeptMassSampler()
+        self._layout = declared.layout
+        self._weights = live_parameters(runner.get_model(), declared, model_dir=model_dir)
+        self._context_tokens: int = self._engine.model_config.max_model_len
+        self._engine.set_weight_version("0")
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def weights(self) -> LiveParameters:
+        return self._weights
+
+    @property
+    def tokenizer_digest(self) -> bytes:
+        return self._digest
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        states = list(self._engine.output_processor.request_states.values())
+        begun = {
+            (state.parent_req or state).external_req_id
+            for state in states
+            if state.detokenizer.num_output_tokens()
+        }
+        return len(self._running.keys() - begun)
+
+    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt)
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def add(self, request: GenerationRequest) -> None:
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        if not len(prompt) or len(prompt) + sampling.max_new_tokens > self._context_tokens:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a prompt of {len(prompt)} tokens and completions of up to {sampling.max_new_tokens} do not "
+                f"fit the engine, which takes {self._context_tokens} together",
+                fix="lower coordinator.max_new_tokens, choose a task with shorter prompts, or raise "
+                "context_tokens in sampler.engine_options",
+            )
+        try:
+            self._engine.add_request(
+                request.request_id,
+                # Prefixes are shared among requests of one salt only: none outlives its version.
+                tokens_input(prompt.tolist(), cache_salt=str(self._version)),
+                SamplingParams(
+                    n=request.completions,
+                    temperature=sampling.temperature,
+                    min_p=sampling.min_p,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                    max_tokens=sampling.max_new_tokens,
+                    stop_token_ids=self._end_ids,
+                    ignore_eos=True,
+                    stop=list(sampling.stop),
+                    include_stop_str_in_output=True,
+                    detokenize=bool(sampling.stop),
+                    logprobs=0,
+                    flat_logprobs=True,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                ),
+            )
+        except ValueError as error:
+            raise RefusedError(Reason.MALFORMED, f"vLLM refuses the request: {error}") from error
+        self._running[request.request_id] = request
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if self._running.pop(request_id, None)]
+        if known:
+            self._engine.abort_request(known)
+
+    def step(self) -> list[FinishedRequest]:
+        self._take_thread()
+        return [
+            FinishedRequest(
+                output.request_id,
+                tuple(
+                    _completion(completion, request)
+                    for completion in sorted(output.outputs, key=lambda completion: completion.index)
+                ),
+            )
+            for output in self._engine.step()
+            if output.finished and (request := self._running.pop(output.request_id, None)) is not None
+        ]
+
+    def serve(self, version: int) -> None:
+        if version < self._version:
+            raise ValueError(f"version {version} is older than {self._version}, which is being served")
+        self._version = version
+        if not self._keeps_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.set_weight_version(str(version))
+
+    def close(self) -> None:
+        self._running = {}
+        self._engine.engine_core.shutdown()
+        del self._engine, self._weights
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _take_thread(self) -> None:
+        """Set the number of threads for tensor work, which each thread has for itself."""
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            _set_num_threads(self._threads)
+
+
+def _completion(drawn: Any, request: GenerationRequest) -> SampledCompletion:
+    token_ids = np.array(drawn.token_ids, np.int32)
+    versions = np.empty(len(token_ids), np.int32)
+    for span in drawn.weight_versions:
+        versions[span.start : span.end] = int(span.version)
+    return SampledCompletion(
+        token_ids=token_ids,
+        behaviour_logprob=np.array(drawn.logprobs.logprobs, np.float32).clip(max=0.0),
+        policy_version=versions,
+        finish=_finish(drawn),
+        kept_mass=kept_masses(drawn.logprobs.ranks) if request.sampling.is_truncated else None,
+    )
+
+
+def _finish(drawn: Any) -> Finish:
+    if drawn.finish_reason == "length":
+        return Finish.LENGTH
+    return Finish.STOP if isinstance(drawn.stop_reason, str) else Finish.END
+
+
+def _arguments(
+    model_dir: Path, *, device: str, compute_dtype: str, seed: int | None, options: VllmOptions
+) -> EngineArgs:
+    is_cpu = device == "cpu"
+    if not is_cpu:
+        torch.cuda.set_device(device)
+    try:
+        return EngineArgs(
+            **{
+                "model": str(model_dir),
+                "dtype": compute_dtype,
+                "seed": secrets.randbits(31) if seed is None else seed % (1 << 31),
+                # -1: as much as the memory holds of what the model allows.
+                "max_model_len": options.context_tokens or -1,
+                "max_num_seqs": options.batch,
+                "gpu_memory_utilization": options.memory_share,
+                "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None),
+                "enforce_eager": is_cpu,
+                "logprobs_mode": "processed_logprobs",
+                "async_scheduling": False,
+                "disable_log_stats": True,
+                **options.extra_arguments,
+            }
+        )
+    except TypeError as error:
+        raise ConfigError(
+            key="sampler.engine_options.extra_arguments",
+            value=dict(options.extra_arguments),
+            source="the configuration",
+            rule=f"are not arguments of vLLM's engine: {error}",
+            fix="Correct them; vLLM's documentation lists its engine arguments.",
+        ) from error
+
+
+def _end_ids(model_dir: Path, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a completion: those of the generation settings, else the tokenizer's."""
+    if (model_dir / "generation_config.json").exists():
+        settings = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
+    else:
+        settings = GenerationConfig.from_model_config(
+            AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        )
+    ids = tokenizer.eos_token_id if settings.eos_token_id is None else settings.eos_token_id
+    return [ids] if isinstance(ids, int) else list(ids or ())

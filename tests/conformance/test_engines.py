@@ -1,0 +1,257 @@
+"""What every engine must do, for each one that is installed: torch always, vLLM by `make test-vllm`."""
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from node.errors import Reason, RefusedError, StartupError
+from node.rollout import Finish, SamplingParameters
+from node.weights.format.digests import Words, version_root, words_digest
+from node.weights.format.layout import Layout
+from node.weights.format.model_files import StoredDtypes
+from node.weights.format.model_tensors import tensor_specs
+from sampler.engines.engine import GenerationRequest, SampledCompletion
+from sampler.engines.model_words import version_of
+from support.engines import WAYS, Driven, load
+from support.tiny_model import END, make_tiny_model
+
+PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
+GREEDY = SamplingParameters(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=24)
+END_ID = 1
+PROMPTS = ["7", "3+4=", "abc def ghi 12345"]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), head_size=32, is_tied=request.param)
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=["-".join(way) for way in WAYS])
+def loaded(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Driven]:
+    name, apply = request.param
+    engine = load(name, model_dir, apply=apply)
+    yield Driven.of(engine, apply, model_dir)
+    engine.close()
+
+
+@pytest.fixture
+def driven(loaded: Driven) -> Driven:
+    """The engine with the base model's words and nothing running."""
+    loaded.take(loaded.base)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def other(loaded: Driven) -> Words:
+    """Another version: every tensor shuffled, which keeps its scale."""
+    words, random = loaded.base.copy(), np.random.default_rng(5)
+    for span in loaded.engine.layout.tensors:
+        random.shuffle(words[span.start_word : span.start_word + span.words])
+    return words
+
+
+def assert_scored(
+    driven: Driven, prompt: str, completions: Iterable[SampledCompletion], sampling: SamplingParameters
+) -> None:
+    for completion in completions:
+        scores, masses = driven.recomputed(prompt, completion, sampling)
+        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+        assert (completion.kept_mass is None) == (not sampling.is_truncated)
+        if completion.kept_mass is not None:
+            np.testing.assert_allclose(completion.kept_mass, masses, atol=1e-4)
+
+
+def test_the_layout_is_the_one_the_learner_derives(driven: Driven) -> None:
+    state = AutoModelForCausalLM.from_pretrained(driven.model_dir, dtype=torch.float32).state_dict()
+    assert driven.engine.layout == Layout.of(tensor_specs(state, StoredDtypes.of(driven.model_dir)))
+
+
+def test_the_words_of_the_base_model_are_its_files(driven: Driven) -> None:
+    stored = load_file(driven.model_dir / "model.safetensors")
+    for span in driven.engine.layout.tensors:
+        name = span.name if span.name in stored else "model.embed_tokens.weight"
+        held = driven.base[span.start_word : span.start_word + span.words]
+        np.testing.assert_array_equal(held, stored[name].view(torch.int16).numpy().view(np.uint16).ravel())
+
+
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["base", "after a swap"])
+def test_greedy_text_is_that_of_transformers(driven: Driven, other: Words, is_swapped: bool) -> None:
+    if is_swapped:
+        driven.take(other)
+    for prompt in PROMPTS:
+        driven.add(prompt, GREEDY, completions=1)
+    finished = driven.run_out()
+    for prompt in PROMPTS:
+        drawn = finished[prompt].completions[0].token_ids.tolist()
+        assert drawn == driven.greedy(prompt, tokens=GREEDY.max_new_tokens)
+
+
+def test_logprobs_are_those_of_the_version_each_token_names(driven: Driven, other: Words) -> None:
+    before = max(driven.versions)
+    for prompt in PROMPTS:
+        driven.add(prompt, PLAIN, completions=6)
+    for _ in range(5):
+        driven.engine.step()
+    after = driven.take(other)
+    driven.add("added later", PLAIN)
+    finished = driven.run_out()
+    assert set(finished) == {*PROMPTS, "added later"}
+    named = set()
+    for prompt, group in finished.items():
+        assert_scored(driven, prompt, group.completions, PLAIN)
+        named |= {tuple(np.unique(completion.policy_version)) for completion in group.completions}
+    assert (before, after) in named
+    assert named <= {(before,), (before, after), (after,)}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParameters(temperature=0.7, top_p=1.0, top_k=3, max_new_tokens=8),
+        SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
+        SamplingParameters(temperature=1.5, top_p=0.9, top_k=8, max_new_tokens=8, min_p=0.1),
+    ],
+    ids=["top-k", "top-p", "min-p and both"],
+)
+def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
+    driven: Driven, sampling: SamplingParameters
+) -> None:
+    driven.add("5-2=", sampling, completions=4)
+    driven.add("5", PLAIN)
+    finished = driven.run_out()
+    assert_scored(driven, "5-2=", finished["5-2="].completions, sampling)
+    assert_scored(driven, "5", finished["5"].completions, PLAIN)
+    masses = [completion.kept_mass for completion in finished["5-2="].completions]
+    assert min(float(mass.min()) for mass in masses if mass is not None) < 0.99
+
+
+def test_tokens_are_drawn_as_often_as_their_logprob_says(driven: Driven) -> None:
+    n = 2000
+    driven.add("6+6=", SamplingParameters(1.0, 1.0, 0, max_new_tokens=1), completions=n)
+    counts: dict[int, int] = {}
+    probability: dict[int, float] = {}
+    for completion in driven.run_out()["6+6="].completions:
+        token = int(completion.token_ids[0])
+        counts[token] = counts.get(token, 0) + 1
+        probability[token] = float(np.exp(completion.behaviour_logprob[0]))
+    assert sum(probability.values()) > 0.98
+    for token, p in probability.items():
+        assert abs(counts[token] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1
+
+
+def test_words_read_back_are_those_of_the_version_taken(driven: Driven, other: Words) -> None:
+    layout = driven.engine.layout
+    for words in (other, driven.base):
+        words.flags.writeable = False
+        driven.take(words)
+        np.testing.assert_array_equal(driven.live, words)
+        signed = version_root(layout.digest, [words_digest(words[frame.slice]) for frame in layout.frames])
+        assert version_of(1, driven.engine.weights.live, layout=layout).root == signed
+        words.flags.writeable = True
+
+
+def test_a_bit_that_flips_in_memory_is_read_back(driven: Driven) -> None:
+    frame = driven.engine.layout.frames[0]
+    good = driven.live[frame.slice].copy()
+    damaged = good.copy()
+    damaged[1] ^= 1 << 3
+    driven.engine.weights.live.write(frame, damaged)
+    assert words_digest(driven.engine.weights.live.read(frame)) == words_digest(damaged)
+    driven.engine.weights.live.write(frame, good)
+    assert words_digest(driven.engine.weights.live.read(frame)) == words_digest(good)
+
+
+def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Driven) -> None:
+    for prompt in ("1+2=", "a long one to be dropped"):
+        driven.add(prompt, PLAIN)
+    for _ in range(2):
+        driven.engine.step()
+    driven.add("pending", PLAIN)
+    driven.engine.cancel(["a long one to be dropped", "pending", "unknown"])
+    assert driven.engine.running == 1
+    finished = driven.run_out()
+    assert set(finished) == {"1+2="}
+    assert_scored(driven, "1+2=", finished["1+2="].completions, PLAIN)
+
+
+@pytest.mark.parametrize("prompt", ["1" * 250, ""], ids=["too long", "empty"])
+def test_a_prompt_that_leaves_no_room_is_refused(driven: Driven, prompt: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        driven.engine.add(GenerationRequest("a", driven.engine.encode(prompt), 2, PLAIN))
+    assert caught.value.reason is Reason.OVER_LIMIT
+    assert driven.engine.running == 0
+    assert driven.engine.step() == []
+
+
+def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(driven: Driven) -> None:
+    driven.add("4", PLAIN, completions=200)
+    completions = driven.run_out()["4"].completions
+    assert len(completions) == 200
+    assert {c.finish for c in completions} == {Finish.END, Finish.LENGTH}
+    for completion in completions:
+        assert (completion.finish is Finish.END) == (completion.token_ids[-1] == END_ID)
+        assert END_ID not in completion.token_ids[:-1]
+        assert completion.finish is Finish.END or len(completion.token_ids) == PLAIN.max_new_tokens
+
+
+def test_a_stop_string_ends_a_completion_and_is_part_of_it(driven: Driven) -> None:
+    greedy = driven.greedy("3+4=", tokens=12)
+    text = driven.engine.decode(np.array(greedy, np.int32))
+    stop = text[3:6]
+    sampling = replace(GREEDY, stop=("no such", stop))
+    driven.add("3+4=", sampling, completions=1)
+    [completion] = driven.run_out()["3+4="].completions
+    assert completion.finish is Finish.STOP
+    drawn = driven.engine.decode(completion.token_ids)
+    assert text.startswith(drawn)
+    assert drawn.endswith(stop)
+    assert drawn.find(stop) == len(drawn) - len(stop)
+
+
+def test_the_text_of_a_completion_has_no_special_tokens(driven: Driven) -> None:
+    ids = driven.engine.encode(f"3+4{END}")
+    assert driven.engine.decode(np.array([*driven.engine.encode("3+4"), END_ID], np.int32)) == "3+4"
+    assert END_ID in ids
+
+
+def test_an_older_version_is_refused(driven: Driven) -> None:
+    with pytest.raises(ValueError, match="older"):
+        driven.engine.serve(max(driven.versions) - 1)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+@pytest.mark.parametrize("stored_as", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_tied_weights_are_loaded_under_either_name_and_a_closed_engine_frees_its_weights(
+    tmp_path: Path, name: str, stored_as: str
+) -> None:
+    make_tiny_model(tmp_path, head_size=32)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    tied = stored.pop("model.embed_tokens.weight")
+    save_file(stored | {stored_as: tied}, path, {"format": "pt"})
+    engine = load(name, tmp_path)
+    driven = Driven.of(engine, "in_place", tmp_path)
+    span = next(span for span in engine.layout.tensors if span.name == "lm_head.weight")
+    held = driven.base[span.start_word : span.start_word + span.words]
+    np.testing.assert_array_equal(held, tied.view(torch.int16).numpy().view(np.uint16).ravel())
+    driven.add("3+4=", GREEDY, completions=1)
+    drawn = driven.run_out()["3+4="].completions[0].token_ids.tolist()
+    assert drawn == driven.greedy("3+4=", tokens=GREEDY.max_new_tokens)
+    weights = weakref.ref(engine.weights)
+    engine.close()
+    gc.collect()
+    assert weights() is None
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+def test_a_directory_without_a_model_is_a_startup_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json"):
+        load(name, tmp_path)

@@ -1,0 +1,82 @@
+"""Every installed engine in a whole sampler: versions followed in flight, as the learner signed them."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from node.exit_code import ExitCode
+from node.rollout import RolloutGroup, check_group
+from node.wire.rollouts import group_from_wire
+from sampler.engines.engine import SampledCompletion
+from sampler.engines.torch_engine import TorchEngine
+from support.engines import OPTIONS, WAYS, Driven
+from support.hub import running_hub
+from support.identity import MadeRun, make_run
+from support.sampler import learner_of, learning, sampling
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@pytest.mark.parametrize(("name", "apply"), WAYS, ids=["-".join(way) for way in WAYS])
+async def test_groups_that_span_a_version_are_scored_under_the_version_each_token_names(
+    made: MadeRun, tmp_path: Path, name: str, apply: str
+) -> None:
+    model_dir = make_tiny_model(tmp_path / "model", head_size=32)
+    base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    learner = learner_of(made, base)
+    twin = Driven.of(base, "spare", model_dir)
+    async with (
+        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir) as peer,
+        sampling(
+            made, hub.address, model_dir, engine=name, apply=apply, engine_options=dict(OPTIONS[name])
+        ) as sampler,
+    ):
+        await until(lambda: sampler.value("decode_steps_total") > 5, within_s=100)
+        await peer.publish(*learner.signed(1, None))
+        twin.versions[1] = learner.versions[1].words
+        await until(lambda: sampler.value("held_version") == 1, within_s=60)
+        spooled = int(sampler.value("groups_total", verdict="spooled"))
+        await until(lambda: sampler.value("groups_total", verdict="spooled") >= spooled + 6, within_s=60)
+        drain = await peer.drain(credits=spooled + 6)
+        groups: list[RolloutGroup] = []
+        while len(groups) < spooled + 6:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                groups.append(group_from_wire(response.group.group))
+        assert await sampler.drained() is ExitCode.DRAINED
+        assert sampler.value("engine_restarts_total") == sampler.value("probe_failures_total") == 0
+    versions = set()
+    for group in groups:
+        check_group(group, vocabulary_size=VOCABULARY_SIZE)
+        for completion in group.completions:
+            scores, _ = twin.recomputed(
+                base.decode(group.prompt_token_ids),
+                SampledCompletion(
+                    completion.token_ids,
+                    completion.behaviour_logprob,
+                    completion.policy_version,
+                    completion.finish,
+                    completion.kept_mass,
+                ),
+                group.sampling,
+            )
+            np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+            versions.add(tuple(np.unique(completion.policy_version).tolist()))
+    assert (1,) in versions

@@ -1,0 +1,131 @@
+"""The engines installed here, one way to drive them all, and a slow twin that recomputes what they say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from node.rollout import SamplingParameters
+from node.weights.format.digests import Words
+from node.weights.format.model_tensors import canonical_tensors
+from sampler.config import SamplerConfig
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine_registry import ENGINES, has_vllm, load_engine
+from sampler.engines.model_words import ArrayWords, copy_words
+from support.model_words import words_of
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"torch": {}, "vllm": {"kv_cache_bytes": 64 << 20}}
+
+WAYS = [
+    (engine, apply)
+    for engine, apply in (("torch", "spare"), ("torch", "in_place"), ("vllm", "in_place"))
+    if engine != "vllm" or has_vllm("cpu")
+]
+"""Every engine that is installed here, with every way to give it a version."""
+
+assert set(ENGINES) == set(OPTIONS)
+
+
+def load(engine: str, model_dir: Path, *, apply: str = "auto", **options: Any) -> Engine:
+    """Load an engine with the smallest memory, to compute in float32 in one thread."""
+    config = SamplerConfig.model_validate(
+        {
+            "model_dir": model_dir,
+            "engine": engine,
+            "engine_options": {**OPTIONS[engine], **options},
+            "apply": apply,
+            "threads": 1,
+            "seed": 7,
+        }
+    )
+    return load_engine(config.engine, config)
+
+
+@dataclass(slots=True)
+class Driven:
+    """An engine with its versions, newest last; each test serves another."""
+
+    engine: Engine
+    apply: str
+    model_dir: Path
+    base: Words
+    versions: dict[int, Words]
+
+    @classmethod
+    def of(cls, engine: Engine, apply: str, model_dir: Path) -> "Driven":
+        base = words_of(engine.weights.live, layout=engine.layout)
+        return cls(engine, apply, model_dir, base, {0: base})
+
+    @property
+    def live(self) -> Words:
+        return words_of(self.engine.weights.live, layout=self.engine.layout)
+
+    def take(self, words: Words) -> int:
+        """Change the live words as a verified version does, and serve them under the next number."""
+        weights, layout = self.engine.weights, self.engine.layout
+        if self.apply == "spare":
+            spare = weights.new_spare()
+            copy_words(ArrayWords(words), spare, layout=layout)
+            weights.swap(spare)
+        else:
+            copy_words(ArrayWords(words), weights.live, layout=layout)
+            weights.settle()
+        version = max(self.versions) + 1
+        self.versions[version] = words
+        self.engine.serve(version)
+        return version
+
+    def add(self, prompt: str, sampling: SamplingParameters, *, completions: int = 3) -> None:
+        self.engine.add(GenerationRequest(prompt, self.engine.encode(prompt), completions, sampling))
+
+    def run_out(self) -> dict[str, FinishedRequest]:
+        finished: dict[str, FinishedRequest] = {}
+        while self.engine.running:
+            finished |= {f.request_id: f for f in self.engine.step()}
+        return finished
+
+    def recomputed(
+        self, prompt: str, completion: SampledCompletion, sampling: SamplingParameters
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Score every token with transformers in float32, under the version it names, without a cache.
+
+        Returns:
+            logprobs, kept masses; [n] each
+        """
+        model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+        ids = torch.from_numpy(np.concatenate([self.engine.encode(prompt), completion.token_ids])).long()
+        n = len(completion.token_ids)
+        scores, masses = np.empty(n, np.float32), np.empty(n, np.float32)
+        for version in set(completion.policy_version.tolist()):
+            self._put(model, self.versions[version])
+            with torch.no_grad():
+                logits = model(ids[None], use_cache=False).logits[0, -n - 1 : -1]
+            rows = RowSampling.of([sampling] * n, device=logits.device)
+            distribution = sampling_distribution(logits, rows)
+            drawn = distribution.logprob.gather(-1, ids[-n:, None])[:, 0]
+            mine = completion.policy_version == version
+            scores[mine], masses[mine] = drawn.numpy()[mine], distribution.kept_mass.numpy()[mine]
+        return scores, masses
+
+    def greedy(self, prompt: str, *, tokens: int) -> list[int]:
+        """Generate with transformers, under the newest version."""
+        model: Any = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+        self._put(model, self.versions[max(self.versions)])
+        ids = torch.from_numpy(self.engine.encode(prompt)).long()[None]
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+        )
+        return [int(token) for token in made[0, ids.shape[1] :]]
+
+    def _put(self, model: Any, words: Words) -> None:
+        tensors, start = canonical_tensors(model.state_dict()), 0
+        for span in self.engine.layout.tensors:
+            part = torch.from_numpy(words[start : start + span.words].copy())
+            tensors[span.name].copy_(part.view(torch.bfloat16).view(span.shape))
+            start += span.words

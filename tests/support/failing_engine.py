@@ -1,0 +1,36 @@
+"""The torch engine, made to fail as real ones do: an engine of one's own, named by its import path."""
+
+from pathlib import Path
+
+import torch
+
+from sampler.engines.engine import EngineSettings, FinishedRequest
+from sampler.engines.torch_engine import TorchEngine
+
+
+class FailingEngine(TorchEngine):
+    """At every step, looks for a file that says how to fail: once, or for as long as it is there."""
+
+    faults: Path
+
+    def step(self) -> list[FinishedRequest]:
+        finished = super().step()
+        kind = self.faults.read_text() if self.faults.exists() else ""
+        if kind == "out of memory":
+            self.faults.unlink()
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+        if kind == "broken":
+            raise RuntimeError("an illegal memory access was encountered")
+        return finished
+
+
+def load(settings: EngineSettings) -> FailingEngine:
+    engine = FailingEngine(
+        settings.model_dir,
+        device=settings.device,
+        compute_dtype=torch.float32,
+        threads=settings.threads,
+        seed=settings.seed,
+    )
+    engine.faults = Path(str(settings.engine_options["faults"]))
+    return engine

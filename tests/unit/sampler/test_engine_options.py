@@ -1,0 +1,88 @@
+"""An engine's own options are checked, with every fault named, before the engine is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.config.setting_sources import InvalidConfigError, Reading, read_files
+from node.config.settings import load
+from sampler.config import SamplerConfig
+from sampler.engines.torch_options import TorchOptions
+from sampler.engines.vllm_options import VllmOptions
+
+NOTHING = Reading((), ())
+
+
+def resolved(tmp_path: Path, text: str) -> SamplerConfig:
+    path = tmp_path / "sampler.toml"
+    path.write_text(
+        f'[node]\nstate_dir = "state"\ncoordinator = "a:1"\n[sampler]\nmodel_dir = "model"\n{text}\n'
+    )
+    assert not read_files([path]).faults
+    return load(roles=["sampler"], files=[path], environ={}, flags=NOTHING).config.section(SamplerConfig)
+
+
+def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
+    config = resolved(tmp_path, 'engine = "vllm"\n[sampler.engine_options]\ncontext_tokens = 512\nbatch = 8')
+    assert VllmOptions.model_validate(config.engine_options) == VllmOptions(context_tokens=512, batch=8)
+    config = resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nprefill_chunk_tokens = 64')
+    assert TorchOptions.model_validate(config.engine_options) == TorchOptions(prefill_chunk_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ("batches = 4", "the engine vllm has no option 'batches', did you mean batch?"),
+        ("zzz = 4", "the engine vllm has no option 'zzz', there are batch, context_tokens, "),
+        ("batch = 0", "batch = 0 must be greater than or equal to 1"),
+        ("memory_share = 1.5", "memory_share = 1.5 must be less than or equal to 1"),
+        ('kv_cache = "drop"', "kv_cache = 'drop' must be 'recompute' or 'keep'"),
+        ("tensor_parallel = 2", "tensor_parallel = 2 must be 1: this engine runs on one device"),
+        (
+            'extra_arguments = {quantization = "fp8"}',
+            "must not have 'quantization': it would compute with other",
+        ),
+        (
+            "batch = 0\nmemory_share = 2",
+            "batch = 0 must be greater than or equal to 1; memory_share = 2 must",
+        ),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_name_its_value_and_the_rule(
+    tmp_path: Path, options: str, rule: str
+) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        resolved(tmp_path, f'engine = "vllm"\n[sampler.engine_options]\n{options}')
+    [fault] = refused.value.faults
+    assert fault.key == "sampler.engine_options"
+    assert rule in str(fault)
+    assert "sampler.toml" in str(fault)
+
+
+def test_an_option_of_another_engine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="the engine torch has no option 'batch'"):
+        resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nbatch = 4')
+
+
+def test_options_of_an_engine_of_ones_own_are_its_own_business(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"anything": [1, 2]}
+    config = resolved(tmp_path, 'engine = "a.b:c"\n[sampler.engine_options]\nanything = [1, 2]')
+    assert config.engine_options == options
+
+
+def test_a_wrong_engine_is_the_only_fault_of_its_options(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        resolved(tmp_path, 'engine = "vlm"\n[sampler.engine_options]\nbatch = 4')
+    assert [fault.key for fault in refused.value.faults] == ["sampler.engine"]
+
+
+def test_options_are_checked_without_torch() -> None:
+    code = (
+        "import sys; from sampler.config import SamplerConfig;"
+        "SamplerConfig(model_dir='m', engine='vllm', engine_options={'batch': 4});"
+        "assert not {'torch', 'transformers', 'vllm'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
