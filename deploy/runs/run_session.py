@@ -106,6 +106,10 @@ class RunSession:
         """Wait for the learner, which ends by itself after its last version; return whether it has."""
         return await self._children.wait_for_end(LEARNER, timeout_s=timeout_s) is not None
 
+    async def end_learner(self) -> None:
+        """Stop the learner alone, so that its last version can still be seen at the coordinator."""
+        await self._children.stop(LEARNER)
+
     async def drain(self) -> dict[str, int]:
         """Stop every daemon, the coordinator after its peers; return exit codes by process."""
         codes = {name: asyncio.create_task(self._children.stop(name)) for name in (LEARNER, *self._samplers)}
