@@ -56,7 +56,8 @@ def main() -> int:
         versions=arguments.versions,
         vllm_python=arguments.vllm_python,
     )
-    directory = RunDirectory.make(arguments.dir, f"real-{{stamp}}-{arguments.task}-seed{plan.seed}")
+    task = arguments.task.replace("_", "-")  # a run's id has no underscores
+    directory = RunDirectory.make(arguments.dir, f"real-{{stamp}}-{task}-seed{plan.seed}")
     try:
         outcome = asyncio.run(real_run(plan, directory, console))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -18,14 +18,14 @@ Prompt: TypeAlias = str | Sequence[Message]
 
 
 def engine_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
-    """Return the torch engine's texts, all prompts in one batch, computed in float32.
+    """Return the torch engine's texts, all prompts in one batch, computed in float32 on one thread.
 
     Args:
         model_dir: The model.
         prompts: Texts, or messages for its chat template.
         sampling: Of the most likely token each time: ``top_k`` is 1.
     """
-    settings = SamplerConfig(model_dir=model_dir, engine="torch", seed=0)
+    settings = SamplerConfig(model_dir=model_dir, engine="torch", threads=1, seed=0)
     engine = load_engine("torch", settings)
     texts: dict[str, str] = {}
     try:
@@ -42,7 +42,8 @@ def engine_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingP
 def transformers_texts(
     model_dir: Path, prompts: Sequence[Prompt], *, max_new_tokens: int, stop: Sequence[str]
 ) -> list[str]:
-    """Return the texts of transformers' own ``generate``, one prompt at a time, computed in float32."""
+    """Return the texts of transformers' own ``generate``, one prompt at a time, as above."""
+    torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)

@@ -39,6 +39,8 @@ STOP_TIMEOUT_S: Final = 180.0
 """The learner ends its step, writes it down and publishes it first."""
 
 _ENVIRON: Final = {
+    # Threads that wait for each other let others use the core: four processes share two.
+    "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
