@@ -162,7 +162,7 @@ async def _exported(
     children: Children,
     evaluation: Evaluation,
 ) -> ExportedModel:
-    """Export the best version, or the last where none is known to beat the base model, and ask it.
+    """Export the best version, or the last where none is known to be better than the base model, and ask it.
 
     Args:
         evaluation: Of the prompts to ask.
