@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from deploy.demo.chaos import DAMAGED_FRAMES, NOTICED_FRAMES, SCHEDULE, Chaos, Fault, evaluate
-from deploy.demo.observation import Metrics, Observation, Scrapes
-from deploy.demo.plan import COORDINATOR, FAR, LEARNER, NEAR
-from deploy.demo.records import Step, Trained
+from deploy.demo.plan import FAR, NEAR
+from deploy.runs.observation import Metrics, Observation, Scrapes
+from deploy.runs.records import Step, Trained
+from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus
 from support.demo_records import make_steps
@@ -62,7 +63,8 @@ async def test_a_sampler_is_killed_while_it_works_and_the_new_coordinator_damage
 
 def _status(*names: str) -> RunStatus:
     peers = tuple(
-        PeerStatus(name, Role.SAMPLER, "live", None, 0, 0.0, 0.0, 0.0, "", {}, 0.0, 1) for name in names
+        PeerStatus(name, Role.SAMPLER, "live", None, 0, 0.0, 0.0, 0.0, "", {}, 0.0, 1, 0, 0.0)
+        for name in names
     )
     return RunStatus("run", PolicyVersion(30), 1, peers, {}, {}, None, 0, "buffer", 0.0)
 
