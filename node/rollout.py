@@ -181,6 +181,12 @@ class RolloutGroup:
         return self.sampling.is_truncated and self.logprob_mode is LogprobMode.SAMPLED
 
     @property
+    def metric_means(self) -> dict[str, float]:
+        """The mean of each metric over the completions that have it; absent where none has."""
+        given = {name: values[~np.isnan(values)] for name, values in self.metrics.items()}
+        return {name: float(values.mean(dtype=np.float64)) for name, values in given.items() if values.size}
+
+    @property
     def tokens(self) -> int:
         """Completion tokens of the whole group."""
         return sum(len(c.token_ids) for c in self.completions)
