@@ -9,7 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 
@@ -22,6 +31,27 @@ def _check_grader(grader: str) -> str:
     if grader not in GRADERS and not IMPORT_PATH.fullmatch(grader):
         raise ValueError(f"must be {', '.join(GRADERS)}, or package.module:function of every sampler")
     return grader
+
+
+RESERVED_ARGUMENTS: Final = frozenset(
+    {
+        "messages",
+        "conversation",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+"""What ``apply_chat_template`` of transformers takes itself."""
 
 
 class TaskOptions(BaseModel):
@@ -40,11 +70,25 @@ class PromptOptions(TaskOptions):
     """System prompt; empty: none."""
     chat: Literal["auto"] | bool = "auto"
     """Whether prompts go through the model's chat template; ``auto``: if it has one."""
+    template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Variables of the chat template, such as ``enable_thinking = false`` for Qwen3; a template ignores those
+    that it does not use."""
     answer_from: Literal["text", "last_line", "tags"] = "text"
     """What of a completion is graded: all of its text, its last line that is not empty, or what stands
     between the last <answer> and </answer>; without them nothing is right."""
     max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
     """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _are_the_templates(
+        cls, arguments: dict[str, JsonValue], info: ValidationInfo
+    ) -> dict[str, JsonValue]:
+        if reserved := sorted(RESERVED_ARGUMENTS & arguments.keys()):
+            raise ValueError(f"may not have {', '.join(reserved)}, which samplers set")
+        if arguments and info.data.get("chat") is False:
+            raise ValueError("are for the chat template, which chat = false leaves out")
+        return arguments
 
 
 class JsonlOptions(PromptOptions):

@@ -136,7 +136,8 @@ class RolloutLoop:
             description = await _started(graders, setup.path)
             prompts = _prompts(description, settings, setup.path)
             await run_until(stopping, self._membership.tell_prompts(prompts))
-            work = _Work(settings.task, prompts, description.max_prompt_tokens or PROMPT_TOKENS, graders)
+            max_prompt_tokens = description.max_prompt_tokens or PROMPT_TOKENS
+            work = _Work(settings.task, prompts, max_prompt_tokens, setup.template_arguments, graders)
             await self._sample(work, ready, stopping)
         finally:
             await graders.close()
@@ -229,7 +230,7 @@ class RolloutLoop:
         try:
             with self._metrics.prompt_seconds.time():
                 made = await work.graders.prompt(lease.prompt_index, _row(lease))
-            token_ids = await asyncio.to_thread(self._engine.encode, made.content)
+            token_ids = await asyncio.to_thread(self._engine.encode, made.content, work.template_arguments)
         except TaskError as error:
             self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
             return
@@ -369,6 +370,7 @@ class _Work:
     task_name: str
     prompts: int
     max_prompt_tokens: int
+    template_arguments: Mapping[str, Any]
     graders: GraderPool
 
 

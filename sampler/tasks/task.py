@@ -7,7 +7,7 @@ or in this sampler's own configuration, never over the wire.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
@@ -74,6 +74,8 @@ class TaskSetup:
     """``package.module:Class``, or a function that returns a task."""
     options: Mapping[str, Any]
     """Its keyword arguments."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, for prompts that are messages."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -123,7 +125,12 @@ def task_setup(
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:
         raise _wrong_options(options, "chat = true, and this sampler's model has no chat template")
-    return TaskSetup(path, {**options, "chat": checked.chat is not False and has_chat_template})
+    if checked.template_arguments and not has_chat_template:
+        raise _wrong_options(
+            options, "template_arguments are set, and this sampler's model has no chat template"
+        )
+    chat = checked.chat is not False and has_chat_template
+    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
