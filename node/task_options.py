@@ -62,6 +62,11 @@ class TaskOptions(BaseModel):
     takes_rows: ClassVar[bool] = False
     """Whether its prompts are the rows of ``[coordinator.data]``."""
 
+    @property
+    def package(self) -> str | None:
+        """The package of the extra ``tasks`` that samplers need."""
+        return None
+
 
 class PromptOptions(TaskOptions):
     """Options of every task that asks a question and reads an answer."""
@@ -107,6 +112,10 @@ class JsonlOptions(PromptOptions):
     worth. ``package.module:function`` is called with row and completion, where samplers have it in
     ``sampler.allowed_graders``."""
 
+    @property
+    def package(self) -> str | None:
+        return "math_verify" if self.grader == "math_verify" else None
+
 
 class ReasoningGymOptions(PromptOptions):
     """Options of ``reasoning_gym``: questions that a generator of that package makes and scores."""
@@ -120,6 +129,10 @@ class ReasoningGymOptions(PromptOptions):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
     answer_from: Literal["text", "last_line", "tags"] = "tags"
+
+    @property
+    def package(self) -> str | None:
+        return "reasoning_gym"
 
 
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {

@@ -125,7 +125,7 @@ class RolloutLoop:
         Raises:
             ConfigError: this sampler does not know the run's task, cannot use its class, or task and data do
                 not fit each other.
-            StartupError: the task does not start.
+            StartupError: the task does not start, or its packages are not installed.
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
+from node.extras import NeededPackage
 from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
 
 Message: TypeAlias = Mapping[str, str]
@@ -104,6 +105,7 @@ def task_setup(
         has_chat_template: Whether this sampler's model has one.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
+        StartupError: it needs a package that is not installed here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -121,6 +123,8 @@ def task_setup(
             rule=f"sampler.allowed_graders has {allowed}",
             fix="Add it there, where you trust it and have it installed, or change the task's options.",
         )
+    if checked is not None and checked.package is not None:
+        NeededPackage(f"the run's task {name!r}", checked.package, extra="tasks").check()
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:

@@ -1,4 +1,5 @@
 import inspect
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from node import task_options
-from node.errors import ConfigError
+from node.errors import ConfigError, StartupError
 from sampler.tasks.addition import AdditionTask
 from sampler.tasks.task import (
     BUILT_IN,
@@ -247,6 +248,21 @@ def test_what_samplers_ask_of_a_template_is_not_for_the_coordinator_to_set() -> 
         ConfigError, match="template_arguments: may not have chat_template, which samplers set"
     ):
         made("jsonl", template_arguments={"chat_template": "{{ 1 }}"}, has_chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "options"),
+    [("reasoning_gym", "reasoning_gym", {}), ("jsonl", "math_verify", {"grader": "math_verify"})],
+)
+def test_a_task_whose_package_is_not_installed_here_is_refused_before_any_prompt(
+    name: str, package: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        StartupError, match=f"task '{name}' needs the package {package}, which is not"
+    ) as error:
+        made(name, **options)
+    assert "pip install 'heterorl-node[tasks]'" in error.value.fix
 
 
 def test_options_that_this_software_does_not_know_are_a_configuration_error() -> None:
