@@ -109,6 +109,8 @@ class Evaluation:
     """The versions that drew its tokens."""
     sampling: str = ""
     """What else its sampling depended on and was not at its default, as JSON; older records lack it."""
+    metrics: str = ""
+    """What graders measured besides the reward, as a JSON object of means; older records lack it."""
 
     @property
     def terms(self) -> EvaluationTerms:

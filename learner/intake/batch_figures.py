@@ -1,13 +1,10 @@
 """What a batch shows of the completions themselves, before any model looks at them; pure."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 
 from learner.step_log import BatchFigures
-from node.limits import GROUP_METRICS
 from node.rollout import Finish, RolloutGroup
 
 
@@ -25,16 +22,3 @@ def batch_figures(groups: Sequence[RolloutGroup]) -> BatchFigures:
         reward_deviation=float(np.mean([of_group.std() for of_group in rewards])),
         zero_advantage_ratio=float(np.mean([np.ptp(of_group) == 0 for of_group in rewards])),
     )
-
-
-def grader_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the mean of what graders measured, over the groups that have it.
-
-    Names come from samplers: those that most groups have are kept, as many as one group may have.
-    """
-    means = defaultdict(list)
-    for group in groups:
-        for name, mean in group.metric_means.items():
-            means[name].append(mean)
-    names = sorted(means, key=lambda name: (-len(means[name]), name))[:GROUP_METRICS]
-    return {name: fmean(means[name]) for name in sorted(names)}

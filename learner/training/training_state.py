@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
-from learner.intake.batch_figures import batch_figures, grader_metrics
+from learner.intake.batch_figures import batch_figures
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.step_log import StepLine, TrainedGroup
@@ -25,7 +25,7 @@ from learner.training.model import Policy, ScoringModel
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
-from node.rollout import DeliveredGroup, RolloutGroup
+from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
 from node.run import StepRecord, StepReport
 from node.weights.assembly.held import HeldPolicy
 
@@ -271,7 +271,7 @@ class TrainingState:
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
-            grader_metrics=grader_metrics([one.group for one in batch]),
+            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
 
 

@@ -219,15 +219,15 @@ def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
 
 
-def begin_evaluation(ledger: Path) -> EvaluationChange:
+def begin_evaluation(ledger: Path, *, metrics: str = '{"words": 2.5}') -> EvaluationChange:
     """Write one finished evaluation, and one under way with a prompt counted."""
     done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, 0, 1)
     slots = (
         Slot(0, 48, SlotState.EVALUATED, (Attempt(1, "s1", is_submitted=True),), 1, 1),
         Slot(1, 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
     )
-    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1)
-    change = EvaluationChange(under_way, slots, PromptScore(0, 0.5, 0, 4, 10, 11))
+    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1, metrics=metrics)
+    change = EvaluationChange(under_way, slots, PromptScore(0, 0.5, 0, 4, 10, 11, metrics))
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         opened.record(Transaction(evaluation=EvaluationChange(done)))
         opened.record(Transaction(evaluation=change))
@@ -235,7 +235,7 @@ def begin_evaluation(ledger: Path) -> EvaluationChange:
 
 
 def test_evaluations_of_an_older_schema_are_read_as_they_are_and_once_migrated(ledger: Path) -> None:
-    begun = begin_evaluation(ledger).evaluation
+    begun = begin_evaluation(ledger, metrics="").evaluation
     as_schema_3(ledger)
     for _ in range(2):
         assert read_evaluations(ledger)[1] == begun

@@ -16,7 +16,9 @@ from support.coordinator import LEARNER, Desk, make_accounts
 def as_schema_3(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 4."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("ALTER TABLE evaluations DROP COLUMN sampling")
+        for column in ("evaluations DROP COLUMN sampling", "evaluations DROP COLUMN metrics"):
+            connection.execute(f"ALTER TABLE {column}")
+        connection.execute("ALTER TABLE evaluation_scores DROP COLUMN metrics")
         connection.execute("PRAGMA user_version = 3")
 
 

@@ -141,6 +141,17 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
     assert evaluation.finished_at_s == desk.now
 
 
+def test_what_graders_measured_is_a_mean_over_prompts_that_have_it(desk: Desk) -> None:
+    for words in (1.0, 4.0, None):
+        lease_id = lease(desk)
+        metrics = {} if words is None else {"words": np.array([words], np.float32)}
+        group = desk.answer(lease_id, completions=(make_completion(),), metrics=metrics)
+        assert desk.submit(lease_id, group=group).verdict is Verdict.SPOOLED
+    under_way = status(desk).under_way
+    assert under_way is not None
+    assert json.loads(under_way.metrics) == {"words": 2.5}
+
+
 def test_a_prompts_completions_are_one_sample() -> None:
     desk = make_desk(replace(SETTINGS, prompts=2, completions=2, temperature=0.5))
     desk.evaluate(0)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from learner.intake.batch_figures import batch_figures, grader_metrics
+from learner.intake.batch_figures import batch_figures
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine
 from node.limits import GROUP_METRICS
-from node.rollout import Finish, RolloutGroup
+from node.rollout import Finish, RolloutGroup, mean_metrics
 from node.run import StepReport
 from support.groups import make_completion, make_group
 
@@ -58,7 +58,7 @@ def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
         make_group(metrics={name: np.array(values, np.float32) for name, values in of_group.items()})
         for of_group in columns
     ]
-    means = grader_metrics(groups)
+    means = mean_metrics(group.metric_means for group in groups)
     assert means == {"steps": 2.0, "words": 2.5}
     line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), grader_metrics=means)
     assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
@@ -69,7 +69,7 @@ def test_names_that_one_sampler_made_up_do_not_displace_those_of_most_groups() -
     ones = np.ones(2, np.float32)
     honest = [make_group(metrics={"words": ones}) for _ in range(2)]
     hostile = [make_group(metrics={f"a{n}_{m}": ones for m in range(GROUP_METRICS)}) for n in range(9)]
-    means = grader_metrics([*hostile, *honest])
+    means = mean_metrics(group.metric_means for group in [*hostile, *honest])
     assert len(means) == GROUP_METRICS
     assert "words" in means
 
