@@ -42,7 +42,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     staged = path.with_name(f".{path.name}.new")
     # O_EXCL after unlink: neither keep the mode of a killed process's left-over, nor follow it as a link.
     staged.unlink(missing_ok=True)
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -62,7 +62,7 @@ def append(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         end = os.fstat(descriptor).st_size
         try:
@@ -111,7 +111,7 @@ def sync(path: Path) -> None:
     Raises:
         OSError: it does not exist, or the disk fails.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

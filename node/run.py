@@ -158,8 +158,8 @@ class PeerStatus:
     verdicts: dict[str, int]
     staleness_mean_versions: float
     joins: int
-    refused_twins: int = 0
-    refused_twin_s: float = 0.0
+    refused_twins: int
+    refused_twin_s: float
 
 
 @dataclass(frozen=True, slots=True)

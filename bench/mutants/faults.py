@@ -2,7 +2,8 @@
 
 Comparisons and their boundaries, boolean operators, arithmetic, numbers, results, swapped arguments and
 branches, statements left out. What people read stays as it is: messages, logs, docstrings, annotations. So do
-numbers that have a name, outside of functions: a test of a setting would only repeat it.
+numbers that have a name, outside of functions: a test of a setting would only repeat it. So does what checks
+our own work, assertions and ``zip(strict=True)``: a test can only show that it never fails.
 """
 
 import ast
@@ -38,6 +39,8 @@ _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.RShift: ast.LShift,
 }
 _TWINS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_SYMMETRIC: Final = frozenset({"array_equal", "hypot", "maximum", "minimum"})
+"""Functions whose first two arguments may be swapped: it changes nothing."""
 _READ_BY_PEOPLE: Final = frozenset({"logger", "log", "warnings"})
 
 
@@ -173,6 +176,8 @@ class _Walk:
                 yield from self._statement(part)
             case ast.expr():
                 yield from self._expression(part)
+            case ast.keyword(arg="strict"):
+                return
             case ast.AST():  # handlers, items of with, cases, keywords, comprehensions
                 for _, value in ast.iter_fields(part):
                     for each in value if isinstance(value, list) else [value]:
@@ -246,6 +251,8 @@ def _others(node: ast.expr, *, is_in_function: bool) -> Iterator[ast.expr]:
             changed_call = copy.deepcopy(node)
             changed_call.func = ast.Name(_TWINS[name])
             yield changed_call
+        case ast.Call(func=ast.Attribute(attr=name)) if name in _SYMMETRIC:
+            return
         case ast.Call(args=[first, second, *rest]) if not isinstance(first, ast.Starred | ast.Constant):
             if not isinstance(second, ast.Starred) and ast.unparse(first) != ast.unparse(second):
                 changed_call = copy.deepcopy(node)

@@ -120,13 +120,13 @@ class DivergencePanel:
 
     def observe(self, groups: Sequence[Observed]) -> None:
         """Take in the groups of one step."""
+        # All against what was known before the step: a group does not soften the judgement on itself.
+        known = [(group, mean_basis(group.ages)) for group in groups]
+        expected = [self._expected(group.sampler_id, basis) for group, basis in known]
         self._step += 1
         share = _remembered(1)
         self._gram *= share
         self._moment *= share
-        # All against what was known before the step: a group does not soften the judgement on itself.
-        known = [(group, mean_basis(group.ages)) for group in groups]
-        expected = [self._expected(group.sampler_id, basis) for group, basis in known]
         for (group, basis), nats in zip(known, expected, strict=True):
             self._add(group, basis, expected_nats=nats)
         for forgotten in list(self._sums)[:-REMEMBERED_SAMPLERS]:

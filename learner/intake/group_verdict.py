@@ -122,15 +122,16 @@ def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None
 
 
 def _suspect(group: RolloutGroup, vocabulary_size: int) -> str | None:
-    sampling, masses = group.sampling, [c.kept_mass for c in group.completions if c.kept_mass is not None]
-    kept = min((float(mass.min()) for mass in masses), default=1.0)
+    sampling = group.sampling
     possible = least_kept_mass(
         min_p=sampling.min_p,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         vocabulary_size=vocabulary_size,
     )
-    if masses and kept < ROUNDED_MASS * possible:
+    masses = (float(c.kept_mass.min()) for c in group.completions if c.kept_mass is not None)
+    kept = min(masses, default=possible)
+    if kept < ROUNDED_MASS * possible:
         return (
             f"{sampling.truncation} are claimed to have kept {kept:g} of the softmax; "
             f"they keep {possible:g} at least"

@@ -27,6 +27,10 @@ from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
+_PENDING_RPCS: Final = 10_000
+_MOST_PENDING_RPCS: Final = 20_000
+"""Calls that wait for a thread. Without both, gRPC sheds a burst of calls on one connection as CANCELLED."""
+
 _CLOSING_S: Final = 1.0
 """How long connections may take their last bytes after every rpc has ended."""
 
@@ -183,9 +187,8 @@ class RpcServer:
             # On by default: a second daemon would silently get half of the connections.
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
-            # Without both, gRPC sheds a burst of calls on one connection as CANCELLED.
-            ("grpc.server.max_pending_requests", 10_000),
-            ("grpc.server.max_pending_requests_hard_limit", 20_000),
+            ("grpc.server.max_pending_requests", _PENDING_RPCS),
+            ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING_RPCS),
             *self._limits.keepalive.server_options,
             # The largest of any service; the interceptor applies the limit of each.
             (

@@ -60,12 +60,12 @@ class FleetPlaces:
         if self._has_room:
             rank.placed[peer] = None
             return Answer(has_place=True)
+        # No peer of this rank waits where a worse one has a place: free places go to the best rank first.
         for worse in reversed(self._ranks[_RANKS[peer.role] + 1 :]):
             if worse.placed:
                 displaced, _ = worse.placed.popitem()
                 worse.waiting[displaced] = None
                 worse.waiting.move_to_end(displaced, last=False)
-                rank.waiting.pop(peer, None)
                 rank.placed[peer] = None
                 return Answer(has_place=True, displaced=displaced)
         rank.waiting[peer] = None

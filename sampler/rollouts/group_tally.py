@@ -1,5 +1,6 @@
 """Sums over the groups submitted lately: one log line for many groups; pure."""
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -36,7 +37,7 @@ class _Sums:
     verdicts: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     reward: float = 0.0
-    oldest_version: int = 0
+    oldest_version: int = sys.maxsize
     newest_version: int = 0
     sampled_s: float = 0.0
     graded_s: float = 0.0
@@ -56,8 +57,7 @@ class GroupTally:
     ) -> SubmittedGroups | None:
         """Count a group; return the sums and begin again if ``LOG_EVERY_S`` have passed."""
         sums = self._sums
-        oldest = group.oldest_version
-        sums.oldest_version = min(sums.oldest_version, oldest) if sums.verdicts else oldest
+        sums.oldest_version = min(sums.oldest_version, group.oldest_version)
         sums.newest_version = max(sums.newest_version, group.newest_version)
         sums.verdicts[verdict.value] += 1
         sums.tokens += group.tokens

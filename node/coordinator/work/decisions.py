@@ -24,6 +24,15 @@ Answer = TypeVar("Answer")
 
 NOTHING: Final = Transaction()
 
+LEARNER_PAUSE_S: Final = 2.0
+"""Until a sampler asks again while every lease waits for the learner or the ledger."""
+
+EMPTY_PAUSE_S: Final = 1.0
+"""Until a sampler asks again that was granted nothing."""
+
+PARTIAL_PAUSE_S: Final = 0.5
+"""Until a sampler asks again that was granted less than it asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Answer]):
@@ -70,9 +79,9 @@ def lease(
     """
     learner, free = accounts.learner, room(accounts, bounds, now=now)
     if learner is None or free.bound == _unconfirmed(accounts):
-        return Decision(LeaseGrant((), 2.0, free.bound))
+        return Decision(LeaseGrant((), LEARNER_PAUSE_S, free.bound))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
-        return Decision(LeaseGrant((), 1.0, "policy version"))
+        return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
     training = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.slots.open_slots.values()
@@ -99,7 +108,7 @@ def lease(
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), transaction)
     bound = free.bound if len(leased) == granted else "prompts"
-    return Decision(LeaseGrant(leases, 0.5 if leases else 1.0, bound), transaction)
+    return Decision(LeaseGrant(leases, PARTIAL_PAUSE_S if leases else EMPTY_PAUSE_S, bound), transaction)
 
 
 def _evaluation_leases(
@@ -162,12 +171,12 @@ def submission(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
         slots = () if slot is None else (slot,)
-        is_answered = slot is not None and stored is not None and slot.prompt_index in accounts.bad_prompts
+        answered = (each.prompt_index for each in slots if stored is not None)
         transaction = Transaction(
             slots=slots,
             stored=stored,
             verdicts=((sampler_id, verdict),),
-            lifted_prompts=(slot.prompt_index,) if slot is not None and is_answered else (),
+            lifted_prompts=tuple(index for index in answered if index in accounts.bad_prompts),
         )
         return Decision(Submitted(verdict, detail), transaction)
 

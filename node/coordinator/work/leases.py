@@ -21,7 +21,7 @@ nobody could renew it meanwhile.
 """
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -80,11 +80,11 @@ class Leases:
         prompts: int | None,
         seed: int,
         lease_ttl_s: float,
-        slots: Collection[Slot] = (),
-        settled: Mapping[SlotState, int] | None = None,
-        next_slot: int = 0,
-        lost: LostSlots | None = None,
-        now: float = 0.0,
+        slots: Iterable[Slot],
+        settled: Mapping[SlotState, int],
+        next_slot: int,
+        lost: LostSlots,
+        now: float,
     ) -> None:
         """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run.
 
@@ -97,13 +97,12 @@ class Leases:
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
         self._open: dict[int, Slot] = {}
-        self._counts = dict.fromkeys(SlotState, 0) | dict(settled or {})
+        self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
         self._deadline_s: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
         """Of slots that are available and had a fault; in memory only, as deadlines are."""
-        self._lost = lost or LostSlots()
-        # Within a generation numbers have no gaps; a new one begins higher than there are slots.
-        self._next_slot = max(next_slot, sum(self._counts.values()) + len(slots))
+        self._lost = lost
+        self._next_slot = next_slot
         self.apply(slots, now=now)
 
     @property
@@ -154,7 +153,7 @@ class Leases:
         return Standing.WANTED
 
     def grant(
-        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool] = lambda _: False
+        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool]
     ) -> tuple[Slot, ...]:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 

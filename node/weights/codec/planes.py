@@ -53,4 +53,4 @@ def _compress(elements: NDArray[np.integer[Any]]) -> bytes:
 
 def _joined(plain: bytes, element_bytes: int) -> Elements:
     planes = np.frombuffer(plain, np.uint8).reshape(element_bytes, -1)
-    return np.ascontiguousarray(planes.T).reshape(-1).view(f"<u{element_bytes}")
+    return planes.T.ravel().view(f"<u{element_bytes}")

@@ -110,10 +110,10 @@ def _cheapest(
     starts: Iterable[int], head: int, artifacts: Iterable[Artifact], artifact_cost_bytes: int = 0
 ) -> tuple[Artifact, ...] | None:
     # Cost (bytes, artifacts) and last artifact of the cheapest chain to each version reached so far.
-    reached: dict[int, tuple[int, int, Artifact | None]] = {start: (0, 0, None) for start in starts}
+    reached: dict[int, tuple[int, int, Artifact | None]] = {start: (*price(()), None) for start in starts}
     for artifact in sorted(artifacts, key=lambda artifact: artifact.key):
         start = reached.get(artifact.key.base_version)
-        if start is None or artifact.key.base_version >= artifact.key.version:
+        if start is None:
             continue
         cost = (start[0] + artifact.size_bytes + artifact_cost_bytes, start[1] + 1)
         best = reached.get(artifact.key.version)

@@ -32,9 +32,8 @@ class Link:
 
     def answered(self, took_s: float) -> "Link":
         """Return the link after an answer that needed no work and took so long."""
-        rises = took_s >= self.round_trip_s
-        step_s = (took_s - self.round_trip_s) * (1.0 if rises else _DECAY)
-        return replace(self, round_trip_s=self.round_trip_s + step_s)
+        smoothed_s = self.round_trip_s + (took_s - self.round_trip_s) * _DECAY
+        return replace(self, round_trip_s=max(took_s, smoothed_s))
 
     def silent(self, for_s: float) -> "Link":
         """Return the link after no answer came for so long."""
@@ -70,8 +69,8 @@ class Progress:
     signed_at_s: float | None = None
     """When the manifest arrived."""
     arrived_bytes: int = 0
-    first_at_s: float = 0.0
-    last_at_s: float = 0.0
+    first_at_s: float = -math.inf
+    last_at_s: float = -math.inf
     """When the first and the last bytes arrived."""
 
     def signed(self, size_bytes: int, *, now: float) -> None:

@@ -16,8 +16,7 @@ def surplus(complete: Iterable[Artifact], *, head: int | None, retained_keyframe
     artifacts = tuple(complete)
     oldest = _oldest_kept((artifact.key for artifact in artifacts), retained_keyframes=retained_keyframes)
     kept = [artifact for artifact in artifacts if _start(artifact.key) >= oldest]
-    if oldest > PUBLIC_VERSION:
-        kept += newest_from_public(artifacts, retained_keyframes, oldest=oldest)
+    kept += newest_from_public(artifacts, retained_keyframes, oldest=oldest)
     if head is not None and plan_fresh(head, kept) is None:
         kept += plan_fresh(head, artifacts) or ()
     return {artifact.key for artifact in artifacts} - {artifact.key for artifact in kept}

@@ -40,7 +40,7 @@ def next_base(
     versions = sorted({artifact.key.version for artifact in artifacts if artifact.key.version <= head})
     for base in _bases(head, versions, longest_lag_versions, public_every_versions):
         is_known = base == PUBLIC_VERSION or plan_fresh(base, artifacts) is not None
-        if base < head and ArtifactKey(head, base) not in made and is_known:
+        if is_known and ArtifactKey(head, base) not in made:
             return base
     return None
 

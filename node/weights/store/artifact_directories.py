@@ -159,9 +159,11 @@ class ArtifactDirectories:
             )
             shutil.rmtree(directory)
             return
-        if artifact.manifest.key in self._artifacts:
+        known = self._artifacts.get(artifact.manifest.key)
+        if known is not None:
             # Without power between the syncs of a move it is in both directories.
-            shutil.rmtree(directory)
+            if known.directory != directory:
+                shutil.rmtree(directory)
             return
         self._artifacts[artifact.manifest.key] = artifact
         if artifact.is_whole and not whole:

@@ -151,7 +151,7 @@ class ArtifactFiles:
                 fix="send this frame again",
             )
         with _cannot_be_stored(f"frame {frame} of version {self.manifest.version}"):
-            descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 written, offset = 0, int(self._offsets[frame])
                 while written < len(payload):

@@ -117,8 +117,9 @@ class SourceScores:
         """Record what one lane received, verified or not; a source that delivers is no longer set aside."""
         standing = self._standing[name]
         measured = size_bytes / max(took_s, 1e-6)
-        weight = min(1.0, size_bytes / GOODPUT_BYTES) if standing.bytes_per_s is not None else 1.0
-        standing.bytes_per_s = weight * measured + (1 - weight) * (standing.bytes_per_s or 0.0)
+        before = measured if standing.bytes_per_s is None else standing.bytes_per_s
+        weight = min(1.0, size_bytes / GOODPUT_BYTES)
+        standing.bytes_per_s = weight * measured + (1 - weight) * before
         if not standing.is_doubted:
             standing.faults, standing.back_at_s = 0, 0.0
 

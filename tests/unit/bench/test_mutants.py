@@ -51,6 +51,13 @@ def test_boundaries_operators_results_and_numbers_change_and_settings_and_logs_d
 
 
 @pytest.mark.parametrize(
+    "statement", ["assert x > 1", "z = zip(x, strict=True)", "z = np.maximum(x, y)", "logger.info(1 + 1)"]
+)
+def test_what_changes_nothing_or_checks_our_own_work_is_left_alone(statement: str) -> None:
+    assert changes(f"def f():\n    {statement}\n") == set()
+
+
+@pytest.mark.parametrize(
     ("source", "before", "after"),
     [
         ("def f():\n    send(a, b)\n", "send(a, b)", "send(b, a)"),

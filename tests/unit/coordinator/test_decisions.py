@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, history
-from node.coordinator.work.accounts import Balance
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work import decisions, history, leases
+from node.coordinator.work.accounts import Accounts, Balance
+from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
@@ -63,8 +66,37 @@ def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_
 def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> None:
     answer = grant(desk, 9)
     assert (len(answer.leases), answer.waits_for) == (6, "staleness")  # (2 + 0 + 1) * 2
-    assert 0.2 <= answer.retry_after_s <= 2
+    assert answer.retry_after_s == decisions.PARTIAL_PAUSE_S
     assert grant(desk, 6) == replace(answer, retry_after_s=0.0, waits_for="")
+
+
+def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part(desk: Desk) -> None:
+    desk.lease("s2", 6)
+    answer = grant(desk)
+    assert (answer.leases, answer.waits_for) == ((), "staleness")
+    assert answer.retry_after_s == decisions.EMPTY_PAUSE_S > decisions.PARTIAL_PAUSE_S
+
+
+def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "LEASES_PER_PEER", 3)
+    desk.lease("s1", 2)
+    desk.lease("s2", 1)
+    desk.submit("0.1", "s1")
+    assert [len(grant(desk, wanted).leases) for wanted in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 1)
+    desk = Desk(make_accounts(prompts=2))
+    desk.lease()
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    answer = grant(desk, 6)
+    assert 1 <= len(answer.leases) < 6
+    assert answer.waits_for == "prompts"
 
 
 def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
@@ -94,6 +126,64 @@ def test_a_group_of_another_run_is_foreign_and_leaves_the_lease_alone(desk: Desk
     group = make_answer(desk.accounts, "0.1", run_id="other")
     assert desk.submit("0.1", group=group).verdict is Verdict.FOREIGN
     assert desk.submit("0.1").verdict is Verdict.SPOOLED
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "0.0"])
+def test_a_group_without_a_group_id_is_malformed_and_leaves_every_lease_alone(desk: Desk, name: str) -> None:
+    desk.lease()
+    assert desk.submit(name).verdict is Verdict.MALFORMED
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
+
+
+def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
+    leased = Slot(0, 0, SlotState.LEASED, (Attempt(1, "s1"),), granted=1)
+    desk = Desk(make_accounts(Balance(slots=(leased,), next_slot=1)))
+    with pytest.raises(RefusedError, match="no learner has joined") as error:
+        desk.submit("0.1")
+    assert refusal(error) is Reason.BUSY
+    assert desk.accounts.slots.open_slots[0] == leased
+
+
+def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
+    def room(accounts: Accounts) -> Capacity:
+        return decisions.room(accounts, BOUNDS, now=desk.now)
+
+    assert room(desk.accounts) == Capacity(6, "staleness")
+    assert room(make_accounts(Balance())) == Capacity(0, "learner")
+    assert room(make_accounts(prompts=None)) == Capacity(0, "task")
+    desk.accounts.doubt("version 2")
+    assert room(desk.accounts) == Capacity(0, "ledger")
+    aside = Desk(make_accounts(prompts=1))
+    aside.lease()
+    aside.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    assert room(aside.accounts) == Capacity(0, "prompts")
+
+
+def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are() -> None:
+    desk = Desk(make_accounts(prompts=None))
+
+    def joins(name: str, prompts: int) -> None:
+        desk.settle(
+            decisions.sampler_joins(
+                desk.accounts, sampler_id=name, task=WORK.task, configured=None, prompts=prompts
+            )
+        )
+
+    joins("s1", 0)
+    assert (desk.accounts.task, desk.accounts.slots.prompts) == (None, None)
+    joins("s2", 3)
+    joins("s3", 3)
+    assert (desk.accounts.task, desk.accounts.slots.prompts) == (TaskSize(WORK.task, 3, "s2"), 3)
+
+
+def test_a_prompt_that_failed_is_like_any_other_once_the_task_is_another_one(desk: Desk) -> None:
+    desk.lease()
+    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
+    assert len(desk.accounts.bad_prompts) == 1
+    desk.settle(
+        decisions.sampler_joins(desk.accounts, sampler_id="s1", task=WORK.task, configured=40, prompts=40)
+    )
+    assert len(desk.accounts.bad_prompts) == 0
 
 
 def test_a_malformed_group_spends_its_lease_and_the_prompt_goes_to_another(desk: Desk) -> None:
@@ -162,6 +252,7 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
+    assert [slot.winner for slot in desk.transactions[-1].slots] == [0]
     assert desk.accounts.slots.untrained() == []
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
@@ -206,6 +297,9 @@ def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
     desk.submit("0.1")
     desk.submit("1.1")
     desk.train(1, "0.1")
-    assert desk.train(2, *groups).doubled == (groups[-1],)
+    outcome = desk.train(2, *groups)
+    assert outcome.doubled == (groups[-1],)
+    assert outcome.refusal is not None
+    assert outcome.refusal.reason is Reason.DUPLICATE
     assert desk.accounts.last_step == 1
     assert desk.accounts.slots.open_slots[1].state is SlotState.SPOOLED

@@ -12,7 +12,7 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 
@@ -71,8 +71,8 @@ def lease(desk: Desk) -> LeaseGrant:
 
 def test_the_first_learners_model_becomes_the_runs() -> None:
     desk = Desk(make_accounts(Balance()))
-    join(desk)
-    assert desk.accounts.learner == LEARNER
+    join(desk, vocabulary_size=1)
+    assert desk.accounts.learner == replace(LEARNER, vocabulary_size=1)
 
 
 def test_a_learner_that_comes_back_keeps_its_place(desk: Desk) -> None:
@@ -111,10 +111,11 @@ def test_a_learner_behind_the_ledger_is_refused_at_join_and_fences_nobody(desk: 
     assert desk.accounts.learner == replace(LEARNER, version=5)
 
 
-def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger() -> None:
+@pytest.mark.parametrize("version", [1, 7])
+def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger(version: int) -> None:
     desk = Desk(make_accounts(Balance()))
-    with pytest.raises(RefusedError, match="lacks the steps of versions 1 to 7") as error:
-        join(desk, version=7)
+    with pytest.raises(RefusedError, match=f"lacks the steps of versions 1 to {version}") as error:
+        join(desk, version=version)
     assert error.value.reason is Reason.LEDGER_BEHIND
     assert desk.accounts.learner is None
 
@@ -180,6 +181,18 @@ def test_records_that_are_not_each_version_up_to_the_learners_are_malformed(
     assert error.value.reason is Reason.MALFORMED
 
 
+def test_the_wait_of_a_trained_group_is_known_where_the_spool_has_it_and_not_anothers(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    desk.submit("0.1")
+    judged = GroupVerdict("0.1", Verdict.SUSPECT)
+    desk.settle(decisions.judgement(desk.accounts, judged))
+    desk.lease("s2")
+    desk.submit("0.2", "s2")
+    desk.submit("1.1")
+    trained = desk.train(1, "0.1", "1.1").trained
+    assert [(group.group_id, group.spooled_at_s) for group in trained] == [("0.1", None), ("1.1", NOW_S)]
+
+
 def test_a_learner_of_another_history_is_refused(desk: Desk) -> None:
     desk.lease("s1", 2)
     desk.submit("0.1")
@@ -229,7 +242,7 @@ def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_miss
         learner=replace(LEARNER, version=1), last_step=record, settled={SlotState.TRAINED: 1}, next_slot=1
     )
     desk = Desk(make_accounts(balance))
-    assert lease(desk).waits_for == "learner"
+    assert (lease(desk).waits_for, lease(desk).retry_after_s) == ("learner", decisions.LEARNER_PAUSE_S)
     desk.accounts.confirm()
     assert [one.lease_id for one in lease(desk).leases] == ["1.1"]
     desk.accounts.doubt("versions 2 to 9")
@@ -279,6 +292,13 @@ def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_stale
     assert desk.lease(held=20) == [f"{FIRST_SLOT}.1"]
     reason, message = refused(opened(desk, version=30, steps=records(30)))
     assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
+
+
+def test_a_loss_that_nobody_accepted_is_not_open() -> None:
+    balance = Balance(learner=LEARNER, next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
+    desk = Desk(make_accounts(balance))
+    assert desk.accounts.open_loss is None
+    assert refused(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
 
 
 def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:

@@ -40,6 +40,10 @@ def test_a_peer_ahead_of_the_head_is_not_behind() -> None:
     assert lag(9, head=7, announced=ANNOUNCED) == Lag(0, 0.0)
 
 
+def test_a_peer_that_holds_the_head_is_not_behind_whatever_was_announced_since() -> None:
+    assert lag(3, head=3, announced=ANNOUNCED) == Lag(0, 0.0)
+
+
 def test_before_the_first_version_nobody_is_behind() -> None:
     assert lag(None, head=None, announced={}) == Lag(0, 0.0)
 

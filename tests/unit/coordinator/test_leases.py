@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from node.coordinator.work import leases
+from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.leases import Standing
 from node.coordinator.work.retries import (
     FINAL_FAULTS,
@@ -13,9 +15,9 @@ from node.coordinator.work.retries import (
     SAME_SAMPLER_S,
 )
 from node.coordinator.work.slots import SlotState, parse_group_id
-from node.failure import FAULTS, Failure
+from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import Verdict
-from support.coordinator import BOUNDS, RETRY_S, TTL_S, Desk, make_accounts
+from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 
 
 @pytest.fixture
@@ -98,6 +100,21 @@ def test_a_lease_given_back_goes_to_the_next_sampler_and_costs_no_attempt(desk: 
     assert desk.accounts.slots.standing(0, 1, "s1") is Standing.NEVER_GRANTED
 
 
+def test_a_lease_given_back_leaves_the_expired_attempt_before_it_the_chance_to_win(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.expire(TTL_S)
+    assert desk.lease("s2") == ["0.2"]
+    desk.release("s2", "0.2")
+    assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
+
+
+def test_a_grant_has_no_more_leases_than_were_asked_for_however_many_slots_are_up_again(desk: Desk) -> None:
+    desk.lease("s1", 4)
+    desk.expire(TTL_S)
+    assert desk.lease("s2", 0) == []
+    assert desk.lease("s2", 2) == ["0.2", "1.2"]
+
+
 def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Desk) -> None:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         assert desk.lease() == [f"0.{attempt}"]
@@ -163,6 +180,20 @@ def test_the_sampler_that_had_the_fault_gets_the_slot_where_there_is_no_other(de
     assert desk.lease("s1") == ["0.2"]
 
 
+@pytest.mark.parametrize("how", ["the learner refuses it", "it is malformed"])
+def test_a_slot_does_not_wait_once_a_sampler_has_answered_its_prompt(desk: Desk, how: str) -> None:
+    desk.lease("s1")
+    desk.fail("0.1", "s1", fault=RAISED)
+    desk.now += FIRST_RETRY_S
+    assert desk.lease("s2") == ["0.2"]
+    if how == "it is malformed":
+        desk.submit("0.2", "s2", group=make_answer(desk.accounts, "0.2", prompt_index=49))
+    else:
+        desk.submit("0.2", "s2")
+        refuse(desk, "0.2")
+    assert desk.lease("s3") == ["0.3"]
+
+
 def test_suspects_are_a_small_part_of_a_grant(desk: Desk) -> None:
     for lease_id in desk.lease("s1", 4):
         desk.fail(lease_id, "s1", fault=RAISED)
@@ -185,11 +216,27 @@ def test_a_prompt_is_abandoned_after_two_faults_or_one_that_needs_no_other(
     assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
 
 
+def test_one_fault_that_needs_no_other_is_enough_after_attempts_that_ended_otherwise(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.expire(TTL_S)
+    assert desk.lease("s2") == ["0.2"]
+    desk.fail("0.2", "s2", fault=Failure.PROMPT_TOO_LONG)
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+
+
 def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
     desk.lease("s1")
     desk.fail("0.1", "s1", fault=RAISED)
     assert desk.submit("0.1", "s1").verdict is Verdict.FOREIGN
     assert state(desk) is SlotState.AVAILABLE
+
+
+def test_a_lease_given_back_unbegun_has_not_failed_whatever_else_is_said_of_it(desk: Desk) -> None:
+    desk.lease("s1", 2)
+    failed = tuple(FailedLease(name, RAISED, "") for name in ("0.1", "1.1", "1.1", "9.1"))
+    released = release(desk.accounts, sampler_id="s1", lease_ids=("0.1",), failed=failed, now=desk.now)
+    assert desk.settle(released) == Released(2, (RAISED,))
+    assert [slot.had_fault() for slot in desk.accounts.slots.open_slots.values()] == [False, True]
 
 
 @pytest.mark.parametrize(("lease_id", "sampler"), [("0.1", "s2"), ("0.2", "s1"), ("9.1", "s1"), ("x", "s1")])
@@ -238,6 +285,21 @@ def test_where_every_prompt_is_aside_nothing_is_leased_and_no_slot_is_spent() ->
     assert desk.accounts.slots.counts() == before
     desk.now += RETRY_S
     assert len(desk.lease("s1", 2)) == 2
+
+
+def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 3)
+    slots = make_accounts(prompts=50).slots
+    for first in (0, 3):
+        skipped = slots.grant("s1", 2, now=NOW_S, is_aside=lambda _: True)
+        assert [(slot.number, slot.state) for slot in skipped] == [
+            (number, SlotState.SKIPPED) for number in range(first, first + 3)
+        ]
+        slots.apply(skipped, now=NOW_S)
+    (leased,) = slots.grant("s1", 1, now=NOW_S, is_aside=lambda _: False)
+    assert leased.number == 6
 
 
 def test_five_expiries_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -> None:

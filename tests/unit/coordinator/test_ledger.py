@@ -11,11 +11,12 @@ import pytest
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
-from node.coordinator.work.slots import Attempt, SlotState
+from node.coordinator.work.generations import Generation
+from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
-from node.failure import Failure
+from node.failure import BadPrompt, Failure
 from node.rollout import Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, Desk, make_accounts
@@ -178,6 +179,46 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
     assert accounts.slots.counts()[SlotState.ABANDONED] == 1
     assert accounts.bad_prompts.newest(9) == desk.accounts.bad_prompts.newest(9)
     assert (accounts.slots.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
+
+
+def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(path: Path) -> None:
+    open_one, closed = (Generation(1, 100, 7, 5.0, lost) for lost in (None, range(6, 9)))
+    bad = (BadPrompt(3, Failure.EXPIRED, "", 1, 0, 5.0), BadPrompt(4, Failure.EXPIRED, "", 1, 1, 6.0))
+    verdicts = (("s1", Verdict.ACCEPTED), ("s1", Verdict.ACCEPTED), ("s2", Verdict.STALE))
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        for transaction in (
+            Transaction(generation=open_one, bad_prompts=bad, verdicts=verdicts, learner=LEARNER),
+            Transaction(announced=(Announced(1, b"a" * 16, 1.0), Announced(2, b"b" * 16, 2.0))),
+            Transaction(announced=(Announced(1, b"c" * 16, 3.0),), learner=replace(LEARNER, version=9)),
+            Transaction(steps=(StepRecord(1, ("0.1",), (4,)), StepRecord(2, (), ()))),
+        ):
+            ledger.record(transaction)
+        assert ledger.balance().generations == (open_one,)
+        ledger.record(Transaction(generation=closed, lifted_prompts=(3, 99), verdicts=verdicts[:1]))
+        ledger.record(Transaction(generation=Generation(2, 200, 150, 6.0)))
+        balance = ledger.balance()
+    assert balance.generations == (closed, Generation(2, 200, 150, 6.0))
+    assert [each.prompt_index for each in balance.bad_prompts] == [4]
+    assert set(balance.verdicts) == {("s1", Verdict.ACCEPTED, 3), ("s2", Verdict.STALE, 1)}
+    assert balance.learner == replace(LEARNER, version=9)
+    assert balance.announced == (Announced(2, b"b" * 16, 2.0), Announced(1, b"a" * 16, 1.0))
+    assert balance.last_step == StepRecord(2, (), ())
+    assert (balance.next_slot, balance.accepts_loss) == (200, False)
+
+
+def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
+    def slot(number: int, state: SlotState) -> Slot:
+        return Slot(number, 0, state, (), granted=1)
+
+    states = {4: SlotState.TRAINED, 5: SlotState.LOST, 6: SlotState.LEASED, 8: SlotState.TRAINED}
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        ledger.record(Transaction(slots=tuple(slot(number, state) for number, state in states.items())))
+        assert ledger.balance().next_slot == 9
+        ledger.record(Transaction(generation=Generation(1, 100, 7, 5.0)))
+        balance = ledger.balance()
+    assert (balance.lost_slots, balance.found_slots, balance.next_slot) == ((5,), (8,), 100)
+    assert [each.number for each in balance.slots] == [6]
+    assert balance.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
 
 
 def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:

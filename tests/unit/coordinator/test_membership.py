@@ -3,7 +3,7 @@
 import pytest
 
 from node.coordinator.fleet import membership
-from node.coordinator.fleet.membership import GONE_AFTER_S, Membership, PeerState
+from node.coordinator.fleet.membership import GONE_AFTER_S, Member, Membership, PeerState
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.run import Role
@@ -25,6 +25,12 @@ def test_a_peer_is_live_from_its_first_heartbeat(members: Membership) -> None:
     assert state(members) is PeerState.JOINED
     members.heartbeat(PEER, 1)
     assert state(members) is PeerState.LIVE
+
+
+def test_a_peer_that_has_just_joined_is_here_and_nothing_was_held_against_it(members: Membership) -> None:
+    assert members.join(PEER, 3, instance="first") == Member(
+        PEER, PeerState.JOINED, 3, joins=1, instance="first", refused_twins=0, refused_twin_at_s=0.0
+    )
 
 
 def test_a_peer_that_never_joined_must_join(members: Membership) -> None:
@@ -59,6 +65,13 @@ def test_a_peer_that_left_must_join_again(members: Membership, how: str) -> None
         members.heartbeat(PEER, 1)
     assert members.join(PEER, 2).joins == 2
     members.heartbeat(PEER, 3)
+
+
+def test_a_peer_is_given_up_after_its_time_and_said_so_once(members: Membership) -> None:
+    members.join(PEER, 0)
+    assert [member.state for member in members.expire(GONE_AFTER_S)] == [PeerState.SILENT]
+    assert [member.state for member in members.expire(GONE_AFTER_S + 1)] == [PeerState.LEFT]
+    assert members.expire(GONE_AFTER_S + 2) == ()
 
 
 def test_peers_of_one_name_and_two_roles_are_two_peers(members: Membership) -> None:
@@ -98,6 +111,13 @@ def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: R
     (member,) = members.members
     assert (member.instance, member.joins, member.state) == ("first", 1, PeerState.LIVE)
     assert (member.refused_twins, member.refused_twin_at_s) == (4, 2.0)
+
+
+def test_a_name_is_taken_for_as_long_as_its_process_may_be_silent(members: Membership) -> None:
+    members.join(PEER, 0, instance="first")
+    with pytest.raises(RefusedError):
+        members.join(PEER, 10, instance="second")
+    assert members.join(PEER, 10.1, instance="second").instance == "second"
 
 
 def test_a_process_that_comes_back_after_a_cut_is_no_twin(members: Membership) -> None:
@@ -162,3 +182,17 @@ def test_what_is_said_once_the_settings_are_known_belongs_to_the_same_join(membe
     assert state(members) is PeerState.JOINED
     members.leave(PEER)
     assert members.join(PEER, 4, completes=True).joins == 3
+
+
+def test_what_another_process_says_of_the_settings_is_a_join_of_its_own(members: Membership) -> None:
+    members.join(PEER, 0, instance="first")
+    members.disconnected(PEER)
+    assert members.join(PEER, 1, instance="second", completes=True).joins == 2
+
+
+def test_a_join_that_is_completed_after_a_cut_holds_the_name_again(members: Membership) -> None:
+    members.join(PEER, 0, instance="first")
+    members.disconnected(PEER)
+    assert members.join(PEER, 1, instance="first", completes=True).joins == 1
+    with pytest.raises(RefusedError):
+        members.join(PEER, 2, instance="second")

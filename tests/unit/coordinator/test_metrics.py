@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from node.coordinator.metrics import CoordinatorMetrics
 from node.run import Evaluation, EvaluationStatus, PeerStatus, Role
 
-ROW = PeerStatus("s1", Role.SAMPLER, "live", None, 3, 7.5, 0.0, 0.0, "", {}, 0.0, 1)
+ROW = PeerStatus("s1", Role.SAMPLER, "live", None, 3, 7.5, 0.0, 0.0, "", {}, 0.0, 1, 0, 0.0)
 
 
 def test_a_peers_lag_is_shown_until_it_has_left() -> None:

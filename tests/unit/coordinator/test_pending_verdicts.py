@@ -40,6 +40,12 @@ def test_the_oldest_go_when_it_is_full_even_where_they_were_told() -> None:
     assert numbers(pending.take(3, has_heard=True)) == [2, 3]
 
 
+def test_what_was_never_told_is_not_taken_for_heard_when_an_older_one_is_dropped() -> None:
+    pending = pending_of(2, capacity=2)
+    assert pending.put(judgement(2)) == 1
+    assert numbers(pending.take(2, has_heard=True)) == [1, 2]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["lost", "cut", "heard"])), max_size=30))
 def test_a_sampler_that_passes_over_what_the_last_answer_told_hears_everything_once(

@@ -20,6 +20,9 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_release() -> None:
     assert [prompt_of_slot(s, prompts=10, seed=0) for s in range(10)] == PINNED
+    assert [prompt_of_slot(s, prompts=2, seed=1) for s in range(8)] == [0, 1, 1, 0, 1, 0, 1, 0]
+    assert [prompt_of_slot(s, prompts=3, seed=5) for s in range(9)] == [1, 0, 2, 0, 1, 2, 1, 2, 0]
+    assert [prompt_of_slot(s, prompts=1000, seed=7) for s in range(1000, 1005)] == [351, 483, 610, 841, 856]
 
 
 PINNED = [8, 2, 0, 4, 9, 7, 6, 1, 3, 5]

@@ -62,7 +62,8 @@ async def test_a_sampler_is_killed_while_it_works_and_the_new_coordinator_damage
 
 def _status(*names: str) -> RunStatus:
     peers = tuple(
-        PeerStatus(name, Role.SAMPLER, "live", None, 0, 0.0, 0.0, 0.0, "", {}, 0.0, 1) for name in names
+        PeerStatus(name, Role.SAMPLER, "live", None, 0, 0.0, 0.0, 0.0, "", {}, 0.0, 1, 0, 0.0)
+        for name in names
     )
     return RunStatus("run", PolicyVersion(30), 1, peers, {}, {}, None, 0, "buffer", 0.0)
 

@@ -32,6 +32,8 @@ def _status() -> RunStatus:
         verdicts={"trained": 30},
         staleness_mean_versions=6.0,
         joins=1,
+        refused_twins=0,
+        refused_twin_s=0.0,
     )
     return RunStatus("run", PolicyVersion(30), 1, (peer,), {}, {}, None, 0, "buffer", 0.0)
 

@@ -18,7 +18,13 @@ EARLY_S, GOOD_S, LATE_S = 99 * DAY_S, 200 * DAY_S, 465 * DAY_S
 
 @pytest.mark.parametrize(
     ("now", "waits_for"),
-    [(EARLY_S, Wait.OWN_CLOCK), (GOOD_S, Wait.HUB_CLOCK), (LATE_S - 1, Wait.HUB_CLOCK), (LATE_S, None)],
+    [
+        (EARLY_S, Wait.OWN_CLOCK),
+        (OWN.not_before_s, Wait.HUB_CLOCK),
+        (GOOD_S, Wait.HUB_CLOCK),
+        (LATE_S - 1, Wait.HUB_CLOCK),
+        (LATE_S, None),
+    ],
 )
 def test_a_hub_that_says_expired_is_believed_only_where_this_clock_agrees(
     now: float, waits_for: Wait | None
@@ -37,7 +43,13 @@ def test_a_hub_that_does_not_say_its_time_is_judged_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "waits_for"), [(EARLY_S, Wait.OWN_CLOCK), (GOOD_S, Wait.HUB_CLOCK), (LATE_S, None)]
+    ("now", "waits_for"),
+    [
+        (EARLY_S, Wait.OWN_CLOCK),
+        (OWN.not_before_s, Wait.HUB_CLOCK),
+        (GOOD_S, Wait.HUB_CLOCK),
+        (LATE_S, None),
+    ],
 )
 def test_a_hub_that_closes_the_handshake_is_judged_by_the_dates_that_are_left(
     now: float, waits_for: Wait | None
@@ -48,7 +60,8 @@ def test_a_hub_that_closes_the_handshake_is_judged_by_the_dates_that_are_left(
 
 
 @pytest.mark.parametrize(
-    ("now", "says"), [(EARLY_S, "if it is behind"), (GOOD_S, None), (LATE_S, "if it is ahead")]
+    ("now", "says"),
+    [(EARLY_S, "if it is behind"), (OWN.not_before_s, None), (GOOD_S, None), (LATE_S, "if it is ahead")],
 )
 def test_a_hub_whose_certificate_is_not_valid_here_points_at_this_clock(now: float, says: str | None) -> None:
     finding = hub_not_valid(OWN, now=now)

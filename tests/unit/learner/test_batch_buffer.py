@@ -53,6 +53,8 @@ def test_a_group_is_held_once() -> None:
         buffer_of(("a", 0), ("a", 0))
 
 
-def test_a_buffer_smaller_than_a_batch_is_refused() -> None:
+@pytest.mark.parametrize(("capacity", "batch"), [(1, 2), (1, 0)])
+def test_a_buffer_that_never_fills_a_batch_is_refused(capacity: int, batch: int) -> None:
     with pytest.raises(ValueError, match="never fills"):
-        buffer_of(capacity=1, batch=2)
+        buffer_of(capacity=capacity, batch=batch)
+    assert ids(buffer_of(("a", 0), capacity=1, batch=1).take_batch()) == ["a"]

@@ -129,3 +129,55 @@ def test_a_file_that_was_left_over_does_not_lend_its_mode(tmp_path: Path) -> Non
     (tmp_path / ".secret.new").touch(mode=0o666)
     durable.write(tmp_path / "secret", b"x", mode=0o600)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_files_and_directories_are_as_open_as_the_umask_lets_them_be(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        durable.write(tmp_path / "written", b"")
+        durable.append(tmp_path / "log", b"")
+        durable.make_directory(tmp_path / "one" / "two", mode=0o700)
+        durable.make_directory(tmp_path / "three")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in tmp_path.rglob("*")}
+    assert modes == {"written": 0o644, "log": 0o644, "one": 0o755, "two": 0o700, "three": 0o755}
+
+
+def test_all_is_appended_however_little_each_write_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
+    durable.append(tmp_path / "log", b"0123456789")
+    assert (tmp_path / "log").read_bytes() == b"0123456789"
+
+
+def test_a_file_that_was_replaced_is_there_although_its_name_may_not_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(durable, "sync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.write(tmp_path / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        durable.write(tmp_path / "file", b"new")
+        durable.append(tmp_path / "log", b"1")
+        durable.sync(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_directory_that_another_process_makes_meanwhile_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    monkeypatch.setattr(Path, "exists", lambda path: path != made)
+    durable.make_directory(made)

@@ -1,6 +1,6 @@
 import pytest
 
-from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
 
@@ -23,6 +23,22 @@ def test_credits_never_exceed_the_room_there_is() -> None:
     assert outstanding.take_owed().credit_groups == 0
     outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
     assert outstanding.take_owed().credit_groups == 1
+
+
+def test_before_the_first_stream_nothing_is_owed_but_all_of_the_room() -> None:
+    outstanding = OutstandingRollouts(version=0, capacity_groups=3, unacknowledged=())
+    assert outstanding.take_owed() == Owed((), (), 3)
+
+
+def test_groups_that_came_without_credit_take_room_and_no_more() -> None:
+    outstanding = make_outstanding(2)
+    outstanding.delivered("1.1")
+    assert outstanding.take_owed().credit_groups == 1
+    outstanding.delivered("2.1")
+    outstanding.delivered("3.1")
+    assert outstanding.take_owed().credit_groups == 0
+    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
+    assert outstanding.take_owed().credit_groups == 0
 
 
 def test_a_refused_group_makes_room_at_once() -> None:

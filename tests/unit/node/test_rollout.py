@@ -4,8 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, check_group
+from node.rollout import Finish, LogprobMode, check_group
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -22,6 +23,7 @@ def test_an_honest_group_passes() -> None:
         ({"behaviour_logprob": np.array([-1, -1], np.float32)}, Reason.MALFORMED),
         ({"policy_version": np.array([1, 1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([1, -1, 1], np.int32)}, Reason.MALFORMED),
+        ({"policy_version": np.array([-1, -1, -1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([2, 2, 1], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, 2, 50], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
@@ -72,18 +74,66 @@ def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refuse
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "reason", "said"),
     [
-        {"completions": ()},
-        {"prompt_token_ids": np.array([], np.int32)},
-        {"prompt_token_ids": np.array([60], np.int32)},
-        {"graded_at_s": float("nan")},
-        {"completions": (make_completion(0),)},
+        ({"completions": ()}, Reason.MALFORMED, "has 0 completions"),
+        ({"prompt_token_ids": np.array([], np.int32)}, Reason.MALFORMED, "the prompt has 0 tokens"),
+        ({"prompt_token_ids": np.array([50], np.int32)}, Reason.MALFORMED, "the prompt has token id 50"),
+        ({"prompt_token_ids": np.array([-1], np.int32)}, Reason.MALFORMED, "the prompt has token id -1"),
+        ({"graded_at_s": float("nan")}, Reason.NON_FINITE, "timestamps"),
+        ({"sampling_started_at_s": float("inf")}, Reason.NON_FINITE, "timestamps"),
+        ({"completions": (make_completion(0),)}, Reason.MALFORMED, "completion 0 has no tokens"),
     ],
 )
-def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError):
+def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason, said: str) -> None:
+    with pytest.raises(RefusedError, match=said) as refused:
         check_group(make_group(**changes), vocabulary_size=50)
+    assert refused.value.reason is reason
+
+
+def test_ids_go_from_zero_to_the_end_of_the_vocabulary_where_it_is_known() -> None:
+    ends = np.array([0, 49], np.int32)
+    group = make_group(
+        prompt_token_ids=ends, completions=(make_completion(2, token_ids=ends, policy_version=np.zeros(2)),)
+    )
+    check_group(group, vocabulary_size=50)
+    with pytest.raises(RefusedError, match="the vocabulary ends at 48"):
+        check_group(group, vocabulary_size=49)
+    check_group(replace(group, prompt_token_ids=np.array([1 << 30], np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "reason"),
+    [
+        ("GROUP_COMPLETIONS", 2, Reason.MALFORMED),
+        ("PROMPT_TOKENS", 4, Reason.MALFORMED),
+        ("GROUP_TOKENS", 6, Reason.OVER_LIMIT),
+    ],
+)
+def test_a_group_may_be_as_large_as_its_limits(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, reason: Reason
+) -> None:
+    group = make_group(
+        prompt_token_ids=np.ones(4, np.int32), completions=(make_completion(3), make_completion(3))
+    )
+    monkeypatch.setattr(limits, limit, most)
+    check_group(group)
+    monkeypatch.setattr(limits, limit, most - 1)
+    with pytest.raises(RefusedError) as refused:
+        check_group(group)
+    assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "is_truncated"), [(1.0, 0, False), (0.9, 0, True), (1.0, 1, True), (0.9, 1, True)]
+)
+@pytest.mark.parametrize("mode", list(LogprobMode))
+def test_logprobs_are_renormalised_where_tokens_were_cut_off_and_the_mode_does_not_undo_it(
+    top_p: float, top_k: int, is_truncated: bool, mode: LogprobMode
+) -> None:
+    group = make_group(sampling=replace(SAMPLING, top_p=top_p, top_k=top_k), logprob_mode=mode)
+    assert group.sampling.is_truncated == is_truncated
+    assert group.is_renormalised == (is_truncated and mode is LogprobMode.SAMPLED)
 
 
 def test_a_stop_string_ends_completions_only_where_the_run_has_some() -> None:

@@ -40,6 +40,8 @@ PEER = PeerStatus(
     verdicts={"trained": 70, "stale": 3},
     staleness_mean_versions=1.25,
     joins=1,
+    refused_twins=0,
+    refused_twin_s=0.0,
 )
 STEP = StepReport(
     42, 0.75, 1.5, 4, 0.0123, 0.8, 0.1, 1.0, 2.5, 0.9, RecommendedStaleness(70, "token weights")

@@ -5,8 +5,23 @@ import time
 import grpc.aio
 import pytest
 
-from node.errors import Reason, RefusedError
-from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classified, classify
+from node import limits
+from node.errors import Reason, RefusedError, StartupError
+from node.identity.peer import Peer, hub_name
+from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
+from node.rpc.channel import (
+    HUB_CLOCK_KEY,
+    REASON_KEY,
+    Backoff,
+    ConnectionLost,
+    Purpose,
+    classified,
+    classify,
+    dial,
+    dial_as_stranger,
+)
+from node.rpc.keepalive import Keepalive
+from node.run import Role
 
 
 def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None) -> grpc.aio.AioRpcError:
@@ -66,6 +81,84 @@ def test_grpcs_own_limit_on_messages_is_a_refusal() -> None:
     )
     assert isinstance(refused, RefusedError)
     assert refused.reason is Reason.OVER_LIMIT
+
+
+def test_what_only_sounds_like_the_limit_on_messages_is_a_lost_connection() -> None:
+    assert isinstance(classify(failure(grpc.StatusCode.INTERNAL, "larger than max")), ConnectionLost)
+
+
+def test_an_rpc_the_server_does_not_know_is_refused_for_good() -> None:
+    refused = classify(failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+    assert isinstance(refused, RefusedError)
+    assert refused.reason is Reason.INTERNAL
+    assert "does not know this rpc" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("said", "hub_now_s"), [("12.5", 12.5), ("nan", None), ("inf", None), ("soon", None), (None, None)]
+)
+def test_a_refusal_carries_the_hubs_clock_where_it_said_what_it_shows(
+    said: str | None, hub_now_s: float | None
+) -> None:
+    pairs = [(REASON_KEY, "busy"), *([] if said is None else [(HUB_CLOCK_KEY, said)])]
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(*pairs))
+    refused = classify(error)
+    assert isinstance(refused, RefusedError)
+    assert refused.hub_now_s == hub_now_s
+
+
+PEER = Peer("run", Role.SAMPLER, "s1")
+
+
+@pytest.mark.parametrize(
+    ("purpose", "most_bytes"),
+    [
+        (Purpose.CONTROL, limits.CONTROL_MESSAGE_BYTES),
+        (Purpose.ROLLOUTS, limits.ROLLOUT_MESSAGE_BYTES),
+        (Purpose.BULK, limits.BULK_MESSAGE_BYTES),
+    ],
+)
+def test_a_channel_takes_messages_of_its_purpose_and_says_who_calls(
+    monkeypatch: pytest.MonkeyPatch, purpose: Purpose, most_bytes: int
+) -> None:
+    dialled: dict[str, dict[str, object]] = {}
+    monkeypatch.setattr(
+        grpc.aio, "insecure_channel", lambda target, options: dialled.update({target: dict(options)})
+    )
+    dial("127.0.0.1:7700", PEER, purpose=purpose, now=0.0, keepalive=Keepalive(ping_after_s=7.0))
+    options = dialled["127.0.0.1:7700"]
+    assert options["grpc.max_send_message_length"] == most_bytes
+    assert options["grpc.max_receive_message_length"] == most_bytes
+    assert options["grpc.primary_user_agent"] == USER_AGENT_PREFIX + PEER.spiffe_id
+    assert options["grpc.keepalive_time_ms"] == 7000
+    assert ("grpc.http2.lookahead_bytes" in options) == (purpose is Purpose.BULK)
+
+
+def test_a_stranger_dials_by_the_hubs_name_for_small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: dict[str, dict[str, object]] = {}
+    monkeypatch.setattr(
+        grpc.aio,
+        "secure_channel",
+        lambda target, credentials, options: dialled.update({target: dict(options)}),
+    )
+    monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda ca_pem: ca_pem)
+    dial_as_stranger("hub:7701", run_id="run", ca_pem=b"ca")
+    assert dialled["hub:7701"]["grpc.max_receive_message_length"] == ENROLMENT_MESSAGE_BYTES
+    assert dialled["hub:7701"]["grpc.ssl_target_name_override"] == hub_name("run")
+
+
+@pytest.mark.parametrize("target", ["10.0.0.1:7700", "hub.example.org:7700"])
+def test_without_tls_no_other_machine_is_dialled(target: str) -> None:
+    with pytest.raises(StartupError, match="another machine"):
+        dial(target, PEER, purpose=Purpose.CONTROL, now=0.0)
+
+
+def test_another_backoff_has_the_same_ceilings_from_the_first() -> None:
+    first = Backoff(lambda: 1.0, first_s=1.0, cap_s=2.0)
+    first.next_s()
+    another = first.another()
+    assert [another.next_s() for _ in range(3)] == [1.0, 2.0, 2.0]
+    assert (first.retries, another.retries) == (1, 3)
 
 
 def test_a_write_to_a_stream_that_has_ended_is_a_lost_connection() -> None:

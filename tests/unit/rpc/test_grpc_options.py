@@ -45,6 +45,12 @@ def test_keepalive_is_told_to_grpc_in_milliseconds() -> None:
     assert dict(keepalive.server_options)["grpc.http2.min_ping_interval_without_data_ms"] == 2_500
 
 
+def test_a_client_pings_for_as_long_as_it_sends_nothing_else() -> None:
+    options = dict(Keepalive().client_options)
+    assert options["grpc.http2.max_pings_without_data"] == 0  # no limit
+    assert options["grpc.keepalive_permit_without_calls"] == 1
+
+
 def test_a_misspelt_option_would_be_found(core: bytes) -> None:
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in core
     assert len(set(options_used())) > 10

@@ -103,6 +103,38 @@ def test_a_fetch_that_a_keyframe_made_needless_is_useless() -> None:
     assert state.is_useless(ArtifactKey(1, 0))
 
 
+def test_a_fetch_whose_rest_costs_as_much_as_another_way_is_useless() -> None:
+    state = holding(0).announced(announcement(9, (9, 1, 40), (9, NO_BASE, 40)))
+    assert state.is_useless(ArtifactKey(1, 0))
+
+
+def test_what_a_source_sends_before_it_is_announced_is_not_useless() -> None:
+    state = holding(5).announced(announcement(9, (9, 5, 10)))
+    assert not state.is_useless(ArtifactKey(10, 5))
+    assert state.is_useless(ArtifactKey(8, 5))
+    assert holding(9).announced(announcement(9)).is_useless(ArtifactKey(9, NO_BASE))
+
+
+def test_a_version_of_unknown_words_is_not_made_again() -> None:
+    unknown = FetchPlan(PolicyVersion(1), HighWater())
+    assert next_key(unknown.announced(announcement(1, (1, 0, 10)))) is None
+
+
+def test_the_distance_to_the_head_is_never_negative() -> None:
+    assert holding(5).behind_versions == 0
+    assert [holding(5).announced(announcement(head)).behind_versions for head in (4, 5, 9)] == [0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("version", "base", "expected"),
+    [(6, 5, True), (6, 0, True), (6, NO_BASE, True), (6, 4, False), (5, 0, False), (4, NO_BASE, False)],
+)
+def test_what_starts_from_what_is_here_and_goes_up_can_start(version: int, base: int, expected: bool) -> None:
+    key = ArtifactKey(version, base)
+    assert holding(5).can_start(key) == expected
+    assert not holding(5).failed(key).can_start(key)
+
+
 def test_a_fetch_that_newer_deltas_build_on_is_finished() -> None:
     state = holding(0).announced(announcement(3, (1, 0, 10), (2, 1, 10), (3, 2, 10), (3, NO_BASE, 100)))
     assert not state.is_useless(ArtifactKey(1, 0))

@@ -16,9 +16,10 @@ def group() -> RolloutGroup:
 
 
 def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup) -> None:
-    tally = GroupTally(now=0.0)
+    tally = GroupTally(now=100.0)
     told = [
-        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=LOG_EVERY_S * n / 1000) for n in range(1, 1001)
+        tally.add(group, Verdict.SPOOLED, reward_mean=0.5, now=100.0 + LOG_EVERY_S * n / 1000)
+        for n in range(1, 1001)
     ]
     assert told[:-1] == [None] * 999
     last = told[-1]
@@ -27,7 +28,7 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
     assert (last.tokens, last.reward_mean) == (1000 * group.tokens, 0.5)
     assert (last.sampled_s, last.graded_s) == (2.0, 0.5)
     assert (last.oldest_version, last.newest_version) == (group.oldest_version, group.newest_version)
-    assert tally.rest(now=LOG_EVERY_S) is None
+    assert tally.rest(now=100.0 + LOG_EVERY_S) is None
 
 
 def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
@@ -38,6 +39,17 @@ def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
     assert rest is not None
     assert (rest.groups, rest.within_s, rest.reward_mean) == (2, 5.0, 0.5)
     assert rest.verdicts == {"spooled": 1, "duplicate": 1}
+
+
+def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) -> None:
+    tally = GroupTally(now=100.0)
+    for reward_mean, took_s in ((1.0, 2.0), (0.0, 2.0), (0.0, 2.001)):
+        finished_s = 100.0 + took_s
+        timed = replace(group, sampling_finished_at_s=finished_s, graded_at_s=finished_s + took_s / 3)
+        tally.add(timed, Verdict.SPOOLED, reward_mean=reward_mean, now=101.0)
+    told = tally.rest(now=112.34)
+    assert told is not None
+    assert (told.within_s, told.reward_mean, told.sampled_s, told.graded_s) == (12.3, 0.3333, 2.0, 0.667)
 
 
 def test_nothing_is_told_of_nothing() -> None:

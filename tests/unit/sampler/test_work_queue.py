@@ -54,8 +54,10 @@ def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
     work_queue = loaded("a", "b")
     work_queue.advance("a", JobState.SUBMITTING)
     assert list(work_queue.lease_ids) == ["a", "b"]
-    work_queue.settle("a")
+    assert len(work_queue) == 2
+    assert work_queue.settle("a") is not None
     assert list(work_queue.lease_ids) == ["b"]
+    assert work_queue.settle("a") is None
 
 
 def test_lost_leases_drop_what_is_not_finished_and_nothing_that_is() -> None:
@@ -102,7 +104,7 @@ def test_slow_prompts_are_fetched_ahead_and_fast_ones_are_not(prompt_s: float, r
     """Three groups of 2 s each: a place falls free every 0.67 s."""
     work_queue = loaded("a")
     work_queue.make_ready("a", PROMPT, now=7.0 + prompt_s)
-    work_queue.begin_next(now=0.0)
-    work_queue.finish("a", now=2.0)
+    work_queue.begin_next(now=200.0)
+    work_queue.finish("a", now=202.0)
     work_queue.settle("a")
     assert work_queue.room() == room

@@ -7,6 +7,7 @@ from node.telemetry.stderr_events import (
     NATIVE,
     NATIVE_PER_MINUTE,
     PLAIN,
+    PLAIN_PER_MINUTE,
     StderrEvent,
     StderrParser,
     StderrRepeatLimit,
@@ -70,6 +71,18 @@ def test_memory_is_bounded_whether_or_not_lines_end(monkeypatch: pytest.MonkeyPa
         assert all(len(event.text) < 300 for event in told)
 
 
+def test_a_text_is_split_once_it_is_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stderr_events, "TEXT_BYTES", 10)
+    text = StderrParser()
+    for _ in range(2):
+        assert text.feed(b"1234\n1234\n") == []
+        assert [event.text for event in text.feed(b"\n")] == ["1234\n1234"]
+        assert text.is_empty
+    assert text.feed(b"x" * 10) == []
+    assert [event.text for event in text.feed(b"y")] == ["xxxxxxxxxxy"]
+    assert text.is_empty
+
+
 def test_bytes_that_are_no_text_are_told_all_the_same() -> None:
     text = StderrParser()
     text.feed(b"\xff\xfe\n")
@@ -79,6 +92,19 @@ def test_bytes_that_are_no_text_are_told_all_the_same() -> None:
 def test_a_place_that_repeats_is_told_some_times_a_minute_and_then_counted() -> None:
     bound, [event] = StderrRepeatLimit(), StderrParser().feed(HANDSHAKE)
     assert len(list(bound.passed([event] * 1000, now=0))) == NATIVE_PER_MINUTE
-    summary, again = bound.passed([event], now=61)
-    assert f"{1000 - NATIVE_PER_MINUTE} more" in summary.text
+    assert list(bound.passed([event], now=59.9)) == []
+    summary, again = bound.passed([event], now=60)
+    assert f"{1001 - NATIVE_PER_MINUTE} more" in summary.text
     assert (summary.source, again) == (event.source, event)
+
+
+def test_plain_text_is_told_more_often_and_does_not_silence_grpc() -> None:
+    bound, [event] = StderrRepeatLimit(), StderrParser().feed(HANDSHAKE)
+    plain = StderrEvent("warning", PLAIN, "double free")
+    assert len(list(bound.passed([plain] * 1000, now=0))) == PLAIN_PER_MINUTE
+    assert list(bound.passed([event], now=0)) == [event]
+    assert list(bound.passed([plain], now=59.9)) == []
+    summary, again = bound.passed([plain], now=60)
+    assert (summary.level, summary.event, summary.source) == ("warning", PLAIN, "")
+    assert f"{1001 - PLAIN_PER_MINUTE} more" in summary.text
+    assert again == plain

@@ -112,6 +112,13 @@ def test_after_a_long_sleep_a_peer_may_start_from_the_public_base_model() -> Non
     assert plan_catch_up(6, 8, [*STEPS, public]) == STEPS[6:]
     assert plan_catch_up(9, 8, [public]) is None
     assert plan_catch_up(NO_BASE, 8, [public]) == (public,)
+    assert plan_catch_up(8, 8, [public]) == ()
+
+
+def test_each_artifact_costs_a_long_link_more_than_its_bytes() -> None:
+    stride = artifact(8, 4, 41)
+    assert plan_catch_up(4, 8, [*STEPS, stride]) == STEPS[4:]
+    assert plan_catch_up(4, 8, [*STEPS, stride], artifact_cost_bytes=1) == (stride,)
 
 
 def test_late_joiners_come_before_history_in_an_upload() -> None:

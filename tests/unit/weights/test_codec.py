@@ -197,6 +197,12 @@ def test_the_last_word_can_change_and_the_one_after_it_cannot() -> None:
     refusal(Codec.GAP, payload, words=4095)
 
 
+def test_every_word_of_a_frame_can_take_a_large_step() -> None:
+    payload = gap_payload(bytes(512), b"\xff" * 512, (599,) * 512)
+    words = decoded(Codec.GAP, payload, base=np.zeros(512, np.uint16), words=512)
+    np.testing.assert_array_equal(words, np.full(512, 300, np.uint16))
+
+
 @pytest.mark.parametrize("size", [0, 8190, 8194])
 def test_a_raw_payload_has_two_bytes_a_word(size: int) -> None:
     refusal(Codec.RAW, bytes(size))
@@ -248,6 +254,34 @@ def bombs() -> dict[str, bytes]:
 def test_a_zstd_frame_that_is_not_ours_is_refused(name: str) -> None:
     refusal(Codec.GAP, bombs()[name])
     refusal(Codec.KEYFRAME, bytes(4096) + bombs()[name])
+
+
+@pytest.mark.parametrize(
+    ("codec", "limit"),
+    [
+        (Codec.GAP, 8 + 4 * 4096),
+        (Codec.KEYFRAME, 4096),
+        (Codec.PLANES, 2 * 4096),
+        (Codec.STEP_PLANES, 2 * 4096),
+    ],
+)
+def test_a_zstd_frame_of_a_byte_more_than_the_words_can_need_is_refused_unread(
+    codec: Codec, limit: int
+) -> None:
+    before = bytes(4096) if codec is Codec.KEYFRAME else b""
+    message = str(refusal(codec, before + zstandard.compress(bytes(limit + 1))))
+    assert f"a zstd frame of {limit + 1} bytes, at most {limit} allowed" in message
+
+
+def test_a_small_frame_may_have_the_smallest_window_of_zstd_and_none_larger() -> None:
+    plain = struct.pack("<II", 1, 0) + b"\x05\x01"
+
+    def windowed(log2_bytes: int) -> bytes:
+        header = b"\x28\xb5\x2f\xfd\x80" + bytes([log2_bytes - 10 << 3]) + struct.pack("<I", len(plain))
+        return header + zstandard.compress(plain)[6:]
+
+    assert decoded(Codec.GAP, windowed(10), base=np.zeros(20, np.uint16), words=20)[5] == 1
+    assert "a zstd window of 2048 bytes" in str(refusal(Codec.GAP, windowed(11), words=20))
 
 
 def test_a_payload_larger_than_the_words_is_refused_unread() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.dtypes import DTYPES
+from node.weights.format.layout import TENSOR_NAME_BYTES, Layout, TensorSpec
 
 
 def spans(layout: Layout) -> list[tuple[int, int]]:
@@ -51,6 +52,26 @@ def test_the_digest_depends_on_names_shapes_and_frames_but_not_on_the_order_give
 def test_a_word_knows_its_tensor() -> None:
     layout = Layout.of([TensorSpec("a", (3,)), TensorSpec("b", (2,))])
     assert [layout.tensor_at(word).name for word in range(5)] == ["a", "a", "a", "b", "b"]
+
+
+def test_a_tensor_that_begins_where_a_frame_ends_is_no_part_of_it() -> None:
+    layout = Layout.of([TensorSpec("a", (10,)), TensorSpec("b", (5,))], frame_words=10)
+    assert [[piece.tensor.name for piece in layout.overlaps(n)] for n in (0, 1)] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("name", ["a", "n" * TENSOR_NAME_BYTES, "é" * (TENSOR_NAME_BYTES // 2)])
+def test_a_name_may_be_as_long_as_its_limit_in_bytes(name: str) -> None:
+    assert Layout.of([TensorSpec(name, (1, 1))]).tensors[0].name == name
+    with pytest.raises(RefusedError):
+        Layout.of([TensorSpec(f"é{name}".ljust(TENSOR_NAME_BYTES, "n"), (1,))])
+
+
+@pytest.mark.parametrize("frame_words", [1, limits.FRAME_WORDS])
+def test_a_frame_may_have_one_word_and_as_many_as_its_limit(frame_words: int) -> None:
+    assert spans(Layout.of([TensorSpec("a", (2,))], frame_words=frame_words))[0] == (0, min(frame_words, 2))
+    with pytest.raises(RefusedError) as refused:
+        Layout.of([TensorSpec("a", (2,))], frame_words=0 if frame_words == 1 else frame_words + 1)
+    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_a_dtype_that_cannot_be_coded_is_refused_by_name() -> None:
@@ -145,7 +166,10 @@ def test_one_frame_more_than_an_artifact_may_have_is_refused(monkeypatch: pytest
     with pytest.raises(RefusedError) as refused:
         Layout.of([TensorSpec("a", (100 * 64 + 1,))], frame_words=64)
     assert refused.value.reason is Reason.OVER_LIMIT
-    assert len(Layout.of([TensorSpec("a", (50 * 64,))], frame_words=64).frames) == 50
+    most = 100 - len(DTYPES)  # The last frame of each dtype may have few words.
+    assert len(Layout.of([TensorSpec("a", (most * 64,))], frame_words=64).frames) == most
+    with pytest.raises(RefusedError):
+        Layout.of([TensorSpec("a", (most * 64 + 1,))], frame_words=64)
 
 
 def test_a_model_of_too_many_frames_is_refused_before_they_are_made() -> None:

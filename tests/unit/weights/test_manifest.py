@@ -92,6 +92,9 @@ def test_a_manifest_over_its_limit_is_refused_before_its_signature_is_looked_at(
     with pytest.raises(RefusedError) as refused:
         verify_signed(bytes(limits.MANIFEST_BYTES + 1), public_key=LEARNER.key.public_key, run_id=RUN_ID)
     assert refused.value.reason is Reason.OVER_LIMIT
+    with pytest.raises(RefusedError) as refused:
+        verify_signed(bytes(limits.MANIFEST_BYTES), public_key=LEARNER.key.public_key, run_id=RUN_ID)
+    assert refused.value.reason is Reason.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
@@ -108,6 +111,28 @@ def test_signed_garbage_is_malformed_and_nothing_worse() -> None:
             message + LEARNER.key.sign(DOMAIN, message), public_key=LEARNER.key.public_key, run_id=RUN_ID
         )
     assert refused.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        replace(KEYFRAME, version=0),
+        replace(KEYFRAME, learner_epoch=0),
+        replace(KEYFRAME, published_at_s=0.0),
+        replace(KEYFRAME, frames=KEYFRAME.frames[:1]),
+        replace(DELTA, base_version=0),
+    ],
+)
+def test_the_least_of_every_field_is_valid(manifest: Manifest) -> None:
+    assert parse(manifest.to_bytes()) == manifest
+
+
+def test_a_header_alone_lacks_its_frames() -> None:
+    header = DELTA.to_bytes()[: -FRAME_BYTES * len(DELTA.frames) - len(RUN_ID)]
+    for size, said in ((len(header), "for 5 frames"), (len(header) - 1, "fewer than its header")):
+        with pytest.raises(RefusedError, match=said) as refused:
+            parse(header[:size])
+        assert refused.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -163,6 +188,15 @@ def test_limits_are_checked() -> None:
     assert refusal(replace(DELTA, frames=())).reason is Reason.OVER_LIMIT
 
 
+def test_a_manifest_has_as_many_frames_as_an_artifact_may_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "FRAMES_PER_ARTIFACT", len(DELTA.frames))
+    assert parse(DELTA.to_bytes()) == DELTA
+    monkeypatch.setattr(limits, "FRAMES_PER_ARTIFACT", len(DELTA.frames) - 1)
+    assert refusal(DELTA).reason is Reason.OVER_LIMIT
+
+
 def test_a_frame_count_beyond_the_limit_is_refused_unread() -> None:
     content = bytearray(DELTA.to_bytes())
     count_at = 8 + 3 * 8 + 8 + 3 * 16
@@ -195,9 +229,15 @@ def test_the_largest_number_a_frame_can_tell_is_refused() -> None:
 
 def test_a_manifest_of_another_model_is_refused() -> None:
     DELTA.check_layout(LAYOUT)
-    for other in (Layout.of(SPECS, frame_words=512), Layout.of(SPECS[1:], frame_words=1024)):
+    renamed = Layout.of([replace(SPECS[0], name="other"), *SPECS[1:]], frame_words=1024)
+    for manifest, layout in (
+        (DELTA, Layout.of(SPECS, frame_words=512)),
+        (DELTA, Layout.of(SPECS[1:], frame_words=1024)),
+        (DELTA, renamed),
+        (replace(DELTA, frames=DELTA.frames[1:]), LAYOUT),
+    ):
         with pytest.raises(RefusedError) as refused:
-            DELTA.check_layout(other)
+            manifest.check_layout(layout)
         assert refused.value.reason is Reason.LAYOUT_MISMATCH
 
 

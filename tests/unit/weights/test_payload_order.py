@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from node import limits
 from node.policy import NO_BASE
+from node.weights.transfer import payload_order
 from node.weights.transfer.payload_order import fetch_order, first_batch, largest_first, pushed_frames
 from node.weights.transfer.ranges import LyingSourceError, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
@@ -51,6 +52,48 @@ def test_everyone_fetches_the_smallest_until_it_is_enough_to_begin_with_then_the
     opening = next((n for n in range(len(sizes)) if sum(fetched[:n]) >= 2 << 20), len(sizes))
     assert fetched[:opening] == sorted(sizes)[:opening]
     assert fetched[opening:] == sorted(fetched[opening:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "here", "batch"),
+    [
+        (7, {0, 1, 2}, (0, 1)),
+        (6, {0, 1, 2}, (0,)),
+        (12, {0, 1, 2}, (0, 1, 2)),
+        (12, {0, 2}, (0,)),
+        (0, set(), (0,)),
+    ],
+)
+def test_a_batch_is_never_nothing_and_ends_before_what_does_not_fit_or_is_not_here(
+    most_bytes: int, here: set[int], batch: tuple[int, ...]
+) -> None:
+    sizes = manifest([3, 4, 5])
+    assert first_batch(sizes, range(3), most_bytes=most_bytes, is_here=here.__contains__) == batch
+    assert first_batch(sizes, (), most_bytes=most_bytes, is_here=here.__contains__) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"),
+    [
+        ([30, 5, 20, 5], [3, 1, 0, 2]),
+        ([40, 4, 20, 5, 30], [1, 3, 2, 0, 4]),
+        ([10, 50], [0, 1]),
+    ],
+)
+def test_a_fetch_opens_with_the_smallest_frames_of_some_bytes(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], order: list[int]
+) -> None:
+    monkeypatch.setattr(payload_order, "_OPENING_BYTES", 10)
+    assert fetch_order(manifest(sizes), range(len(sizes))) == order
+
+
+@pytest.mark.parametrize(("cost_bytes", "pushed"), [(6, ()), (7, (1, 0)), (8, (1, 0))])
+def test_a_keyframe_that_takes_less_than_asking_for_it_is_pushed(
+    cost_bytes: int, pushed: tuple[int, ...]
+) -> None:
+    keyframe = manifest([3, 4], base_version=NO_BASE)
+    assert pushed_frames(keyframe, most_bytes=100, artifact_cost_bytes=cost_bytes) == pushed
+    assert pushed_frames(manifest([1], base_version=NO_BASE), most_bytes=100) == ()
 
 
 def test_nothing_of_a_keyframe_is_pushed() -> None:

@@ -107,9 +107,45 @@ def test_a_longer_round_trip_is_believed_at_once_and_a_shorter_one_slowly() -> N
     assert Link(2.0).carried(10 * MB, took_s=5.0).artifact_cost_bytes == 4 * MB
 
 
+def test_a_rate_is_measured_on_bytes_enough_and_time_enough_and_follows_by_halves() -> None:
+    least = Link().carried(256 << 10, took_s=0.02)
+    assert least.bytes_per_s == (256 << 10) / 0.02
+    assert Link(0.0, 4 * MB).carried(10 * MB, took_s=5.0).bytes_per_s == 3 * MB
+
+
+def test_a_fetch_is_silent_since_the_last_it_heard() -> None:
+    begun = Progress(began_at_s=0.0)
+    assert begun.silence_s(0.5) == 0.5
+    begun.signed(8 * MB, now=0.5)
+    assert begun.silence_s(0.75) == 0.25
+    begun.arrived(2 * MB, now=1.0)
+    begun.arrived(2 * MB, now=1.5)
+    assert begun.silence_s(1.75) == 0.25
+    # 4 MB at the 8 MB/s that it has seen.
+    assert begun.remaining_s(Link(2.0), size_bytes=0, now=1.5) == 0.5
+    begun.arrived(6 * MB, now=2.0)  # more than was signed
+    assert begun.remaining_s(Link(2.0), size_bytes=0, now=2.0) == 0.0
+
+
+def test_half_is_enough_to_keep_up_and_not_enough_to_drop_a_fetch() -> None:
+    assert measured(0.5, version_s=2.0).keeps_up([DELTA], behind_versions=1)
+    begun, near = Progress(began_at_s=0.0), measured(1.0)
+    assert near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=3.9)
+    assert not near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=4.0)
+    assert near.is_worth_finishing(begun, KEYFRAME, instead=None, now=4.0)
+
+
+def test_versions_published_at_one_moment_say_nothing_about_the_pace() -> None:
+    pace = Pace(4, 100.0).announced(Announcement(PolicyVersion(5), 1, 100.0, ()))
+    assert pace == Pace(4, 100.0)
+    assert pace.announced(Announcement(PolicyVersion(6), 1, 101.0, ())).version_s == 0.5
+
+
 def test_people_are_told_what_keeps_a_far_sampler_from_the_bound() -> None:
     said = measured(5.0, version_s=0.2).distance(44, bound_versions=32)
     assert said == "44 behind, 25 more in a round trip of 5 s, bound 32"
+    said = measured(5.0).distance(1, bound_versions=32)
+    assert said == "1 behind, 0 more in a round trip of 5 s, bound 32"
 
 
 @dataclass

@@ -15,6 +15,17 @@ def test_everything_is_kept_until_there_are_enough_keyframes() -> None:
     assert surplus([*STEPS, artifact(6)], head=9, retained_keyframes=2) == set()
 
 
+def test_without_keyframes_every_delta_from_the_public_base_model_stays() -> None:
+    public = [artifact(version, 0) for version in (2, 3, 4)]
+    assert surplus([*STEPS, *public], head=9, retained_keyframes=2) == set()
+
+
+def test_before_a_head_is_announced_no_way_to_it_is_kept() -> None:
+    artifacts = [artifact(2), artifact(5), artifact(9, 0), STEPS[0]]
+    gone = surplus(artifacts, head=None, retained_keyframes=1)
+    assert gone == {artifact(2).key, STEPS[0].key}
+
+
 def test_what_starts_before_the_oldest_kept_keyframe_goes() -> None:
     kept = [artifact(3), artifact(6), *STEPS[3:]]
     gone = [artifact(0), *STEPS[:3]]

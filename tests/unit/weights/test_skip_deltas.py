@@ -42,6 +42,10 @@ def test_every_so_often_there_is_one_from_the_public_base_model_whoever_is_behin
     assert bases(17, steps(*range(1, 18)), lag=0, public_every=16) == []
 
 
+def test_two_versions_are_enough_for_a_delta_over_both() -> None:
+    assert bases(16, steps(3, 16), lag=0, public_every=16) == [0]
+
+
 def test_where_numbers_are_missing_strides_go_from_the_first_of_a_block_to_the_first_of_the_next() -> None:
     chain = steps(1, 2, 5, 6, 7, 9)
     assert bases(5, chain[:3], lag=4) == [0]

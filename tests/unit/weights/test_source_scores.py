@@ -164,9 +164,11 @@ def test_the_manifests_remembered_are_bounded() -> None:
     scores = SourceScores(["one"])
     scores.signed(oldest)
     assert not scores.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
-    for version in range(2, ARTIFACTS_PER_ANNOUNCEMENT + 2):
+    for version in range(2, ARTIFACTS_PER_ANNOUNCEMENT + 1):
         scores.signed(replace(oldest, version=version))
-    assert scores.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
+    assert not scores.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1)))
+    scores.signed(replace(oldest, version=ARTIFACTS_PER_ANNOUNCEMENT + 1))
+    assert scores.heard("one", said(1, (1, NO_BASE, oldest.size_bytes + 1), root=b"r" * 16))
 
 
 def test_what_a_source_lacked_is_asked_of_it_again_when_it_announces_it_anew_beside_others() -> None:
@@ -242,6 +244,20 @@ def test_goodput_follows_what_is_measured_by_its_weight_in_bytes() -> None:
     scores.delivered("one", 8 << 20, took_s=1.0)
     scores.delivered("one", 2 << 20, took_s=1.0)
     assert scores.bytes_per_s("one") == 5 << 20
+
+
+@pytest.mark.parametrize("took_s", [2.0, 0.5, 1e-6])
+def test_the_first_measurement_counts_whole_however_small_it_is(took_s: float) -> None:
+    scores = SourceScores(["one"])
+    scores.delivered("one", 1000, took_s=took_s)
+    assert scores.bytes_per_s("one") == 1000 / took_s
+
+
+def test_what_came_in_no_time_is_goodput_too() -> None:
+    scores = SourceScores(["slow", "instant"])
+    scores.delivered("slow", 1000, took_s=1.0)
+    scores.delivered("instant", 1000, took_s=0.0)
+    assert scores.choose(["slow", "instant"]) == "instant"
 
 
 def test_the_last_resort_counts_only_when_the_others_have_been_behind_it_for_long() -> None:

@@ -113,7 +113,7 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
     peer = PeerStatus(
         "s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1, 3, 5.5
     )
-    newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1)
+    newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1, 0, 0.0)
     status = RunStatus(
         "run",
         VERSION,

@@ -1,0 +1,121 @@
+"""What the coordinator counts, and what a restart reads back of it."""
+
+import pytest
+
+from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
+from node.coordinator.work.generations import Generation
+from node.coordinator.work.slots import SlotState
+from node.coordinator.work.task_size import TaskSize
+from node.coordinator.work.version_log import Announced
+from node.rollout import Verdict
+from node.run import StepRecord
+from support.coordinator import LEARNER, NOW_S, WORK, Desk, make_accounts
+
+STEP = StepRecord(1, ("0.1",), (0,))
+
+
+@pytest.mark.parametrize(
+    ("balance", "is_confirmed"),
+    [
+        (Balance(), True),
+        (Balance(next_slot=1), False),
+        (Balance(last_step=STEP), False),
+        (Balance(next_slot=1, last_step=STEP), False),
+    ],
+    ids=["new run", "leased", "trained", "leased and trained"],
+)
+def test_only_the_ledger_of_a_new_run_needs_no_word_of_the_learner(
+    balance: Balance, is_confirmed: bool
+) -> None:
+    accounts = make_accounts(balance)
+    assert accounts.is_confirmed == is_confirmed
+    accounts.confirm()
+    assert accounts.is_confirmed
+    accounts.doubt("version 2")
+    assert (accounts.is_confirmed, accounts.gap) == (False, "version 2")
+    accounts.confirm()
+    assert (accounts.is_confirmed, accounts.gap) == (True, "")
+
+
+def test_counts_go_on_from_what_the_ledger_holds() -> None:
+    accounts = make_accounts(
+        Balance(
+            verdicts=(("s1", Verdict.TRAINED, 4), ("s1", Verdict.ACCEPTED, 3), ("s2", Verdict.ACCEPTED, 1)),
+            staleness=(("s1", 6),),
+            last_step=StepRecord(9, (), ()),
+        )
+    )
+    accounts.apply(Transaction(verdicts=(("s2", Verdict.ACCEPTED),)), now=NOW_S)
+    assert accounts.verdicts_of("s1") == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}
+    assert accounts.verdicts() == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 5}
+    assert [accounts.staleness_mean(name) for name in ("s1", "s2", "s3")] == [1.5, 0.0, 0.0]
+    assert accounts.last_step == 9
+    assert accounts.load().version == 0
+    assert make_accounts(Balance()).last_step == 0
+
+
+def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
+    desk = Desk()
+    desk.lease("s1", 3)
+    desk.submit("0.1")
+    desk.submit("1.1")
+    slot = desk.accounts.slots.accepted(1, 1)
+    assert slot is not None
+    desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
+    load = desk.accounts.load()
+    assert (load.running_groups, load.untrained_groups, load.trained_groups) == (1, 2, 0)
+    assert desk.accounts.spooled_at_s == {0: NOW_S, 1: NOW_S}
+    desk.train(1, "0.1")
+    assert desk.accounts.spooled_at_s == {1: NOW_S}
+    assert desk.accounts.load().untrained_groups == 1
+
+
+def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
+    accounts = make_accounts()
+    accounts.apply(Transaction(stored=StoredGroup(3, 1, "s1", 5.0, b"group")), now=NOW_S)
+    assert accounts.spooled_at_s == {3: 5.0}
+
+
+def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
+    known = Generation(1, 100, 7, NOW_S, lost_versions=range(6, 9))
+    open_one = Generation(2, 200, 150, NOW_S)
+    balance = Balance(learner=LEARNER, generations=(known, open_one), accepts_loss=True, next_slot=200)
+    accounts = make_accounts(balance)
+    assert accounts.open_loss == open_one
+    assert (accounts.last_step, accounts.lost_steps) == (8, 3)
+    closed = Generation(2, 200, 150, NOW_S, lost_versions=range(20, 25))
+    accounts.apply(Transaction(generation=closed), now=NOW_S)
+    assert accounts.open_loss is None
+    assert (accounts.last_step, accounts.lost_steps) == (24, 8)
+    assert accounts.load().lost_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("noted", "configured", "prompts"),
+    [
+        (None, None, None),
+        (None, 7, 7),
+        (TaskSize(WORK.task, 5, "s1"), None, 5),
+        (TaskSize(WORK.task, 5, "s1"), 7, 7),
+        (TaskSize("another", 5, "s1"), None, None),
+    ],
+)
+def test_the_prompts_are_those_configured_or_else_noted_for_this_task(
+    noted: TaskSize | None, configured: int | None, prompts: int | None
+) -> None:
+    accounts = make_accounts(Balance(task=noted), prompts=configured)
+    assert accounts.slots.prompts == prompts
+    assert accounts.task == (noted if noted and noted.name == WORK.task else None)
+
+
+def test_what_was_announced_is_known_by_its_number() -> None:
+    accounts = make_accounts(Balance(announced=(Announced(1, b"a" * 16, 1.0),)))
+    accounts.apply(Transaction(announced=(Announced(2, b"b" * 16, 2.0),)), now=NOW_S)
+    assert [number in accounts.versions for number in (1, 2, 3)] == [True, True, False]
+
+
+def test_settled_slots_are_counts_alone() -> None:
+    accounts = make_accounts(Balance(settled={SlotState.TRAINED: 5, SlotState.SKIPPED: 2}, next_slot=7))
+    assert accounts.load().trained_groups == 5
+    assert (accounts.slots.open_slots, accounts.slots.next_slot) == ({}, 7)
+    assert accounts.slots.counts()[SlotState.SKIPPED] == 2

@@ -1,0 +1,112 @@
+"""A step's groups as the objective and the model see them, worked by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from learner.intake.full_logprobs import full_logprobs
+from learner.training.micro_batches import Row, collate, micro_batches, objective_batch, rows_of
+from node.rollout import RolloutGroup
+from support.groups import SAMPLING, make_completion, make_group
+
+CPU = torch.device("cpu")
+
+
+def row(number: int, *, prompt: int = 1, tokens: int = 1) -> Row:
+    """Return a row whose token ids count up from 10 times its number."""
+    ids = np.arange(10 * number, 10 * number + prompt + tokens, dtype=np.int32)
+    return Row(number, ids[:prompt], ids[prompt:], temperature=number / 2)
+
+
+def groups() -> list[RolloutGroup]:
+    """Return two groups, of two completions and of one, three and two and one tokens long."""
+
+    def completion(tokens: int, version: int, reward: float) -> object:
+        return make_completion(
+            tokens,
+            version=version,
+            reward=reward,
+            behaviour_logprob=-np.arange(1, tokens + 1, dtype=np.float32),
+        )
+
+    return [
+        make_group("0.1", completions=(completion(3, 4, 1.0), completion(2, 6, 0.0))),
+        make_group(
+            "1.1", completions=(completion(1, 5, 0.5),), sampling=replace(SAMPLING, max_new_tokens=99)
+        ),
+    ]
+
+
+def test_rows_are_numbered_over_all_groups() -> None:
+    rows = rows_of(groups())
+    assert [(each.number, len(each.token_ids), each.temperature) for each in rows] == [
+        (number, tokens, SAMPLING.temperature) for number, tokens in enumerate((3, 2, 1))
+    ]
+    assert rows[0].length == len(groups()[0].prompt_token_ids) + 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "cut"),
+    [
+        (12, [[1, 0], [2, 3]]),
+        (11, [[1], [0, 2], [3]]),
+        (20, [[1, 0, 2], [3]]),
+        (24, [[1, 0, 2, 3]]),
+        (1, [[1], [0], [2], [3]]),
+    ],
+)
+def test_runs_fill_their_budget_longest_first_and_a_long_row_is_alone(
+    budget: int, cut: list[list[int]]
+) -> None:
+    rows = [row(number, tokens=tokens) for number, tokens in enumerate((5, 6, 4, 4))]
+    assert [[each.number for each in run] for run in micro_batches(rows, budget_tokens=budget)] == cut
+    assert micro_batches([], budget_tokens=budget) == []
+
+
+def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_target() -> None:
+    batch = collate([row(1, prompt=2, tokens=2), row(0, tokens=1)], width=3, dtype=torch.float64, device=CPU)
+    assert batch.input_ids.tolist() == [[10, 11, 12], [0, 0, 0]]
+    assert batch.positions.tolist() == [1, 2, 3]
+    assert batch.target_ids.tolist() == [12, 13, 1]
+    assert batch.places.tolist() == [3, 4, 0]
+    assert batch.temperature.tolist() == [0.5, 0.5, 0.0]
+    assert batch.temperature.dtype is torch.float64
+
+
+def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
+    asked: list[int] = []
+
+    def discount(age: int) -> float:
+        asked.append(age)
+        return 1.0 / age
+
+    expected = [np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.6])]
+    batch = objective_batch(
+        groups(), version=7, discount=discount, dtype=torch.float32, device=CPU, expected_kl_nats=expected
+    )
+    assert batch.mask.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+    assert batch.behaviour_logprob.tolist() == [[-1, -2, -3], [-1, -2, 0], [-1, 0, 0]]
+    assert batch.learner_logprob.requires_grad
+    assert torch.equal(batch.learner_logprob, batch.behaviour_logprob)
+    assert not batch.behaviour_logprob.requires_grad
+    assert batch.group_index.tolist() == [0, 0, 1]
+    assert batch.reward.tolist() == [1.0, 0.0, 0.5]
+    assert batch.staleness_versions.tolist() == [3, 3, 2]
+    assert batch.discount is not None
+    assert batch.discount.tolist() == [1 / 3, 1 / 3, 1 / 2]
+    assert asked == [3, 2]
+    assert batch.max_tokens == 99
+    assert batch.expected_kl_nats is not None
+    torch.testing.assert_close(
+        batch.expected_kl_nats, torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.0], [0.6, 0.0, 0.0]])
+    )
+    unmeasured = objective_batch(groups(), version=7, discount=discount, dtype=torch.float32, device=CPU)
+    assert unmeasured.expected_kl_nats is None
+
+
+def test_renormalised_logprobs_without_kept_masses_are_our_own_mistake() -> None:
+    group = make_group(sampling=replace(SAMPLING, top_k=5))
+    with pytest.raises(ValueError, match="no kept masses"):
+        full_logprobs(group)

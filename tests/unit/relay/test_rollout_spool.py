@@ -1,0 +1,94 @@
+"""What a relay keeps on disk until the coordinator has answered."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from node.errors import Reason, RefusedError, StartupError
+from node.relay.rollout_spool import RolloutSpool, SpooledGroup
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rollouts.sqlite"
+
+
+@pytest.fixture
+def spool(path: Path) -> Iterator[RolloutSpool]:
+    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+        yield spool
+
+
+def test_groups_wait_in_the_order_they_came_and_each_once(spool: RolloutSpool) -> None:
+    assert spool.put("s1", "0.1", b"first")
+    assert spool.put("s2", "0.1", b"second")
+    assert not spool.put("s1", "0.1", b"again")
+    assert len(spool) == 2
+    first, second = SpooledGroup(1, "s1", "0.1", b"first"), SpooledGroup(2, "s2", "0.1", b"second")
+    assert spool.oldest(9) == (first, second)
+    assert spool.oldest(1) == (first,)
+    spool.remove(first.number)
+    spool.remove(first.number)
+    assert (len(spool), spool.oldest(9)) == (1, (second,))
+
+
+def test_a_full_spool_takes_no_group_until_one_has_left(spool: RolloutSpool) -> None:
+    for number in range(3):
+        assert spool.put("s1", f"{number}.1", b"")
+    with pytest.raises(RefusedError, match="3 groups wait") as error:
+        spool.put("s1", "3.1", b"")
+    assert error.value.reason is Reason.BUSY
+    spool.remove(1)
+    assert spool.put("s1", "3.1", b"")
+    assert [group.number for group in spool.oldest(9)] == [2, 3, 4]
+
+
+def test_what_was_put_is_there_after_a_restart_and_no_number_comes_twice(path: Path) -> None:
+    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+        spool.put("s1", "0.1", b"group")
+        spool.put("s1", "1.1", b"group")
+        spool.remove(2)
+    with closing(RolloutSpool.open(path, capacity_groups=3)) as again:
+        assert (len(again), [group.group_id for group in again.oldest(9)]) == (1, ["0.1"])
+        again.put("s1", "1.1", b"group")
+        assert again.oldest(9)[-1].number == 3
+
+
+def test_a_group_that_the_disk_changed_has_no_data(path: Path) -> None:
+    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+        spool.put("s1", "0.1", b"group")
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("UPDATE groups SET data = CAST('gruop' AS BLOB)")
+    with closing(RolloutSpool.open(path, capacity_groups=3)) as again:
+        assert again.oldest(1) == (SpooledGroup(1, "s1", "0.1", None),)
+
+
+def test_nobody_else_reads_or_writes_an_open_spool(path: Path, spool: RolloutSpool) -> None:
+    spool.put("s1", "0.1", b"group")
+    with closing(sqlite3.connect(path, timeout=0)) as other, pytest.raises(sqlite3.OperationalError):
+        other.execute("SELECT * FROM groups").fetchall()
+
+
+def test_each_group_is_synced_by_whichever_thread_writes_it(spool: RolloutSpool) -> None:
+    assert spool._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert spool._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert asyncio.run(asyncio.to_thread(spool.put, "s1", "0.1", b"group"))
+
+
+def test_a_spool_that_cannot_be_read_ends_the_start_and_a_full_disk_refuses(
+    path: Path, spool: RolloutSpool
+) -> None:
+    pages = spool._connection.execute("PRAGMA page_count").fetchone()[0]
+    spool._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(RefusedError, match="make room") as error:
+        spool.put("s1", "0.1", bytes(1 << 20))
+    assert error.value.reason is Reason.DISK
+    assert len(spool) == 0
+    damaged = path.with_name("damaged.sqlite")
+    damaged.write_bytes(b"\x7fELF" * 2000)
+    with pytest.raises(StartupError, match="cannot be opened"):
+        RolloutSpool.open(damaged, capacity_groups=3)

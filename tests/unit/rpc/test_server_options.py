@@ -1,0 +1,73 @@
+"""What a port tells gRPC before it serves anyone."""
+
+import asyncio
+from typing import Any, NoReturn
+
+import grpc.aio
+import pytest
+
+from node.clock import SystemClock
+from node.errors import StartupError
+from node.identity.revocation import RevocationList
+from node.limits import ROLLOUT_MESSAGE_BYTES
+from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
+from node.rpc.keepalive import Keepalive
+from node.rpc.server import Audience, RpcServer, ServerLimits
+
+
+class Told(Exception):  # noqa: N818 - carries what was told
+    """Options and the number of rpcs at once."""
+
+    def __init__(self, options: dict[str, Any], concurrent_rpcs: int) -> None:
+        self.options = options
+        self.concurrent_rpcs = concurrent_rpcs
+
+
+async def told(monkeypatch: pytest.MonkeyPatch, audience: Audience, limits: ServerLimits) -> Told:
+    def tell(*, options: list[tuple[str, Any]], maximum_concurrent_rpcs: int, **_: object) -> NoReturn:
+        raise Told(dict(options), maximum_concurrent_rpcs)
+
+    monkeypatch.setattr(grpc.aio, "server", tell)
+    with pytest.raises(Told) as raised:
+        await server(audience=audience, limits=limits).run(ready=lambda: None, stopping=asyncio.Event())
+    return raised.value
+
+
+def server(*, listen: str = "127.0.0.1:0", **options: Any) -> RpcServer:
+    return RpcServer(
+        "port",
+        listen=listen,
+        servicers=(),
+        run_id="run",
+        identity=None,
+        revocations=RevocationList(),
+        clock=SystemClock(),
+        count_refusal=lambda *, service, reason: None,
+        drain_grace_s=0.0,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("audience", "most_bytes"),
+    [(Audience.MEMBERS, ROLLOUT_MESSAGE_BYTES), (Audience.STRANGERS, ENROLMENT_MESSAGE_BYTES)],
+)
+async def test_a_port_reads_messages_as_large_as_its_callers_may_send(
+    monkeypatch: pytest.MonkeyPatch, audience: Audience, most_bytes: int
+) -> None:
+    limits = ServerLimits(concurrent_rpcs=7, handshake_s=2.5, keepalive=Keepalive(ping_after_s=3.0))
+    found = await told(monkeypatch, audience, limits)
+    assert found.options["grpc.max_receive_message_length"] == most_bytes
+    assert found.options["grpc.max_send_message_length"] == ROLLOUT_MESSAGE_BYTES
+    assert found.options["grpc.server_handshake_timeout_ms"] == 2500
+    assert found.options["grpc.so_reuseport"] == 0
+    assert found.options.items() >= dict(limits.keepalive.server_options).items()
+    assert found.concurrent_rpcs == 7
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"), [("0.0.0.0:0", "is not loopback"), ("hub", "the port is missing")]
+)
+async def test_a_port_that_may_not_listen_there_ends_the_start(listen: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        await server(listen=listen).run(ready=lambda: None, stopping=asyncio.Event())
