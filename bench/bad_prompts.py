@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from bench import bad_prompt_tasks as tasks
-from deploy.demo.observation import is_ready
-from deploy.demo.plan import Section, to_toml
-from deploy.demo.processes import ChildError, Children
-from deploy.demo.records import StepTail
+from deploy.runs.observation import is_ready
+from deploy.runs.processes import ChildError, Children
+from deploy.runs.records import StepTail
+from deploy.runs.run_directory import Section, to_toml
 from node.commands.status_command import fetch_status
 from node.identity.peer import Peer
 from node.run import Role

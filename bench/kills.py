@@ -22,7 +22,7 @@ from bench.kill_lab.campaign import Campaign, describe
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
-from deploy.demo.processes import ChildError, Children
+from deploy.runs.processes import ChildError, Children
 from node.identity.run_description import RunDescription
 
 REPOSITORY: Final = Path(__file__).parents[1]

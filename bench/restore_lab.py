@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from bench.kill_lab.plan import COORDINATOR, LEARNER
 from bench.kill_lab.stage import Stage
-from deploy.demo.processes import Children
-from deploy.demo.records import StepTail
+from deploy.runs.processes import Children
+from deploy.runs.records import StepTail
 from node.commands.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME

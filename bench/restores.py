@@ -21,7 +21,7 @@ from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kills import ENVIRON
 from bench.restore_lab import Campaign
-from deploy.demo.processes import ChildError, Children
+from deploy.runs.processes import ChildError, Children
 
 
 async def run(plan: Plan, root: Path, *, moments: int) -> dict[str, Any]:

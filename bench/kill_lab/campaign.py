@@ -18,7 +18,7 @@ from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
 from deploy.demo import checks
-from deploy.demo.records import StepTail, read_ledger
+from deploy.runs.records import StepTail, read_ledger
 from node.commands.status_command import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost

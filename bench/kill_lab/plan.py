@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.kill_lab.task import EvenDigitsTask
-from deploy.demo.plan import Section
+from deploy.runs.run_directory import Section
 
 COORDINATOR: Final = "coordinator"
 LEARNER: Final = "learner"

@@ -20,9 +20,9 @@ from bench.kill_lab.plan import (
     configurations,
     role_of,
 )
-from deploy.demo.observation import is_ready
-from deploy.demo.plan import to_toml
-from deploy.demo.processes import Children
+from deploy.runs.observation import is_ready
+from deploy.runs.processes import Children
+from deploy.runs.run_directory import to_toml
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.identity.identity_store import Identity, load_identity
 from node.run import Role

@@ -7,7 +7,6 @@ Exits with 0 only if every promise was kept; see ``deploy.demo.checks``.
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import signal
@@ -20,19 +19,19 @@ from rich.console import Console
 
 from deploy.demo import checks, summary
 from deploy.demo.chaos import Chaos, evaluate
-from deploy.demo.live_view import View
-from deploy.demo.observation import Observation, Observer
-from deploy.demo.plan import LEARNER, Plan, RunDirectory
-from deploy.demo.plot import plot, plot_by_lag
-from deploy.demo.processes import ChildError, Children
-from deploy.demo.records import StepTail, read_ledger
+from deploy.demo.plan import SAMPLERS, Plan
 from deploy.demo.session import Session
-from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.identity.identity_store import Identity, load_identity
-from node.run import Role
+from deploy.runs.live_view import View
+from deploy.runs.observation import Observation, Observer
+from deploy.runs.plot import plot, plot_by_lag
+from deploy.runs.processes import ChildError, Children
+from deploy.runs.promises import reward_at_first, reward_at_last
+from deploy.runs.records import read_ledger
+from deploy.runs.run_directory import LEARNER, RunDirectory
 
 VERSIONS: Final = 100
 POLL_S: Final = 0.7
+LINE_EVERY_S: Final = 3.0
 STALL_S: Final = 60.0
 """The demo has failed after this long without a step; chaos costs a tenth of it."""
 
@@ -50,7 +49,7 @@ def main() -> int:
     """Run the demo; return the exit code."""
     arguments = _arguments()
     plan = Plan(seed=arguments.seed, versions=arguments.versions, has_chaos=arguments.chaos)
-    directory = _make_directory(arguments.dir, plan)
+    directory = RunDirectory.make(arguments.dir, f"demo-{{stamp}}-seed{plan.seed}")
     console = Console(highlight=False)
     try:
         outcome = asyncio.run(_run(plan, directory, console))
@@ -74,7 +73,9 @@ async def _run(plan: Plan, directory: RunDirectory, console: Console) -> summary
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     began_s = time.monotonic()
-    with View(console, versions=plan.versions, began_s=began_s) as view:
+    with View(
+        console, goal=str(plan.versions), samplers=SAMPLERS, began_s=began_s, line_every_s=LINE_EVERY_S
+    ) as view:
         async with Children(log_of=directory.log, environ={**os.environ, **_ENVIRON}) as children:
             return await children.guard(_demo(plan, directory, children, view, began_s=began_s))
 
@@ -87,15 +88,7 @@ async def _demo(
     await session.begin()
     view.say("all processes serve")
     chaos = Chaos(session, versions=plan.versions) if plan.has_chaos else None
-    observer = Observer(
-        step_tail=StepTail(directory.step_log),
-        coordinator=f"127.0.0.1:{session.ports.members}",
-        operator=_operator(directory),
-        telemetry_ports=session.ports.telemetry,
-        incarnations=children.starts,
-        began_s=began_s,
-    )
-    seen = await _watch(session, children, observer, view, chaos)
+    seen = await _watch(session, children, session.observer(began_s=began_s), view, chaos)
     view.say("the learner has made its last version")
     exit_codes = await session.drain()
     ledger = read_ledger(directory.ledger, run_id=directory.run_id)
@@ -137,12 +130,6 @@ async def _watch(
     return await observer.observe()
 
 
-def _operator(directory: RunDirectory) -> Identity:
-    identity = load_identity(directory.coordinator_state / Role.OPERATOR / IDENTITY_DIRECTORY)
-    assert identity is not None, "init made it"
-    return identity
-
-
 def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
     document = json.dumps(summary.to_document(outcome), indent=2)
     (directory.root / "summary.json").write_text(document + "\n")
@@ -150,23 +137,13 @@ def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
         plot(
             outcome.steps,
             directory.root / "plot.png",
-            title=f"{outcome.run_id}: reward {checks.reward_at_first(outcome.steps):.2f} to "
-            f"{checks.reward_at_last(outcome.steps):.2f} in {outcome.elapsed_s:.0f} s",
+            title=f"{outcome.run_id}: reward {reward_at_first(outcome.steps):.2f} to "
+            f"{reward_at_last(outcome.steps):.2f} in {outcome.elapsed_s:.0f} s",
+            samplers=SAMPLERS,
+            promised=(checks.REWARD_AT_FIRST, checks.REWARD_AT_LAST),
             marks=[(fault.version, f"{fault.name} killed") for fault in outcome.faults],
         )
         plot_by_lag(outcome.scrapes.newest(LEARNER), outcome.steps, directory.root / "divergence.png")
-
-
-def _make_directory(runs: Path, plan: Plan) -> RunDirectory:
-    """Make the run's directory and point ``latest`` at it."""
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    directory = RunDirectory((runs / f"demo-{stamp}-seed{plan.seed}").resolve())
-    for folder in ("config", "logs", "state"):
-        (directory.root / folder).mkdir(parents=True)
-    link = runs / f".latest-{os.getpid()}"
-    link.symlink_to(directory.root.name)
-    link.replace(runs / "latest")
-    return directory
 
 
 def _arguments() -> argparse.Namespace:

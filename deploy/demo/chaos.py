@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from deploy.demo.checks import LAST_BATCHES, Check
-from deploy.demo.observation import Observation
-from deploy.demo.plan import COORDINATOR, NEAR, SAMPLERS
-from deploy.demo.records import Step
+from deploy.demo.plan import NEAR, SAMPLERS
+from deploy.runs.observation import Observation
+from deploy.runs.promises import LAST_BATCHES, Check
+from deploy.runs.records import Step
+from deploy.runs.run_directory import COORDINATOR
 from node.run import RunStatus
 
 DAMAGED_FRAMES: Final = 3

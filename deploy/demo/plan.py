@@ -1,13 +1,10 @@
-"""The demo's numbers, its directory, and the configuration of each process; pure."""
+"""The demo's numbers and the configuration of each process; pure."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-COORDINATOR: Final = "coordinator"
-LEARNER: Final = "learner"
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section
+
 NEAR: Final = "sampler-1"
 """On the coordinator's own network."""
 FAR: Final = "sampler-2"
@@ -34,8 +31,6 @@ to the head where a keyframe costs less than the rest of the chain."""
 LINK_FLAGS: Final = ("--delay-ms", "100", "--jitter-ms", "20", "--rate-mbit", "8")
 """One way."""
 
-Section = Mapping[str, object]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -44,61 +39,6 @@ class Plan:
     seed: int
     versions: int
     has_chaos: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunDirectory:
-    """The paths of one run; each peer has a state directory of its own."""
-
-    root: Path
-
-    @property
-    def run_id(self) -> str:
-        return self.root.name
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
-
-    @property
-    def coordinator_state(self) -> Path:
-        """The directory that ``heterorl-node init`` makes."""
-        return self.state(COORDINATOR)
-
-    @property
-    def run_file(self) -> Path:
-        return self.coordinator_state / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.coordinator_state / "coordinator" / "ledger.sqlite"
-
-    @property
-    def step_log(self) -> Path:
-        return self.state(LEARNER) / "learner" / "steps.jsonl"
-
-    def state(self, name: str) -> Path:
-        return self.root / "state" / name
-
-    def token(self, name: str) -> Path:
-        return self.state(name) / "token"
-
-    def config(self, name: str) -> Path:
-        return self.root / "config" / f"{name}.toml"
-
-    def log(self, name: str) -> Path:
-        return self.root / "logs" / f"{name}.log"
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """TCP ports on the loopback interface, each used by one process."""
-
-    members: int
-    enrolment: int
-    link: int
-    telemetry: Mapping[str, int]
-    """By process."""
 
 
 def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
@@ -136,27 +76,8 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         NEAR: ("sampler", {**model, "seed": 2 * plan.seed, "concurrency_groups": 16}),
         FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16, "apply": "in_place"}),
     }
-    dialled = {COORDINATOR: {}, FAR: {"coordinator": f"127.0.0.1:{ports.link}"}}
-    direct = {"coordinator": f"127.0.0.1:{ports.members}"}
+    dialled = {COORDINATOR: None, FAR: ports.link}
     return {
-        name: {
-            "node": {
-                "state_dir": str(directory.state(name)),
-                "run_file": str(directory.run_file),
-                **dialled.get(name, direct),
-                **({"node_id": name, "token_file": str(directory.token(name))} if name in SAMPLERS else {}),
-            },
-            "telemetry": {"http_listen": f"127.0.0.1:{ports.telemetry[name]}", "log_format": "json"},
-            role: section,
-        }
+        name: {**directory.place(name, ports, dials=dialled.get(name, ports.members)), role: section}
         for name, (role, section) in roles.items()
     }
-
-
-def to_toml(document: Mapping[str, Section]) -> str:
-    """Return sections of text, numbers and booleans as TOML, which writes those as JSON does."""
-    blocks = (
-        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())])
-        for name, section in document.items()
-    )
-    return "\n\n".join(blocks) + "\n"

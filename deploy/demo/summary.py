@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.demo.chaos import Fault
-from deploy.demo.checks import Check, reward_at_first, reward_at_last, staleness_of
-from deploy.demo.observation import Scrapes
-from deploy.demo.plan import COORDINATOR, SAMPLERS, Plan
-from deploy.demo.records import LedgerRecord, Step
+from deploy.demo.plan import SAMPLERS, Plan
+from deploy.runs.observation import Scrapes
+from deploy.runs.promises import Check, reward_at_first, reward_at_last, staleness_of
+from deploy.runs.records import LedgerRecord, Step
+from deploy.runs.run_directory import COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)

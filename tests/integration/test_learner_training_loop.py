@@ -191,7 +191,7 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         await hub.wait_until(lambda: len(hub.records) == 2)
         assert hub.trained_group_ids == ["0.1", "1.1", "2.1", "3.1"]
         assert [record.staleness_versions for record in hub.records] == [(0, 0), (1, 1)]
-        assert all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4))
+        await hub.wait_until(lambda: all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4)))
         assert running.access.take() == running.loop.version == 2
         running.access.release()
         assert running.loop.report is not None

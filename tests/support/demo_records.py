@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from deploy.demo.plan import FAR, NEAR
-from deploy.demo.records import LedgerRecord, Step, Trained
+from deploy.runs.records import LedgerRecord, Step, Trained
 
 
 def make_step(version: int, *, reward: float = 0.9, groups: Sequence[Trained] | None = None) -> Step:

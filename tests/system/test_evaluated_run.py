@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from deploy.demo import checks
-from deploy.demo.plan import COORDINATOR, NEAR, Plan, RunDirectory
-from deploy.demo.processes import Children
-from deploy.demo.records import StepTail, read_ledger
+from deploy.demo.plan import NEAR, Plan
 from deploy.demo.session import Session
+from deploy.runs.processes import Children
+from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.run_directory import COORDINATOR, RunDirectory
 from node.commands.cli import main
 from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.errors import StartupError
@@ -39,8 +40,7 @@ async def test_each_held_out_prompt_counts_once_whenever_the_coordinator_is_kill
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
-    for folder in ("config", "logs", "state"):
-        (directory.root / folder).mkdir(parents=True)
+    directory.make_folders()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def is_half_done(version: int) -> bool:

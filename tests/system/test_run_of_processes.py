@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from deploy.demo import checks
-from deploy.demo.plan import COORDINATOR, LEARNER, NEAR, Plan, RunDirectory
-from deploy.demo.processes import Children
-from deploy.demo.records import Step, read_ledger
+from deploy.demo.plan import NEAR, Plan
 from deploy.demo.session import Session
+from deploy.runs.processes import Children
+from deploy.runs.records import Step, read_ledger
+from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
 from support.waiting import until
 
 VERSIONS = 40
@@ -53,8 +54,7 @@ async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained
     tmp_path: Path,
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
-    for folder in ("config", "logs", "state"):
-        (directory.root / folder).mkdir(parents=True)
+    directory.make_folders()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     async with Children(log_of=directory.log, environ=environ) as children:
         session = Session(Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, children=children)

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from deploy.demo.chaos import DAMAGED_FRAMES, NOTICED_FRAMES, SCHEDULE, Chaos, Fault, evaluate
-from deploy.demo.observation import Metrics, Observation, Scrapes
-from deploy.demo.plan import COORDINATOR, FAR, LEARNER, NEAR
-from deploy.demo.records import Step, Trained
+from deploy.demo.plan import FAR, NEAR
+from deploy.runs.observation import Metrics, Observation, Scrapes
+from deploy.runs.records import Step, Trained
+from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus
 from support.demo_records import make_steps

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.demo.checks import evaluate
 from deploy.demo.plan import FAR, NEAR
-from deploy.demo.records import LedgerRecord, Step, Trained
+from deploy.runs.records import LedgerRecord, Step, Trained
 from support.demo_records import ledger_of, make_step, make_steps
 
 DRAINED = {"coordinator": 0, "learner": 0}

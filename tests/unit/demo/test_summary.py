@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from deploy.demo.chaos import Fault
-from deploy.demo.checks import Check
-from deploy.demo.observation import Metrics, Scrapes
 from deploy.demo.plan import FAR, NEAR, Plan
-from deploy.demo.plot import plot, plot_by_lag
 from deploy.demo.summary import Outcome, render, to_document
+from deploy.runs.observation import Metrics, Scrapes
+from deploy.runs.plot import plot, plot_by_lag
+from deploy.runs.promises import Check
 from support.demo_records import ledger_of, make_steps
 
 
@@ -63,7 +63,14 @@ def test_a_person_is_told_which_promise_was_broken() -> None:
 def test_the_plot_is_a_picture_even_where_a_sampler_has_no_point(tmp_path: Path) -> None:
     for number, steps in enumerate((make_steps(), make_steps(1))):
         path = tmp_path / f"{number}.png"
-        plot(steps, path, title="demo-1", marks=[(8, "sampler-1 killed")])
+        plot(
+            steps,
+            path,
+            title="demo-1",
+            samplers=(NEAR, FAR),
+            scores=[(0, 0.2)],
+            marks=[(8, "sampler-1 killed")],
+        )
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""Observations of a running demo: the coordinator's status and every process's metrics."""
+"""Observations of a run: the coordinator's status and every process's metrics."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.demo.records import Step, StepTail
+from deploy.runs.records import Step, StepTail
 from node.commands.status_command import fetch_status
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
@@ -70,7 +70,7 @@ class Observation:
     """The state of the run at one moment."""
 
     elapsed_s: float
-    """Since the demo began."""
+    """Since the run began."""
     steps: Sequence[Step]
     """All so far, oldest first."""
     status: RunStatus | None

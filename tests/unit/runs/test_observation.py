@@ -1,4 +1,4 @@
-from deploy.demo.observation import Metrics, Scrapes
+from deploy.runs.observation import Metrics, Scrapes
 
 TEXT = """\
 # TYPE heterorl_node_transfer_bytes counter

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.records import Step, StepTail, Trained, read_ledger
+from deploy.runs.records import Step, StepTail, Trained, read_ledger
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction

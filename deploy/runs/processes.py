@@ -1,4 +1,4 @@
-"""The demo's child processes: each in its own session, logged to a file, watched, and never left behind."""
+"""The child processes of a run: each in its own session, logged to a file, watched, and never left behind."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 STOP_TIMEOUT_S: Final = 30.0
-"""For a drain, which takes a second or two in the demo."""
+"""For a drain, which takes a second or two with a tiny model."""
 
 ABANDON_TIMEOUT_S: Final = 5.0
-"""For a drain after the demo was aborted."""
+"""For a drain after the run was aborted."""
 
 _TAIL_BYTES: Final = 4000
 
@@ -37,9 +37,16 @@ class _Child:
 class Children:
     """The children by name. Leaving the context ends those still running."""
 
-    def __init__(self, *, log_of: Callable[[str], Path], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        *,
+        log_of: Callable[[str], Path],
+        environ: Mapping[str, str],
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
         self._log_of = log_of
         self._environ = environ
+        self._stop_timeout_s = stop_timeout_s
         self._children: dict[str, _Child] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[ChildError] = asyncio.get_running_loop().create_future()
@@ -75,10 +82,18 @@ class Children:
         return printed.decode()
 
     async def start(
-        self, name: str, *arguments: str, environ: Mapping[str, str], may_end: bool = False
+        self,
+        name: str,
+        *arguments: str,
+        environ: Mapping[str, str],
+        may_end: bool = False,
+        python: str | None = None,
     ) -> None:
-        """Start ``python -m <arguments>``; an earlier child of this name has ended."""
-        await self._spawn(name, arguments, environ=environ, may_end=may_end, stdout=None)
+        """Start ``python -m <arguments>``, this interpreter unless another is named.
+
+        An earlier child of this name has ended.
+        """
+        await self._spawn(name, arguments, environ=environ, may_end=may_end, stdout=None, python=python)
 
     async def wait_for_end(self, name: str, *, timeout_s: float) -> int | None:
         """Return a child's exit code once it has ended; None if it has not in time."""
@@ -119,7 +134,7 @@ class Children:
         child = self._children[name]
         _signal(child, signal.SIGTERM)
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(self._stop_timeout_s):
                 return await child.process.wait()
         except TimeoutError:
             return await self.kill(name)
@@ -138,15 +153,16 @@ class Children:
         environ: Mapping[str, str],
         may_end: bool,
         stdout: int | None,
+        python: str | None = None,
     ) -> _Child:
         with self._log_of(name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", *arguments),
+                *(python or sys.executable, "-m", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
                 stderr=log,
                 env={**self._environ, **environ},
-                start_new_session=True,  # the demo itself handles Ctrl-C
+                start_new_session=True,  # this process handles Ctrl-C
             )
         child = self._children[name] = _Child(process, may_end)
         self.starts[name] = self.starts.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""Shows a running demo: a table on a terminal, a line every few seconds elsewhere."""
+"""Shows a run as it goes on: a table on a terminal, a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -11,12 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deploy.demo.observation import Observation
-from deploy.demo.plan import LEARNER, SAMPLERS
-from deploy.demo.records import Step
+from deploy.runs.observation import Observation
+from deploy.runs.records import Step
+from deploy.runs.run_directory import LEARNER
 from node.run import PeerStatus
-
-LINE_EVERY_S: Final = 3.0
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
@@ -25,10 +23,22 @@ _CURVE_WIDTH: Final = 60
 class View:
     """Shows observations and messages."""
 
-    def __init__(self, console: Console, *, versions: int, began_s: float) -> None:
-        """Count elapsed time from ``began_s``, monotonic seconds."""
+    def __init__(
+        self, console: Console, *, goal: str, samplers: Sequence[str], began_s: float, line_every_s: float
+    ) -> None:
+        """Show a run.
+
+        Args:
+            console: Where.
+            goal: When the run ends, such as ``100 versions``.
+            samplers: Their names.
+            began_s: The start, monotonic seconds.
+            line_every_s: Time between two lines where there is no terminal.
+        """
         self._console = console
-        self._versions = versions
+        self._goal = goal
+        self._samplers = samplers
+        self._line_every_s = line_every_s
         self._began_s = began_s
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._line_due_s = 0.0
@@ -53,23 +63,22 @@ class View:
     def show(self, seen: Observation) -> None:
         """Show the state of the run."""
         if self._live is not None:
-            self._live.update(table(seen, versions=self._versions), refresh=True)
+            self._live.update(table(seen, goal=self._goal), refresh=True)
         elif seen.elapsed_s >= self._line_due_s and seen.steps:
-            self._line_due_s = seen.elapsed_s + LINE_EVERY_S
-            self.say(line(seen, versions=self._versions))
+            self._line_due_s = seen.elapsed_s + self._line_every_s
+            self.say(line(seen, goal=self._goal, samplers=self._samplers))
 
 
-def line(seen: Observation, *, versions: int) -> str:
+def line(seen: Observation, *, goal: str, samplers: Sequence[str]) -> str:
     """Return the state of the run in one line; there is at least one step."""
-    staleness = ", ".join(f"{name} {_staleness(name, seen.steps)}" for name in SAMPLERS)
-    received = ", ".join(f"{name} {_received(seen, name)}" for name in SAMPLERS)
+    staleness = ", ".join(f"{name} {_staleness(name, seen.steps)}" for name in samplers)
+    received = ", ".join(f"{name} {_received(seen, name)}" for name in samplers)
     return (
-        f"version {seen.version}/{versions}  {_headline(seen.steps)}  staleness {staleness}"
-        f"  received {received}"
+        f"version {seen.version}/{goal}  {_headline(seen.steps)}  staleness {staleness}  received {received}"
     )
 
 
-def table(seen: Observation, *, versions: int) -> RenderableType:
+def table(seen: Observation, *, goal: str) -> RenderableType:
     """Return the state of the run for a terminal."""
     if not seen.steps:
         return Text(f"{seen.elapsed_s:5.1f} s  waiting for the first step", style="dim")
@@ -83,7 +92,7 @@ def table(seen: Observation, *, versions: int) -> RenderableType:
         peers.add_row(*_row(peer, seen))
     return Group(
         Text.assemble(
-            (f"version {seen.version}/{versions}", "bold"),
+            (f"version {seen.version}/{goal}", "bold"),
             f"  {seen.elapsed_s:.0f} s  {_headline(seen.steps)}",
         ),
         Text.assemble("reward ", (curve([step.reward_mean for step in seen.steps]), "green")),

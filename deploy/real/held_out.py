@@ -1,0 +1,51 @@
+"""The held-out prompts of a run, made as its samplers make them."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from deploy.real.greedy_texts import Prompt
+from node.config.setting_sources import Reading
+from node.config.settings import load
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.data.row_sources import open_rows
+from node.rollout import SamplingParameters
+from node.run import Evaluation
+from sampler.tasks.task import Row, load_task, task_setup
+
+
+def settings_of(files: Sequence[Path]) -> CoordinatorConfig:
+    """Return the coordinator's settings in its files."""
+    resolved = load(roles=["coordinator"], files=files, environ={}, flags=Reading((), ()))
+    return resolved.config.section(CoordinatorConfig)
+
+
+def greedy(settings: CoordinatorConfig) -> SamplingParameters:
+    """Return the run's sampling with the most likely token each time."""
+    return replace(settings.sampling, temperature=1.0, top_p=1.0, min_p=0.0, top_k=1)
+
+
+def prompts_of(evaluation: Evaluation, settings: CoordinatorConfig, *, model_dir: Path) -> list[Prompt]:
+    """Return the prompts that an evaluation asked."""
+    indices = range(evaluation.first_prompt, evaluation.first_prompt + evaluation.prompts)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    setup = task_setup(
+        settings.task,
+        settings.task_options,
+        custom={},
+        allowed_graders=(),
+        has_chat_template=tokenizer.chat_template is not None,
+    )
+    task = load_task(setup)
+    rows: dict[int, Row | None] = dict.fromkeys(indices)
+    if settings.data is not None:
+        data, scratch = settings.data, Path(tempfile.gettempdir())
+        source = open_rows(data.file, split=data.split, evaluation_rows=data.evaluation_rows, scratch=scratch)
+        with closing(source):
+            rows = {index: json.loads(source.row(index)) for index in indices}
+    return [task.prompt(index, rows[index]) for index in indices]

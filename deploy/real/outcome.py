@@ -1,0 +1,155 @@
+"""What came of a real run, and the promises it is held against; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rich.table import Table
+
+from deploy.real.real_plan import Plan
+from deploy.runs.promises import (
+    FIRST_BATCHES,
+    LAST_BATCHES,
+    Check,
+    promises_of_any_run,
+    reward_at_first,
+    reward_at_last,
+    staleness_of,
+)
+from deploy.runs.records import LedgerRecord, Step
+from node.run import Evaluation
+
+SHOWN_DIFFERENCES: Final = 2
+"""Of greedy texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """The exported version and what it answers."""
+
+    version: int
+    root: str
+    """Of the words written, hex."""
+    by_engine: Sequence[str]
+    """Greedy texts of the samplers' torch engine."""
+    by_transformers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The records of a run."""
+
+    plan: Plan
+    run_id: str
+    elapsed_s: float
+    steps: Sequence[Step]
+    ledger: LedgerRecord
+    exit_codes: Mapping[str, int]
+    evaluations: Sequence[Evaluation]
+    """The finished ones, oldest version first."""
+    roots: Mapping[int, str]
+    """Version -> the root that the learner signed, as the coordinator had it."""
+    export: ExportedModel | None
+    """None: no step was made."""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Every promise."""
+        versions = self.plan.versions or len(self.steps)
+        return (
+            self._reward_rose(),
+            self._held_out_rose(),
+            self._every_engine_took_part(),
+            *promises_of_any_run(
+                versions=versions, steps=self.steps, ledger=self.ledger, exit_codes=self.exit_codes
+            ),
+            self._export_is_signed(),
+            self._texts_agree(),
+        )
+
+    @property
+    def is_success(self) -> bool:
+        return all(check.is_kept for check in self.checks)
+
+    def _reward_rose(self) -> Check:
+        first, last = reward_at_first(self.steps), reward_at_last(self.steps)
+        return Check(
+            f"the reward rises by {self.plan.gain:g}",
+            last - first >= self.plan.gain,
+            f"{first:.3f} over the first {FIRST_BATCHES} batches, {last:.3f} over the last {LAST_BATCHES}",
+        )
+
+    def _held_out_rose(self) -> Check:
+        promise = f"the reward on held-out prompts rises by {self.plan.gain:g}"
+        if not self.evaluations:
+            return Check(promise, False, "no evaluation was finished")
+        base, best = self.evaluations[0], max(self.evaluations, key=lambda one: one.reward_mean)
+        return Check(
+            promise,
+            base.version == 0 and best.reward_mean - base.reward_mean >= self.plan.gain,
+            f"{base.reward_mean:.3f} (version {base.version}) to {best.reward_mean:.3f} (version "
+            f"{best.version}) on {best.counted_prompts} prompts, most likely token each time; "
+            f"{len(self.evaluations)} evaluations",
+        )
+
+    def _every_engine_took_part(self) -> Check:
+        groups = {name: staleness_of(name, self.steps) for name in self.plan.samplers}
+        return Check(
+            "every sampler's groups were trained on",
+            all(count for count, _ in groups.values()),
+            ", ".join(
+                f"{name} ({self.plan.samplers[name]}) {count} groups, {stale:.1f} versions stale"
+                for name, (count, stale) in groups.items()
+            ),
+        )
+
+    def _export_is_signed(self) -> Check:
+        promise = "the export is, word for word, the version that the learner signed"
+        if self.export is None:
+            return Check(promise, False, "nothing was exported")
+        signed = self.roots.get(self.export.version, "not seen")
+        return Check(
+            promise,
+            signed == self.export.root,
+            f"version {self.export.version}: exported {self.export.root}, signed {signed}",
+        )
+
+    def _texts_agree(self) -> Check:
+        promise = "the export writes the same greedy text in transformers and in the samplers' torch engine"
+        if self.export is None:
+            return Check(promise, False, "nothing was exported")
+        pairs = list(zip(self.export.by_engine, self.export.by_transformers, strict=True))
+        differing = [pair for pair in pairs if pair[0] != pair[1]]
+        return Check(
+            promise,
+            bool(pairs) and not differing,
+            f"{len(pairs) - len(differing)} of {len(pairs)} prompts"
+            + "".join(f"; {ours!r:.60} and {theirs!r:.60}" for ours, theirs in differing[:SHOWN_DIFFERENCES]),
+        )
+
+
+def render(outcome: Outcome) -> Table:
+    """Return the promises as a table."""
+    table = Table("promised", "seen", "kept", title=outcome.run_id, title_justify="left")
+    for check in outcome.checks:
+        table.add_row(check.promise, check.figures, "[green]yes" if check.is_kept else "[bold red]NO")
+    return table
+
+
+def to_document(outcome: Outcome) -> dict[str, object]:
+    """Return every figure as JSON values."""
+    plan = outcome.plan
+    return {
+        "run_id": outcome.run_id,
+        "is_success": outcome.is_success,
+        "seed": plan.seed,
+        "task_file": plan.task_file.name,
+        "samplers": plan.samplers,
+        "elapsed_s": round(outcome.elapsed_s, 1),
+        "versions": len(outcome.steps),
+        "reward_by_version": [round(step.reward_mean, 4) for step in outcome.steps],
+        "step_s_by_version": [round(step.step_s, 2) for step in outcome.steps],
+        "evaluations": [asdict(one) for one in outcome.evaluations],
+        "checks": [asdict(check) for check in outcome.checks],
+        "greedy_texts": [] if outcome.export is None else list(outcome.export.by_engine),
+    }

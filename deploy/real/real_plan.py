@@ -1,0 +1,85 @@
+"""What a real run is: its recipe, task, engines and end, and what each process adds to the recipe; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section
+
+RECIPE: Final = Path(__file__).parents[1] / "config" / "recipes" / "smollm2-cpu"
+
+TASK_FILES: Final[Mapping[str, str]] = {
+    "jsonl": "word_problems.toml",
+    "reasoning_gym": "reasoning_gym.toml",
+}
+"""Task -> the recipe's file for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The options of a run."""
+
+    model: Path
+    """The base model's directory."""
+    task_file: Path
+    """Configuration of the coordinator's task."""
+    engines: Sequence[str]
+    """Of each sampler."""
+    seed: int
+    """Of the order of prompts and of sampling."""
+    seconds: float
+    """Time for training."""
+    gain: float
+    """By how much the reward is to rise, in training and on held-out prompts."""
+    versions: int = 0
+    """Number of steps after which the learner ends by itself; 0: none."""
+    recipe: Path = RECIPE
+    vllm_python: str | None = None
+    """Interpreter that has vllm; None: this one."""
+
+    @property
+    def samplers(self) -> dict[str, str]:
+        """Name of each sampler -> its engine."""
+        return {f"sampler-{number}": engine for number, engine in enumerate(self.engines, start=1)}
+
+    @property
+    def pythons(self) -> dict[str, str]:
+        """Interpreters other than this one, by process."""
+        python = self.vllm_python
+        return {name: python for name, engine in self.samplers.items() if engine == "vllm" and python}
+
+    @property
+    def recipe_files(self) -> dict[str, tuple[Path, ...]]:
+        """The files that each process reads before its own."""
+        return {
+            COORDINATOR: (self.recipe / "coordinator.toml", self.task_file),
+            LEARNER: (self.recipe / "learner.toml",),
+            **dict.fromkeys(self.samplers, (self.recipe / "sampler.toml",)),
+        }
+
+
+def additions(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
+    """Return what each process's own file adds to the recipe: places, seeds, engines."""
+    model = {"model_dir": str(plan.model.resolve())}
+    roles: dict[str, tuple[str, Section]] = {
+        COORDINATOR: (
+            "coordinator",
+            {
+                "listen": f"127.0.0.1:{ports.members}",
+                "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
+                "prompt_seed": plan.seed,
+            },
+        ),
+        LEARNER: ("learner", {**model, "max_versions": plan.versions}),
+    }
+    for number, (name, engine) in enumerate(plan.samplers.items()):
+        seed = len(plan.engines) * plan.seed + number
+        roles[name] = ("sampler", {**model, "engine": engine, "seed": seed})
+    return {
+        name: {
+            **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
+            role: section,
+        }
+        for name, (role, section) in roles.items()
+    }

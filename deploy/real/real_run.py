@@ -1,0 +1,191 @@
+"""One real run, from an empty directory to an exported model and the records it is judged by."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from deploy.real.greedy_texts import engine_texts, transformers_texts
+from deploy.real.held_out import greedy, prompts_of, settings_of
+from deploy.real.outcome import ExportedModel, Outcome
+from deploy.real.real_plan import Plan, additions
+from deploy.real.word_problems import write_word_problems
+from deploy.runs.live_view import View
+from deploy.runs.observation import Observation, Observer
+from deploy.runs.processes import Children
+from deploy.runs.records import read_ledger
+from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
+from deploy.runs.run_session import RunSession
+from learner.training.checkpoint import best_in
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.run import Evaluation
+
+POLL_S: Final = 1.0
+LINE_EVERY_S: Final = 20.0
+
+READY_TIMEOUT_S: Final = 300.0
+"""Three processes load the model on two cores; vLLM alone takes half a minute."""
+
+STALL_S: Final = 600.0
+"""The run has failed after this long without a step, which takes ten seconds."""
+
+STOP_TIMEOUT_S: Final = 180.0
+"""The learner ends its step, writes it down and publishes it first."""
+
+_ENVIRON: Final = {
+    # Threads that wait for each other let others use the core: four processes share two.
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+async def real_run(plan: Plan, directory: RunDirectory, console: Console) -> Outcome:
+    """Run a plan and return its records; shows the run on ``console``.
+
+    Raises:
+        ChildError: a process did not start, ended, or the learner made no step for STALL_S.
+    """
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    settings = settings_of((plan.recipe / "coordinator.toml", plan.task_file))
+    if settings.data is not None and not settings.data.file.exists():
+        write_word_problems(settings.data.file)
+    began_s = time.monotonic()
+    goal = str(plan.versions or f"{plan.seconds / 60:g} min")
+    with View(
+        console, goal=goal, samplers=tuple(plan.samplers), began_s=began_s, line_every_s=LINE_EVERY_S
+    ) as view:
+        environ = {**os.environ, **_ENVIRON}
+        async with Children(log_of=directory.log, environ=environ, stop_timeout_s=STOP_TIMEOUT_S) as children:
+            return await children.guard(_train(plan, directory, settings, children, view, began_s=began_s))
+
+
+async def _train(
+    plan: Plan,
+    directory: RunDirectory,
+    settings: CoordinatorConfig,
+    children: Children,
+    view: View,
+    *,
+    began_s: float,
+) -> Outcome:
+    session = RunSession(
+        directory,
+        samplers=tuple(plan.samplers),
+        children=children,
+        recipe=plan.recipe_files,
+        pythons=plan.pythons,
+        ready_timeout_s=READY_TIMEOUT_S,
+    )
+    view.say(f"run {directory.run_id} in {directory.root}")
+    await session.make_run(additions(plan, directory, session.ports))
+    await session.start(COORDINATOR, environ={})
+    for name in plan.samplers:
+        await session.let_in(name)
+    await session.start_trainers()
+    view.say("all processes serve")
+    roots: dict[int, str] = {}
+    observer = session.observer(began_s=began_s)
+    await _watch(plan, session, children, observer, view, roots)
+    view.say("the time is over, or the learner has made its last version: every process drains")
+    await session.end_learner()
+    seen = _noted(await observer.observe(), roots)
+    exit_codes = await session.drain()
+    evaluations = [one for one in read_evaluations(directory.ledger) if one.finished_at_s]
+    export = None
+    if seen.steps and evaluations:
+        view.say("exports the best version and asks it the held-out prompts")
+        export = await _exported(plan, directory, settings, children, evaluations[0])
+    return Outcome(
+        plan=plan,
+        run_id=directory.run_id,
+        elapsed_s=time.monotonic() - began_s,
+        steps=seen.steps,
+        ledger=read_ledger(directory.ledger, run_id=directory.run_id),
+        exit_codes=exit_codes,
+        evaluations=evaluations,
+        roots=roots,
+        export=export,
+    )
+
+
+async def _watch(
+    plan: Plan,
+    session: RunSession,
+    children: Children,
+    observer: Observer,
+    view: View,
+    roots: dict[int, str],
+) -> None:
+    """Show the run until its time is over or the learner has ended.
+
+    Args:
+        roots: gets the root of every version that the coordinator had as the newest.
+
+    Raises:
+        ChildError: no step was made for STALL_S.
+    """
+    began_s = moved_at_s = time.monotonic()
+    version = 0
+    while True:
+        has_ended = await session.wait_for_last_step(timeout_s=POLL_S)
+        seen = _noted(await observer.observe(), roots)
+        view.show(seen)
+        if seen.version > version:
+            version, moved_at_s = seen.version, time.monotonic()
+        elif time.monotonic() - moved_at_s > STALL_S:
+            raise children.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
+        if has_ended or time.monotonic() - began_s > plan.seconds:
+            return
+
+
+def _noted(seen: Observation, roots: dict[int, str]) -> Observation:
+    """Note the newest version's root."""
+    if seen.status is not None and seen.status.head is not None:
+        roots[seen.status.head.number] = seen.status.head.root.hex()
+    return seen
+
+
+async def _exported(
+    plan: Plan,
+    directory: RunDirectory,
+    settings: CoordinatorConfig,
+    children: Children,
+    evaluation: Evaluation,
+) -> ExportedModel:
+    """Export the best version, or the last where none is known to be better than the base model, and ask it.
+
+    Args:
+        evaluation: Of the prompts to ask.
+    """
+    target, state = directory.root / "export", directory.state(LEARNER)
+    best = best_in(state / LEARNER / "checkpoints")
+    which = ("--version", str(best.version)) if best is not None and best.version else ()
+    printed = await children.run(
+        "export",
+        *("node", "export", str(target), "--state-dir", str(state), "--model-dir", str(plan.model)),
+        *(*which, "--json"),
+    )
+    exported = json.loads(printed)
+    by_engine, by_transformers = await asyncio.to_thread(_greedy_texts, target, settings, evaluation)
+    return ExportedModel(exported["version"], exported["root"], by_engine, by_transformers)
+
+
+def _greedy_texts(
+    model_dir: Path, settings: CoordinatorConfig, evaluation: Evaluation
+) -> tuple[list[str], list[str]]:
+    prompts = prompts_of(evaluation, settings, model_dir=model_dir)
+    sampling = greedy(settings)
+    theirs = transformers_texts(
+        model_dir, prompts, max_new_tokens=sampling.max_new_tokens, stop=sampling.stop
+    )
+    return engine_texts(model_dir, prompts, sampling), theirs

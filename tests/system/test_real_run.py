@@ -1,0 +1,60 @@
+"""``make real`` on a tiny random model and rows of its own: real processes, no download, a few versions."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.real.outcome import render
+from deploy.real.real_plan import Plan
+from deploy.real.real_run import real_run
+from deploy.runs.run_directory import RunDirectory
+from support.tiny_model import make_tiny_model
+
+HELD_OUT = 27
+"""As in the recipe."""
+
+TASK = """
+[coordinator]
+task = "jsonl"
+max_new_tokens = 6
+
+[coordinator.data]
+file = "{file}"
+evaluation_rows = 27
+
+[coordinator.task_options]
+prompt = "question"
+answer = "digit"
+grader = "contains"
+"""
+
+
+@pytest.mark.timeout(240)
+async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path) -> None:
+    rows = [{"question": f"{a}+{b}=", "digit": b} for a in range(10) for b in range(10)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task_file = tmp_path / "task.toml"
+    task_file.write_text(TASK.format(file=data))
+    directory = RunDirectory(tmp_path / "run")
+    directory.make_folders()
+    plan = Plan(
+        model=make_tiny_model(tmp_path / "model"),
+        task_file=task_file,
+        engines=("torch", "torch"),
+        seed=0,
+        seconds=120.0,
+        gain=-1.0,  # whatever a few versions bring
+        versions=22,
+    )
+    shown = io.StringIO()
+    outcome = await real_run(plan, directory, Console(file=shown, width=200))
+    assert [check for check in outcome.checks if not check.is_kept] == []
+    assert outcome.export is not None
+    assert len(outcome.export.by_engine) == HELD_OUT
+    assert {one.version for one in outcome.evaluations} >= {0, 20}
+    assert "all processes serve" in shown.getvalue()
+    Console(file=shown).print(render(outcome))

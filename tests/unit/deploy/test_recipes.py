@@ -1,0 +1,62 @@
+"""Every recipe loads as the configuration of its role, with nothing left out and no key unknown."""
+
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from deploy.check import DEPLOY
+from deploy.real.real_plan import TASK_FILES
+from node.config.setting_sources import Reading
+from node.config.settings import NodeConfig, load
+from node.coordinator.config import CoordinatorConfig
+from sampler.config import SamplerConfig
+
+RECIPES = DEPLOY / "config" / "recipes"
+TASKS = frozenset(TASK_FILES.values())
+"""Files that complete the coordinator.toml beside them."""
+
+
+def roles() -> list[ParameterSet]:
+    """Return every process of every recipe: its files, the coordinator once for each of its tasks."""
+    found = []
+    for recipe in sorted(path for path in RECIPES.iterdir() if path.is_dir()):
+        tasks = [path for path in sorted(recipe.glob("*.toml")) if path.name in TASKS]
+        for path in sorted(set(recipe.glob("*.toml")) - set(tasks)):
+            name = f"{recipe.name}/{path.stem}"
+            if path.stem == "coordinator" and tasks:
+                found += [pytest.param([path, task], id=f"{name}+{task.stem}") for task in tasks]
+            else:
+                found.append(pytest.param([path], id=name))
+    return found
+
+
+def config_of(files: list[Path]) -> NodeConfig:
+    role = files[0].stem.partition("-")[0]
+    config = load(roles=[role], files=files, environ={}, flags=Reading((), ())).config
+    assert getattr(config, role) is not None
+    return config
+
+
+@pytest.mark.parametrize("files", roles())
+def test_a_recipe_is_the_configuration_of_its_role(files: list[Path]) -> None:
+    config = config_of(files)
+    assert config.node.tls
+    if files[0].stem == "coordinator":
+        settings = config.section(CoordinatorConfig)
+        assert settings.buffer_groups >= settings.batch_groups
+
+
+def test_samplers_of_one_host_share_nothing_but_the_model() -> None:
+    files = sorted((RECIPES / "multi-gpu-sampler").glob("*.toml"))
+    configs = [config_of([file]) for file in files]
+    for place in ("node_id", "state_dir", "token_file"):
+        assert len({getattr(config.node, place) for config in configs}) == len(files)
+    assert len({config.telemetry.http_listen for config in configs}) == len(files)
+    assert len({config.section(SamplerConfig).device for config in configs}) == len(files)
+
+
+def test_every_recipe_is_in_the_list_and_says_what_to_expect() -> None:
+    listed = (RECIPES / "README.md").read_text()
+    for recipe in (path for path in RECIPES.iterdir() if path.is_dir()):
+        assert f"[{recipe.name}]({recipe.name})" in listed
