@@ -12,9 +12,12 @@
     over_bare             tokens_per_s over the bare engine's: of the same round, then the median; for vllm
                           of the medians
     core_over_bare        likewise of tokens_per_core_s
-    held_up_share         of the time, by which a version every ``--every`` seconds held generation up; its
-                          words were at hand: what staging costs is bench/swap.py's
-    swap_s                mean of these
+    lost_share            of the time between versions, one every ``--every`` seconds: by how much longer
+                          the same tokens took than without versions, by the clock. The words were at hand:
+                          what staging costs is bench/swap.py's
+    lost_core_share       likewise by the processor time of the process, as a share of all ``--threads``
+    swap_s                mean time of handing a version over between two steps
+    longest_turn_s        from a step's end to the next one's, the longest; longest_alone_s without versions
     apart_nats            between behaviour logprob and the learner's, float32: mean of absolute differences
     farthest_nats         the largest
     load                  processes that wanted to run, a minute's mean: above the cores, others slowed this
@@ -72,6 +75,7 @@ class Load:
     device: str
     compute_dtype: str
     threads: int
+    kv_cache: str
 
     @property
     def memory_share(self) -> float:
@@ -102,6 +106,17 @@ class Round:
     @property
     def tokens_per_core_s(self) -> float:
         return self.tokens / self.core_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Groups generated one after the other, with versions in between."""
+
+    round: Round
+    groups: int
+    change_s: float
+    """Of all versions together."""
+    longest_turn_s: float
 
 
 class Contestant(Protocol):
@@ -188,8 +203,9 @@ class Ours:
                 "apply": "spare" if self._has_spare else "in_place",
                 "threads": load.threads,
                 "seed": 0,
+                "engine_options": {"kv_cache": load.kv_cache}
+                | ({} if self._has_spare else {"memory_share": load.memory_share}),
             }
-            | ({} if self._has_spare else {"engine_options": {"memory_share": load.memory_share}})
         )
         self._engine = self._call(lambda: load_engine(settings.engine, settings))
         self._version = 0
@@ -206,20 +222,43 @@ class Ours:
             finished += self._call(self._engine.step)
         return finished
 
-    def held_up(self, *, versions: int, every_s: float) -> tuple[float, float]:
-        """Return the share of the time, and the seconds per version, that versions hold generation up."""
-        change = self._call(self._changing)
+    def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
+        """Measure what versions cost, against as many groups without them."""
+        through = self._stream(self._call(self._changing), versions=versions, every_s=every_s, groups=0)
+        alone = self._stream(lambda: None, versions=0, every_s=every_s, groups=through.groups)
+        lost_s = through.round.seconds - through.round.tokens / alone.round.tokens_per_s
+        lost_core_s = through.round.core_seconds - through.round.tokens / alone.round.tokens_per_core_s
+        between_s = versions * every_s
+        return {
+            "lost_share": round(lost_s / between_s, 4),
+            "lost_core_share": round(lost_core_s / between_s / self._load.threads, 4),
+            "swap_s": round(through.change_s / versions, 4),
+            "longest_turn_s": round(through.longest_turn_s, 4),
+            "longest_alone_s": round(alone.longest_turn_s, 4),
+        }
+
+    def _stream(self, change: Callable[[], None], *, versions: int, every_s: float, groups: int) -> Stream:
+        """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these."""
         for number in range(self._load.groups):
             self._add(number)
-        held_up_s, began = 0.0, time.perf_counter()
-        for number in range(1, versions + 1):
-            while time.perf_counter() < began + number * every_s:
-                for finished in self._call(self._engine.step):
+        added = running = self._load.groups
+        made, tokens, change_s, longest_turn_s = 0, 0, 0.0, 0.0
+        began, processor = time.perf_counter(), time.process_time()
+        while running:
+            turn_began = time.perf_counter()
+            if made < versions and turn_began >= began + (made + 1) * every_s:
+                self._call(change)
+                made += 1
+                change_s += time.perf_counter() - turn_began
+            for finished in self._call(self._engine.step):
+                tokens += sum(len(completion.token_ids) for completion in finished.completions)
+                running -= 1
+                if made < versions or added < groups:
                     self._add(int(finished.request_id))
-            held_up_s -= time.perf_counter()
-            self._call(change)
-            held_up_s += time.perf_counter()
-        return held_up_s / (time.perf_counter() - began), held_up_s / versions
+                    added, running = added + 1, running + 1
+            longest_turn_s = max(longest_turn_s, time.perf_counter() - turn_began)
+        taken = Round(tokens, time.perf_counter() - began, time.process_time() - processor)
+        return Stream(taken, added, change_s, longest_turn_s)
 
     def _changing(self) -> Callable[[], None]:
         """Return what puts the words that are there in place once more, as those of another version."""
@@ -287,8 +326,8 @@ def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, eve
                 )
             if isinstance(contestant, Ours):
                 line |= apart(load, contestant.groups()[:2])
-                share, seconds = contestant.held_up(versions=versions, every_s=every_s)
-                line |= {"held_up_share": round(share, 4), "swap_s": round(seconds, 4), "every_s": every_s}
+                line |= contestant.lost(versions=versions, every_s=every_s)
+                line |= {"every_s": every_s, "kv_cache": load.kv_cache}
             print(json.dumps(line), flush=True)
 
 
@@ -326,6 +365,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between versions")
+    parser.add_argument("--kv-cache", default="recompute", choices=["recompute", "keep"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=CORES)
@@ -349,6 +389,7 @@ def main() -> None:
         device=arguments.device,
         compute_dtype=arguments.dtype,
         threads=arguments.threads,
+        kv_cache=arguments.kv_cache,
     )
     names = PROCESSES[arguments.engines[0]]
     measure(names, load, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)

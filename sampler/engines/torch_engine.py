@@ -1,9 +1,11 @@
 """The torch engine: a transformers causal language model, each running completion one row of a batch.
 
-The cache covers all but the last token of a row, which is the input of the next step. New weights in
-mid-generation cost one more prefill: ``serve`` discards the cache and computes it again from prompt and
-generated tokens, and every later logprob is exactly that of the new weights. The price is one forward pass
-over all running tokens per version, as much as decoding them once as a batch.
+The cache covers all but the last token of a row, which is the input of the next step. After new weights in
+mid-generation, running rows are read again from prompt and generated tokens, a chunk between two steps, and
+every later logprob is exactly that of the new weights (``kv_cache = "recompute"``). Rows already read again
+draw on meanwhile. Or rows go on with the keys and values they have (``"keep"``): a logprob is still that of
+the distribution its token was drawn from, by the weights of the version it names, but over keys and values of
+older ones, so that no version alone reproduces it.
 
 Nothing is uploaded or waited for per token: the CPU prepares a step while the device computes the one before.
 So what a step finishes is found one step late on a CUDA device, and at once on a CPU.
@@ -122,6 +124,7 @@ class TorchEngine:
                 decode=partial(self._tokenizer.backend_tokenizer.decode, skip_special_tokens=True),
                 chunk_tokens=options.prefill_chunk_tokens,
                 memory_bytes=options.memory_bytes or self._free_bytes(has_spare=has_spare),
+                keeps_cache=options.kv_cache == "keep",
                 is_cpu=self._model.device.type == "cpu",
             )
 

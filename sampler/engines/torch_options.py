@@ -15,12 +15,17 @@ class TorchOptions(BaseModel):
     all of them as long as they may become, waits for others to finish. Unset: on a CUDA device 80 % of what
     is free once the model is loaded and room for a second copy of it is set aside; on a CPU no bound."""
 
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the keys and values of running completions when a version is swapped in. ``recompute``
+    costs one pass over their tokens and makes every logprob that of the version it names. ``keep`` costs
+    nothing; logprobs are still those the tokens were drawn from, but of a mixture of versions."""
+
     draw: Literal["noise", "inverse"] = "noise"
     """How a token is drawn from its distribution. ``noise`` takes a random number for every word of the
     vocabulary, as torch.multinomial does: on a CPU up to half of a step of a small model. ``inverse`` takes
     one for every token and inverts the cumulative distribution. A seed gives other tokens with it."""
 
     prefill_chunk_tokens: int = Field(default=2048, ge=1, le=1 << 24)
-    """Most tokens of prompts, padding included, that are read between two decode steps. Fewer hold running
-    completions up for less long; more use the device better. Taking a new version reads all running
-    completions again in chunks of this size."""
+    """Most tokens, padding included, that are read between two decode steps: of prompts, and of running
+    completions after a new version. Fewer hold up the other completions for less long; more use the device
+    better."""

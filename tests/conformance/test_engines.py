@@ -112,6 +112,58 @@ def test_logprobs_are_those_of_the_version_each_token_names(driven: Driven, othe
     assert named <= {(before,), (before, after), (after,)}
 
 
+def test_versions_that_come_in_the_midst_of_the_one_before_leave_every_logprob_exact(
+    driven: Driven, other: Words
+) -> None:
+    for prompt in PROMPTS:
+        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=6)
+    while driven.engine.waiting:
+        driven.engine.step()
+    for words in (other, driven.base, other, driven.base):
+        for _ in range(5):
+            driven.engine.step()
+        driven.take(words)
+    finished = driven.run_out()
+    assert set(finished) == set(PROMPTS)
+    named = []
+    for prompt, group in finished.items():
+        assert_scored(driven, prompt, group.completions, PLAIN)
+        for completion in group.completions:
+            assert completion.policy_version.tolist() == sorted(completion.policy_version)
+            named.append(len(set(completion.policy_version)))
+    assert max(named) >= 3
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_from(
+    tmp_path: Path, name: str
+) -> None:
+    make_tiny_model(tmp_path, head_size=32)
+    engine = load(name, tmp_path, kv_cache="keep")
+    driven, random = Driven.of(engine, "in_place", tmp_path), np.random.default_rng(5)
+    for prompt in PROMPTS:
+        driven.add(prompt, PLAIN, completions=4)
+    apart = []
+    for _ in range(2):
+        for _ in range(5):
+            engine.step()
+        words = driven.base.copy()
+        for span in engine.layout.tensors:
+            random.shuffle(words[span.start_word : span.start_word + span.words])
+        driven.take(words)
+    finished = driven.run_out()
+    for prompt in PROMPTS:
+        for completion in finished[prompt].completions:
+            mixture = driven.recomputed_over_kept_caches(prompt, completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, mixture, atol=1e-4)
+            alone, _ = driven.recomputed(prompt, completion, PLAIN)
+            apart.append(np.abs(completion.behaviour_logprob - alone).max())
+    assert max(apart) > 1e-2
+    driven.add("added later", PLAIN)
+    assert_scored(driven, "added later", driven.run_out()["added later"].completions, PLAIN)
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
@@ -20,7 +20,11 @@ from sampler.engines.engine_registry import ENGINES, has_vllm, load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"torch": {}, "vllm": {"kv_cache_bytes": 64 << 20}}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    # Few tokens, so that prompts and, after a swap, running completions take several steps to read.
+    "torch": {"prefill_chunk_tokens": 16},
+    "vllm": {"kv_cache_bytes": 64 << 20},
+}
 
 WAYS = [
     (engine, apply)
@@ -112,6 +116,21 @@ class Driven:
             mine = completion.policy_version == version
             scores[mine], masses[mine] = drawn.numpy()[mine], distribution.kept_mass.numpy()[mine]
         return scores, masses
+
+    def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
+        """Score every token with transformers, each version going on with the cache of those before, [n]."""
+        model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+        ids = torch.from_numpy(np.concatenate([self.engine.encode(prompt), completion.token_ids])).long()
+        n, versions = len(completion.token_ids), completion.policy_version.tolist()
+        cache, begin, logits = DynamicCache(config=model.config), 0, []
+        for version in sorted(set(versions)):
+            end = len(ids) - n - 1 + versions.index(version) + versions.count(version)
+            self._put(model, self.versions[version])
+            with torch.no_grad():
+                logits.append(model(ids[None, begin:end], past_key_values=cache).logits[0])
+            begin = end
+        scores = torch.log_softmax(torch.cat(logits)[-n:], dim=-1)
+        return np.asarray(scores.gather(-1, ids[-n:, None])[:, 0].numpy(), np.float32)
 
     def greedy(self, prompt: str, *, tokens: int) -> list[int]:
         """Generate with transformers, under the newest version."""

@@ -42,7 +42,7 @@ class CachedModel:
         """Return the bytes of cache that a token takes, found by reading one."""
         cache = KeyValueCache([0], columns=1, device=self.device)
         self.read(torch.zeros((1, 1), dtype=torch.long, device=self.device), cache)
-        return sum(tensor.nbytes for tensor in cache.buffers())
+        return cache.held_bytes
 
     def _inputs(self, token_ids: Tensor, cache: KeyValueCache) -> dict[str, Any]:
         columns = token_ids.shape[1]

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.kv_cache import KeyValueCache
-from sampler.engines.decoding.prompt_reading import PromptReading
 from sampler.engines.decoding.readback import Drawn
 from sampler.engines.decoding.rows import Row
 from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
@@ -42,7 +41,7 @@ class DecodeBatch:
     @property
     def held_bytes(self) -> int:
         """Memory of the cache."""
-        return sum(buffer.nbytes for buffer in self._cache.buffers())
+        return self._cache.held_bytes
 
     def draw(self) -> Drawn:
         """Draw the next token of each row. At least one row."""
@@ -58,15 +57,15 @@ class DecodeBatch:
         return Drawn(self._newest, chosen, kept_mass)
 
     def join(self, rows: Sequence[Row], *, cache: KeyValueCache, at: Sequence[int]) -> None:
-        """Add rows that have drawn nothing yet, at least one.
+        """Add rows, at least one.
 
         Args:
-            cache: Holds their prompts but for the last tokens.
-            at: Which row of ``cache`` each one's prompt is.
+            cache: Holds all but the last token of each; it is left empty.
+            at: Which row of ``cache`` each one is.
         """
         self._cache.join(cache, at)
         self.rows = [*self.rows, *rows]
-        newest = [row.running.prompt[-1] for row in rows]
+        newest = [row.newest for row in rows]
         self._newest = torch.cat([self._newest, self._uploaded(newest)])
         self._sampling = None
 
@@ -82,12 +81,13 @@ class DecodeBatch:
         self._newest = self._newest.index_select(0, self._uploaded(kept))
         self._sampling = None
 
-    def read_again(self, *, chunk_tokens: int) -> None:
-        """Compute the cache again, with the weights of now. Every drawn token must be known to its row."""
-        if self.rows:
-            self._cache.keep([])
-            tokens = [row.tokens for row in self.rows]
-            self._cache = PromptReading(self._model, tokens, chunk_tokens=chunk_tokens).read_all()
+    def take_all(self) -> list[Row]:
+        """Return the rows and drop them. The memory of their cache is kept for their return."""
+        rows, self.rows = self.rows, []
+        self._cache.clear()
+        self._newest = self._newest[:0]
+        self._sampling = None
+        return rows
 
     def _uploaded(self, numbers: Sequence[int]) -> Tensor:
         return uploaded(numbers, dtype=torch.long, device=self._newest.device)

@@ -2,6 +2,7 @@
 
     add -> waiting -> being read, a chunk per step -> rows of the batch -> finished
            for memory                                 drawn, read back
+                         being read again, likewise <-- at a new version
 
 The queue has no bound of its own: the sampler has no more requests than ``sampler.concurrency_groups``.
 """
@@ -15,9 +16,10 @@ from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import DecodeBatch
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.memory_budget import MemoryBudget
-from sampler.engines.decoding.prompt_reading import PromptReading
 from sampler.engines.decoding.readback import Readback, ReadDrawn
-from sampler.engines.decoding.rows import RunningRequest
+from sampler.engines.decoding.rows import Row, RunningRequest, requests_of
+from sampler.engines.decoding.stale_rows import StaleRows
+from sampler.engines.decoding.token_reading import TokenReading
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 
 
@@ -33,6 +35,7 @@ class Decoder:
         decode: Callable[[list[int]], str],
         chunk_tokens: int,
         memory_bytes: int | None,
+        keeps_cache: bool,
         is_cpu: bool,
     ) -> None:
         """Start without requests.
@@ -43,6 +46,7 @@ class Decoder:
             decode: Returns the text of a few tokens, without special ones.
             chunk_tokens: Read in one forward pass, padding included.
             memory_bytes: For caches; None: no bound.
+            keeps_cache: Go on with the keys and values of older versions.
             is_cpu: Read what was drawn at once, and keep rows in the order in which they came.
         """
         self._model = model
@@ -56,8 +60,10 @@ class Decoder:
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
         self._being_read: list[RunningRequest] = []
-        self._reading: PromptReading | None = None
+        self._reading: TokenReading | None = None
         self._batch = DecodeBatch(model, draw, keeps_order=is_cpu)
+        self._keeps_cache = keeps_cache
+        self._stale = StaleRows(model, self._batch, chunk_tokens=chunk_tokens)
         self._readback = Readback(depth=0 if is_cpu else 1)
         self._finished: list[FinishedRequest] = []
 
@@ -73,8 +79,9 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the batch's caches."""
-        return self._batch.held_bytes
+        """Memory of all caches."""
+        prompts = 0 if self._reading is None else self._reading.cache.held_bytes
+        return self._batch.held_bytes + self._stale.held_bytes + prompts
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -95,15 +102,19 @@ class Decoder:
         self._waiting = deque(running for running in self._waiting if not running.is_cancelled)
         if all(running.is_cancelled for running in self._being_read):
             self._being_read, self._reading = [], None
-        self._batch.drop_ended()
+        self._drop_ended()
 
     def cancel_all(self) -> None:
         """Forget every request."""
         self.cancel(list(self._running))
 
     def step(self) -> list[FinishedRequest]:
-        """Read a chunk of prompts, draw a token for each row; return the requests found finished."""
-        self._read_prompts()
+        """Read a chunk, draw a token for each row of the batch; return the requests found finished.
+
+        Prompts are read first: they are few tokens for many rows, and the probe of a new version is one.
+        """
+        left = self._chunk_tokens - self._read_prompts()
+        self._stale.read(left, most_rows=len(requests_of(self._rows)))
         rows = self._batch.rows
         if rows:
             self._readback.put(self._batch.draw(), rows, version=self._version)
@@ -112,20 +123,27 @@ class Decoder:
         return finished
 
     def serve(self, version: int) -> None:
-        """Compute every cache again: the model's weights are now those of ``version``."""
-        self._note(self._readback.take(all_of_them=True))
+        """Draw from ``version`` from now on: the model's weights are its."""
         self._version = version
-        self._batch.read_again(chunk_tokens=self._chunk_tokens)
+        if self._keeps_cache:
+            return
+        self._note(self._readback.take(all_of_them=True))
+        self._stale.take_batch()
         if self._reading is not None:
             self._reading = self._reading_of(self._being_read)
 
-    def _read_prompts(self) -> None:
+    @property
+    def _rows(self) -> list[Row]:
+        return [*self._batch.rows, *self._stale.rows]
+
+    def _read_prompts(self) -> int:
+        """Read a chunk of prompts; return how many tokens it had."""
         if self._reading is None:
             self._being_read = self._admitted()
             if not self._being_read:
-                return
+                return 0
             self._reading = self._reading_of(self._being_read)
-        self._reading.read_chunk()
+        tokens = self._reading.read_chunk(self._chunk_tokens)
         if self._reading.is_done:
             prompts = [
                 (number, running)
@@ -136,18 +154,19 @@ class Decoder:
             rows = [row for _, running in prompts for row in running.rows(self._decode)]
             self._batch.join(rows, cache=self._reading.cache, at=at)
             self._being_read, self._reading = [], None
+        return tokens
 
     def _admitted(self) -> list[RunningRequest]:
         """Take from the queue, in its order, what fits beside what runs."""
-        taken = list({id(row.running): row.running for row in self._batch.rows}.values())
+        taken = requests_of(self._rows)
         running = len(taken)
         while self._waiting and self._budget.has_room([*taken, self._waiting[0]]):
             taken.append(self._waiting.popleft())
         return taken[running:]
 
-    def _reading_of(self, requests: Sequence[RunningRequest]) -> PromptReading:
-        prompts = [running.prompt for running in requests]
-        return PromptReading(self._model, prompts, chunk_tokens=self._chunk_tokens)
+    def _reading_of(self, requests: Sequence[RunningRequest]) -> TokenReading:
+        """Return what reads all but the last token of each prompt, which is the input of the first step."""
+        return TokenReading(self._model, [running.prompt[:-1] for running in requests])
 
     def _note(self, steps: Iterable[ReadDrawn]) -> None:
         """Give each row what was drawn for it, and drop the rows that this ended."""
@@ -157,7 +176,11 @@ class Decoder:
                 row.append(token, logprob, kept_mass, version=step.version, end_ids=self._end_ids)
                 if row.finish is not None:
                     self._hand_back(row.running)
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
         self._batch.drop_ended()
+        self._stale.drop_ended()
 
     def _hand_back(self, running: RunningRequest) -> None:
         request_id = running.request.request_id

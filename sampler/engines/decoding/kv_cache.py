@@ -62,9 +62,10 @@ class KeyValueCache:
         """Columns in use."""
         return self._window.end - self._window.start
 
-    def buffers(self) -> list[Tensor]:
-        """Return all that is allocated."""
-        return [buffer for layer in self._layers for buffer in layer.buffers]
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all that is allocated."""
+        return sum(buffer.nbytes for buffer in self._buffers())
 
     def make_room(self, columns: int) -> None:
         """Prepare the buffers for ``columns`` more of them."""
@@ -112,15 +113,23 @@ class KeyValueCache:
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
             new_rows, old_rows = self._uploaded(moved).unbind(dim=-1)
-            for buffer in self.buffers():
+            for buffer in self._buffers():
                 used = buffer[:, :, self._window.start : self._window.end]
                 used.index_copy_(0, new_rows, used.index_select(0, old_rows))
         self._window.rows = len(rows)
         self._set_first([self._first_columns[row] for row in rows])
         self._window.start = min(self._first_columns, default=0)
 
+    def clear(self) -> None:
+        """Drop all rows and keep the buffers, without what they held: it may not have been finite."""
+        for buffer in self._buffers():
+            buffer.zero_()
+        self._window.rows = 0
+        self._window.start = self._window.end
+        self._set_first([])
+
     def join(self, other: "KeyValueCache", rows: Sequence[int]) -> None:
-        """Add ``rows`` of ``other``, repeats allowed, behind one's own."""
+        """Add ``rows`` of ``other``, repeats allowed, behind one's own, and free it layer by layer."""
         mine, theirs, total = self._window, other._window, self._window.rows + len(rows)
         end = max(mine.end, other.width)
         if total > mine.row_room or end > mine.column_room:
@@ -130,11 +139,13 @@ class KeyValueCache:
             self._move(end=end, rows=mine.row_room, columns=mine.column_room)
         start = end - other.width
         index = self._uploaded(rows)
-        for layer, source in zip(self._layers_like(other), other._layers, strict=True):
+        for number, source in enumerate(other._layers):
+            layer = self._layer(number, like=source)
             for buffer, added in zip(layer.buffers, source.buffers, strict=True):
                 # Left of it may be what other rows left: it is masked, and finite.
                 used = added[: theirs.rows, :, theirs.start : theirs.end]
                 buffer[mine.rows : total, :, start:end] = used.index_select(0, index)
+            source.free()
         first = [other._first_columns[row] - theirs.start + start for row in rows]
         mine.rows, mine.end = total, end
         self._set_first(self._first_columns + first)
@@ -143,6 +154,9 @@ class KeyValueCache:
     @property
     def _layers(self) -> "list[_Layer]":
         return cast("list[_Layer]", self.past.layers)
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for layer in self._layers for buffer in layer.buffers]
 
     def _set_first(self, first: list[int]) -> None:
         self._first_columns = first
@@ -170,14 +184,13 @@ class KeyValueCache:
         window.start, window.end = end - width, end
         self._set_first([first + shift for first in self._first_columns])
 
-    def _layers_like(self, other: "KeyValueCache") -> "list[_Layer]":
-        """Return this cache's layers, made like those of ``other`` if there are none yet."""
-        window, layers = self._window, self._layers
-        for source in other._layers[len(layers) :]:
-            layer = _Layer(window)
-            layer.make_buffers(source.buffers)
-            layers.append(layer)
-        return layers
+    def _layer(self, number: int, *, like: "_Layer") -> "_Layer":
+        """Return a layer of this cache, made if there are only those before it."""
+        if number == len(self._layers):
+            layer = _Layer(self._window)
+            layer.make_buffers(like.buffers)
+            self._layers.append(layer)
+        return self._layers[number]
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -194,6 +207,11 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         rows, columns = self._window.row_room, self._window.column_room
         self.buffers = [tensor.new_zeros(rows, tensor.shape[1], columns, tensor.shape[3]) for tensor in like]
         self.is_initialized = True
+
+    def free(self) -> None:
+        """Let go of the buffers and of all views of them."""
+        self.keys = self.values = None
+        self.buffers = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

@@ -1,6 +1,6 @@
 """Completions that are being drawn: each is a row of the batch, with what was drawn for it so far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,9 +60,9 @@ class Row:
         )
 
     @property
-    def tokens(self) -> list[int]:
-        """Prompt and completion."""
-        return self.running.prompt + self.token_ids
+    def newest(self) -> int:
+        """The last token that is known, of the prompt if none was drawn."""
+        return (self.token_ids or self.running.prompt)[-1]
 
     def append(
         self, token: int, logprob: float, kept_mass: float, *, version: int, end_ids: frozenset[int]
@@ -92,3 +92,8 @@ class Row:
             finish=finish,
             kept_mass=np.array(self.kept_masses, np.float32) if is_truncated else None,
         )
+
+
+def requests_of(rows: Iterable[Row]) -> list[RunningRequest]:
+    """Return the requests of ``rows``, each once, in their order."""
+    return list({id(row.running): row.running for row in rows}.values())

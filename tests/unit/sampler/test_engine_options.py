@@ -28,8 +28,8 @@ def resolved(tmp_path: Path, text: str) -> SamplerConfig:
 def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
     config = resolved(tmp_path, 'engine = "vllm"\n[sampler.engine_options]\ncontext_tokens = 512\nbatch = 8')
     assert VllmOptions.model_validate(config.engine_options) == VllmOptions(context_tokens=512, batch=8)
-    config = resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nprefill_chunk_tokens = 64')
-    assert TorchOptions.model_validate(config.engine_options) == TorchOptions(prefill_chunk_tokens=64)
+    config = resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nkv_cache = "keep"')
+    assert TorchOptions.model_validate(config.engine_options) == TorchOptions(kv_cache="keep")
 
 
 @pytest.mark.parametrize(

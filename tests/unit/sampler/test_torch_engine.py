@@ -17,7 +17,7 @@ from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.draws import by_inverse, by_noise
-from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
+from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS, KeyValueCache
 from sampler.engines.decoding.readback import Readback
 from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
@@ -340,6 +340,117 @@ def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
     for prompt, finished in run_out(engine).items():
         for completion in finished.completions:
             naive = naive_logprob(directory, {0: live(engine)}, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize("like", ["cpu", "cuda"])
+def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_chunk(
+    model_dir: Path, tmp_path: Path, like: str
+) -> None:
+    engine = made(model_dir, like=like, prefill_chunk_tokens=16)
+    words = {0: live(engine), 5: other_words(tmp_path, 5), 6: other_words(tmp_path, 6)}
+    sampling = replace(PLAIN, max_new_tokens=40)
+    prompts = ["7", "12+34=", "abc def ghi 12345", "a prompt of 32 tokens 1234567890"]
+    for prompt in prompts:
+        engine.add(request(engine, prompt, sampling=sampling, completions=4))
+        for _ in range(3):
+            engine.step()
+    decoder = engine._decoder
+    finished: dict[str, FinishedRequest] = {}
+    read = widths_read(decoder._model)
+    for version in (5, 6):
+        load(engine, words[version], version)
+        assert not decoder._batch.rows
+        assert not read
+        behind = [len(decoder._stale.rows)]
+        while behind[-1]:
+            finished |= {one.request_id: one for one in engine.step()}
+            behind.append(len(decoder._stale.rows))
+            assert sum(read) <= 16
+            read.clear()
+            if version == 5 and len(set(behind)) == 3:
+                break
+            engine.add(request(engine, "1", name=f"{version}.{len(behind)}", completions=1))
+        assert len(set(behind)) > 2
+    finished |= run_out(engine)
+    versions = set()
+    for name, group in finished.items():
+        token_ids = engine.encode(name if name in prompts else "1")
+        for completion in group.completions:
+            naive = naive_logprob(model_dir, words, token_ids, completion, sampling)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+            versions.add(tuple(np.unique(completion.policy_version)))
+    assert {(0, 5, 6), (0, 6)} <= versions
+
+
+def widths_read(model: CachedModel) -> list[int]:
+    """Return a list to which every later pass over more than a step's tokens adds how many it reads."""
+    widths: list[int] = []
+    read = model.read
+
+    def counting(token_ids: torch.Tensor, cache: KeyValueCache) -> None:
+        widths.append(token_ids.numel())
+        read(token_ids, cache)
+
+    model.read = counting  # type: ignore[method-assign]
+    return widths
+
+
+def test_long_rows_finish_though_versions_and_new_requests_come_faster_than_rows_are_read(
+    model_dir: Path,
+) -> None:
+    engine = made(model_dir, prefill_chunk_tokens=24)
+    engine.add(request(engine, "abc def ghi 1", completions=4, sampling=replace(PLAIN, max_new_tokens=30)))
+    finished: set[str] = set()
+    behind = 0
+    for version in range(1, 400):
+        engine.add(request(engine, "7", name=str(version), completions=2))
+        for _ in range(3):
+            finished |= {one.request_id for one in engine.step()}
+        behind += bool(engine._decoder._stale.rows)
+        engine.serve(version)
+        if "abc def ghi 1" in finished:
+            break
+    assert "abc def ghi 1" in finished
+    assert behind > version / 2
+
+
+def test_a_request_cancelled_while_it_is_read_again_leaves_the_others_exact(model_dir: Path) -> None:
+    engine = made(model_dir, prefill_chunk_tokens=8)
+    for prompt in ("12+34=", "abc def", "9"):
+        engine.add(request(engine, prompt))
+    for _ in range(4):
+        engine.step()
+    engine.serve(1)
+    engine.step()
+    engine.cancel(["12+34="])
+    assert (engine.running, engine.waiting) == (2, 0)
+    finished = run_out(engine)
+    assert set(finished) == {"abc def", "9"}
+    for prompt, group in finished.items():
+        for completion in group.completions:
+            words = dict.fromkeys((0, 1), live(engine))
+            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
+            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+
+
+def test_weights_that_are_not_finite_leave_nothing_behind_for_the_next_version(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    engine = made(model_dir)
+    words = {0: live(engine), 6: other_words(tmp_path, 6)}
+    for prompt in ("9", "abc def ghi 12345"):
+        engine.add(request(engine, prompt))
+    for _ in range(3):
+        engine.step()
+    load(engine, np.full_like(words[0], 0x7FC0), 5)
+    with torch.inference_mode():
+        engine._decoder._stale.read(2048, most_rows=8)
+    assert len(engine._decoder._batch.rows) == 6
+    load(engine, words[6], 6)
+    for prompt, group in run_out(engine).items():
+        for completion in group.completions:
+            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
