@@ -16,6 +16,7 @@ from pydantic import (
 
 from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
+from node.extras import NeededPackage
 
 
 class LearnerConfig(BaseModel):
@@ -171,6 +172,16 @@ class LearnerConfig(BaseModel):
         if "objective" in info.data:
             check_options(info.data["objective"], options)
         return options
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """The packages of the trackers that are configured."""
+        trackers = {"tensorboard": "tensorboard_dir", "wandb": "wandb_project"}
+        return tuple(
+            NeededPackage(f"learner.{key} = {str(getattr(self, key))!r}", package, extra=package)
+            for package, key in trackers.items()
+            if getattr(self, key) is not None
+        )
 
     @model_validator(mode="after")
     def _schedule_has_its_decay(self) -> "LearnerConfig":

@@ -7,8 +7,10 @@ group is wanted (lease, version, staleness, vocabulary of the run).
 import enum
 import math
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +183,12 @@ class RolloutGroup:
         return self.sampling.is_truncated and self.logprob_mode is LogprobMode.SAMPLED
 
     @property
+    def metric_means(self) -> dict[str, float]:
+        """The mean of each metric over the completions that have it; absent where none has."""
+        given = {name: values[~np.isnan(values)] for name, values in self.metrics.items()}
+        return {name: float(values.mean(dtype=np.float64)) for name, values in given.items() if values.size}
+
+    @property
     def tokens(self) -> int:
         """Completion tokens of the whole group."""
         return sum(len(c.token_ids) for c in self.completions)
@@ -193,6 +201,19 @@ class DeliveredGroup:
     group: RolloutGroup
     sampler_id: str
     spooled_at_s: float
+
+
+def mean_metrics(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the groups that have it, given ``metric_means`` of each.
+
+    Names come from samplers: those that most groups have are kept, as many as one group may have.
+    """
+    means: defaultdict[str, list[float]] = defaultdict(list)
+    for of_group in groups:
+        for name, mean in of_group.items():
+            means[name].append(mean)
+    names = sorted(means, key=lambda name: (-len(means[name]), name))[: limits.GROUP_METRICS]
+    return {name: fmean(means[name]) for name in sorted(names)}
 
 
 def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from node.failure import BadPrompt
 from node.policy import PolicyVersion
@@ -72,6 +73,10 @@ class StepRecord:
     staleness_versions: tuple[int, ...]
 
 
+EvaluationTerms: TypeAlias = tuple[int, int, int, float, int, str]
+"""See ``Evaluation.terms``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
@@ -102,11 +107,22 @@ class Evaluation:
     oldest_version: int = 0
     newest_version: int = 0
     """The versions that drew its tokens."""
+    sampling: str = ""
+    """What else its sampling depended on and was not at its default, as JSON; older records lack it."""
+    metrics: str = ""
+    """What graders measured besides the reward, as a JSON object of means; older records lack it."""
 
     @property
-    def terms(self) -> tuple[int, int, int, float, int]:
+    def terms(self) -> EvaluationTerms:
         """Its prompts and how they are sampled; scores are compared only where these are equal."""
-        return (self.first_prompt, self.prompts, self.completions, self.temperature, self.max_new_tokens)
+        return (
+            self.first_prompt,
+            self.prompts,
+            self.completions,
+            self.temperature,
+            self.max_new_tokens,
+            self.sampling,
+        )
 
     @property
     def waiting_prompts(self) -> int:

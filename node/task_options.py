@@ -9,7 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 
@@ -24,6 +33,27 @@ def _check_grader(grader: str) -> str:
     return grader
 
 
+RESERVED_ARGUMENTS: Final = frozenset(
+    {
+        "messages",
+        "conversation",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+"""What ``apply_chat_template`` of transformers takes itself."""
+
+
 class TaskOptions(BaseModel):
     """Options of a built-in task; without any, as here, it has none."""
 
@@ -31,6 +61,11 @@ class TaskOptions(BaseModel):
 
     takes_rows: ClassVar[bool] = False
     """Whether its prompts are the rows of ``[coordinator.data]``."""
+
+    @property
+    def package(self) -> str | None:
+        """The package of the extra ``tasks`` that samplers need."""
+        return None
 
 
 class PromptOptions(TaskOptions):
@@ -40,11 +75,25 @@ class PromptOptions(TaskOptions):
     """System prompt; empty: none."""
     chat: Literal["auto"] | bool = "auto"
     """Whether prompts go through the model's chat template; ``auto``: if it has one."""
+    template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Variables of the chat template, such as ``enable_thinking = false`` for Qwen3; a template ignores those
+    that it does not use."""
     answer_from: Literal["text", "last_line", "tags"] = "text"
     """What of a completion is graded: all of its text, its last line that is not empty, or what stands
     between the last <answer> and </answer>; without them nothing is right."""
     max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
     """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _are_the_templates(
+        cls, arguments: dict[str, JsonValue], info: ValidationInfo
+    ) -> dict[str, JsonValue]:
+        if reserved := sorted(RESERVED_ARGUMENTS & arguments.keys()):
+            raise ValueError(f"may not have {', '.join(reserved)}, which samplers set")
+        if arguments and info.data.get("chat") is False:
+            raise ValueError("are for the chat template, which chat = false leaves out")
+        return arguments
 
 
 class JsonlOptions(PromptOptions):
@@ -63,6 +112,10 @@ class JsonlOptions(PromptOptions):
     worth. ``package.module:function`` is called with row and completion, where samplers have it in
     ``sampler.allowed_graders``."""
 
+    @property
+    def package(self) -> str | None:
+        return "math_verify" if self.grader == "math_verify" else None
+
 
 class ReasoningGymOptions(PromptOptions):
     """Options of ``reasoning_gym``: questions that a generator of that package makes and scores."""
@@ -76,6 +129,10 @@ class ReasoningGymOptions(PromptOptions):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
     answer_from: Literal["text", "last_line", "tags"] = "tags"
+
+    @property
+    def package(self) -> str | None:
+        return "reasoning_gym"
 
 
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {

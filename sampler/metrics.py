@@ -58,7 +58,7 @@ class SamplerMetrics:
         )
         self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
-        self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group.")
+        self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
         )

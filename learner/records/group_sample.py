@@ -1,7 +1,7 @@
 """A group as it is written down for people: a line of ``samples.jsonl``. Free of torch."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -23,6 +23,8 @@ class CompletionSample:
     oldest_version: int
     """Oldest and newest version that drew a token."""
     newest_version: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the grader measured besides the reward; older lines lack it."""
 
 
 @dataclass(frozen=True, slots=True)

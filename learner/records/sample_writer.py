@@ -1,5 +1,6 @@
 """Writes down what the model writes: every n versions the text, rewards and advantages of a few groups."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from learner.objective.advantage import standardised_advantage
 from learner.records.group_sample import CompletionSample, GroupSample
 from learner.records.samples_file import SamplesFile
 from learner.step_log import StepLine
-from node.rollout import Completion, DeliveredGroup
+from node.rollout import Completion, DeliveredGroup, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16
 """Of a group; of a larger one the best half and the worst half of this many."""
@@ -67,10 +68,15 @@ class SampleWriter:
             prompt_tokens=len(group.prompt_token_ids),
             staleness_versions=line.report.version - 1 - group.oldest_version,
             group_size=len(pairs),
-            completions=tuple(self._completion(*pairs[number]) for number in _extremes(rewards.tolist())),
+            completions=tuple(
+                self._completion(*pairs[number], metrics=_metrics(group, number))
+                for number in _extremes(rewards.tolist())
+            ),
         )
 
-    def _completion(self, completion: Completion, advantage: float) -> CompletionSample:
+    def _completion(
+        self, completion: Completion, advantage: float, *, metrics: dict[str, float]
+    ) -> CompletionSample:
         return CompletionSample(
             text=self._text(completion.token_ids),
             reward=completion.reward,
@@ -79,6 +85,7 @@ class SampleWriter:
             finish=completion.finish.value,
             oldest_version=int(completion.policy_version.min()),
             newest_version=int(completion.policy_version.max()),
+            metrics=metrics,
         )
 
     def _text(self, token_ids: NDArray[np.int32]) -> str:
@@ -88,6 +95,12 @@ class SampleWriter:
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Load the tokenizer whose digest every peer compared."""
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+def _metrics(group: RolloutGroup, number: int) -> dict[str, float]:
+    """Return what the grader measured of a completion."""
+    values = {name: float(of_all[number]) for name, of_all in sorted(group.metrics.items())}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def _extremes(rewards: Sequence[float]) -> list[int]:

@@ -61,6 +61,7 @@ def completion_heading(completion: CompletionSample) -> str:
     return (
         f"reward {completion.reward:.4g}, advantage {completion.advantage:+.2f}, {completion.tokens} tokens, "
         f"ended by {completion.finish}, sampled from {versions}"
+        + "".join(f", {name} {value:.4g}" for name, value in completion.metrics.items())
     )
 
 

@@ -25,7 +25,7 @@ from learner.training.model import Policy, ScoringModel
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
-from node.rollout import DeliveredGroup, RolloutGroup
+from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
 from node.run import StepRecord, StepReport
 from node.weights.assembly.held import HeldPolicy
 
@@ -271,6 +271,7 @@ class TrainingState:
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
+            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
 
 

@@ -99,7 +99,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
             resolved.config, roles, now=time.time(), warn=lambda text: _report(f"warning: {text}")
         )
         return ExitCode.DRAINED
-    preflight.check_models(resolved.config, roles)
+    preflight.check_before_torch(resolved.config, roles)
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -45,7 +45,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="assignments",
-        help="set any key; may be repeated",
+        help="set any key, or SECTION.TABLE.KEY of a table; may be repeated",
     )  # fmt: skip
     for flag, (_, metavar, text) in SHORTHANDS.items():
         group.add_argument(flag, metavar=metavar, dest=flag, help=text)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     evaluations = read_evaluations(arguments.ledger or arguments.state_dir / Role.COORDINATOR / FILE_NAME)
     if arguments.json:
         for evaluation in evaluations:
-            print(json.dumps(dataclasses.asdict(evaluation)))
+            texts = {name: _object(getattr(evaluation, name)) for name in ("sampling", "metrics")}
+            print(json.dumps(dataclasses.asdict(evaluation) | texts))
     elif evaluations:
         Console(width=None if sys.stdout.isatty() else 120).print(_table(evaluations))
     else:
@@ -64,10 +65,21 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DRAINED
 
 
+def _object(text: str) -> dict[str, Any]:
+    given: dict[str, Any] = json.loads(text or "{}")
+    return given
+
+
+def _measured(evaluation: Evaluation) -> str:
+    return ", ".join(f"{name} {mean:.4g}" for name, mean in _object(evaluation.metrics).items())
+
+
 def _table(evaluations: Sequence[Evaluation]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
+    if has_metrics := any(one.metrics for one in evaluations):
+        table.add_column("graders measured")
     for one in evaluations:
         is_over = bool(one.finished_at_s)
         finished = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(one.finished_at_s))
@@ -82,5 +94,6 @@ def _table(evaluations: Sequence[Evaluation]) -> Table:
             f"{one.oldest_version}-{one.newest_version}",
             finished if is_over else "under way",
             f"{one.finished_at_s - one.started_at_s:.0f}" if is_over else "-",
+            *([_measured(one)] if has_metrics else []),
         )
     return table

@@ -3,12 +3,12 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, get_args
+from typing import Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from node.config.setting_sources import Setting, environment_name, value_of_text
+from node.config.setting_sources import Setting, environment_name, setting_value
 from node.errors import ConfigError
 
 _SECONDS: Final = {
@@ -49,35 +49,40 @@ def _fault_of(
         return ConfigError(key=section, value=given, source=source, rule=_rule(details), fix=fix)
     key = str(details["loc"][0])
     name = ".".join((section, *map(str, details["loc"])))
-    if len(details["loc"]) > 1 and key in settings and (table := _table_of(model, key)) is not None:
+    if len(details["loc"]) > 1 and key in settings and (table := table_model(model, key)) is not None:
         inner = details.copy()
         inner["loc"] = details["loc"][1:]
         return _fault_of(inner, section=f"{section}.{key}", model=table, settings=_settings_in(settings[key]))
     if key not in settings:
-        is_table = "." in section
-        how = "" if is_table else f", or use --set {section}.{key}=... or {environment_name(section, key)}"
-        fix = f"Write it under [{section}] in a configuration file{how}."
+        how = f"--set {section}.{key}=... or {environment_name(section, key)}"
+        fix = f"Write it under [{section}] in a configuration file, or use {how}."
         rule = "is required" if details["type"] == "missing" else _rule(details)
         return ConfigError(key=name, value=None, source="nowhere", rule=rule, fix=fix)
     setting = settings[key]
     if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
         rule = f"[{section}] has no such key"
-        fix = _fix_of_unknown(key, setting.value, known=tuple(model.model_fields))
+        fix = _fix_of_unknown(key.partition(".")[0], setting.value, known=tuple(model.model_fields))
     else:
         rule, fix = _rule_and_fix(details, key=key, model=model)
     return ConfigError(key=name, value=setting.value, source=setting.source, rule=rule, fix=fix)
 
 
-def _table_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+def table_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """Return the model of a key that is a table; None where it is something else."""
     annotation = model.model_fields[key].annotation
     kinds = (annotation, *get_args(annotation))
     return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
+def is_table(model: type[BaseModel], key: str) -> bool:
+    """Return whether a key holds a table, of known keys or of any."""
+    field = model.model_fields.get(key)
+    return field is not None and (get_origin(field.annotation) is dict or table_model(model, key) is not None)
+
+
 def _settings_in(table: Setting) -> dict[str, Setting]:
     """Return the keys of a table that was given, each as a setting."""
-    value = value_of_text(str(table.value), is_optional=False) if table.is_text else table.value
+    value = setting_value(table, is_optional=False)
     given = value if isinstance(value, dict) else {}
     return {name: Setting(table.name, name, one, table.source, False) for name, one in given.items()}
 

@@ -72,7 +72,7 @@ def read_files(paths: Sequence[Path]) -> Reading:
 
 
 def read_environment(environ: Mapping[str, str]) -> Reading:
-    """Read ``HETERORL_SECTION__KEY``.
+    """Read ``HETERORL_SECTION__KEY``, or ``HETERORL_SECTION__TABLE__KEY`` for a key of a table.
 
     Names without the double underscore are ignored: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
     from the name of a service.
@@ -82,12 +82,15 @@ def read_environment(environ: Mapping[str, str]) -> Reading:
         section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if name.startswith(ENVIRONMENT_PREFIX) and separator:
             source = f"environment {name}"
-            settings.append(Setting(section, key, environ[name], source, is_text=True))
+            settings.append(Setting(section, key.replace("__", "."), environ[name], source, is_text=True))
     return Reading(tuple(settings), ())
 
 
 def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[str]) -> Reading:
-    """Read flags for single keys (flag -> (section.key, value)), then each ``--set section.key=value``."""
+    """Read flags for single keys (flag -> (section.key, value)), then each ``--set section.key=value``.
+
+    A key may be ``table.key``, for one key of a table.
+    """
     settings = []
     faults = []
     for flag, (name, value) in shorthands.items():
@@ -105,8 +108,8 @@ def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[
 
 
 def environment_name(section: str, key: str) -> str:
-    """Return the name of the environment variable that sets a key."""
-    return f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+    """Return the name of the environment variable that sets a key; ``section.table`` names a table's."""
+    return f"{ENVIRONMENT_PREFIX}{section}__{key}".replace(".", "__").upper()
 
 
 def value_of_text(text: str, *, is_optional: bool) -> object:
@@ -127,6 +130,20 @@ def value_of_text(text: str, *, is_optional: bool) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
         return text  # such as [::1]:7400
+
+
+def untyped_value(text: str) -> object:
+    """Parse text that nothing else says the type of, as TOML; what is no TOML stays text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return value_of_text(text, is_optional=False)
+
+
+def setting_value(setting: Setting, *, is_optional: bool) -> object:
+    """Return a setting's value, parsed as far as possible where it is text."""
+    is_text = setting.is_text and isinstance(setting.value, str)
+    return value_of_text(str(setting.value), is_optional=is_optional) if is_text else setting.value
 
 
 def _bad_file(path: Path, rule: str, *, fix: str) -> ConfigError:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from node.config.setting_faults import faults_of, unknown_section
+from node.config.setting_faults import faults_of, is_table, table_model, unknown_section
 from node.config.setting_sources import (
     ENVIRONMENT_PREFIX,
     InvalidConfigError,
@@ -26,6 +26,8 @@ from node.config.setting_sources import (
     environment_name,
     read_environment,
     read_files,
+    setting_value,
+    untyped_value,
     value_of_text,
 )
 from node.errors import ConfigError
@@ -164,17 +166,18 @@ def load(
     """
     readings = (read_files(files), read_environment(environ), flags)
     faults = [fault for reading in readings for fault in reading.faults]
-    given: dict[str, dict[str, Setting]] = {}
+    every: dict[str, list[Setting]] = {}
     for setting in (setting for reading in readings for setting in reading.settings):
         if setting.section in _SECTIONS:
-            given.setdefault(setting.section, {})[setting.key] = setting
+            every.setdefault(setting.section, []).append(setting)
         else:
             faults.append(unknown_section(setting, known=tuple(_SECTIONS)))
+    given: dict[str, dict[str, Setting]] = {}
     sections: dict[str, BaseModel] = {}
-    wanted = {*_ALWAYS, *given, *roles}
+    wanted = {*_ALWAYS, *every, *roles}
     for section in (name for name in _SECTIONS if name in wanted):
         model: type[BaseModel] = pkgutil.resolve_name(_SECTIONS[section])
-        settings = given.get(section, {})
+        settings = given[section] = _merged(every.get(section, ()), model=model)
         faults += _misspelt(environ, section=section, model=model)
         try:
             sections[section] = model.model_validate(_input_of(settings, model=model))
@@ -193,19 +196,56 @@ def load(
     return Resolved(NodeConfig(node, telemetry, **sections), values)
 
 
+def _merged(settings: Iterable[Setting], *, model: type[BaseModel]) -> dict[str, Setting]:
+    """Return the settings of a section by key; later ones win; ``table.key`` changes a key of a table."""
+    merged: dict[str, Setting] = {}
+    for setting in settings:
+        key, dot, inner = setting.key.partition(".")
+        if not dot or not is_table(model, key):
+            merged[setting.key] = setting
+            continue
+        before = merged.get(key)
+        value = setting_value(before, is_optional=True) if before else None
+        source = f"{before.source}, {setting.source}" if before else setting.source
+        merged[key] = Setting(
+            setting.section,
+            key,
+            _with_inner(value, inner.split("."), str(setting.value), model=table_model(model, key)),
+            source,
+            is_text=False,
+        )
+    return merged
+
+
+def _with_inner(
+    table: object, path: Sequence[str], text: str, *, model: type[BaseModel] | None
+) -> dict[str, object]:
+    """Return a table with the value at ``path`` changed; tables on the way there are made."""
+    changed = dict(table) if isinstance(table, dict) else {}
+    key, *rest = path
+    if rest:
+        changed[key] = _with_inner(changed.get(key), rest, text, model=None)
+    elif model is None:
+        changed[key] = untyped_value(text)
+    else:
+        changed[key] = value_of_text(text, is_optional=_is_optional(model, key))
+    return changed
+
+
+def _is_optional(model: type[BaseModel], key: str) -> bool:
+    field = model.model_fields.get(key)
+    return field is not None and NoneType in get_args(field.annotation)
+
+
 def _source(given: Mapping[str, Mapping[str, Setting]], section: str, key: str) -> str:
     settings = given.get(section, {})
     return settings[key].source if key in settings else "default"
 
 
 def _input_of(settings: Mapping[str, Setting], *, model: type[BaseModel]) -> dict[str, object]:
-    values = {}
-    for key, setting in settings.items():
-        field = model.model_fields.get(key)
-        is_optional = field is not None and NoneType in get_args(field.annotation)
-        is_text = setting.is_text and isinstance(setting.value, str)
-        values[key] = value_of_text(str(setting.value), is_optional=is_optional) if is_text else setting.value
-    return values
+    return {
+        key: setting_value(setting, is_optional=_is_optional(model, key)) for key, setting in settings.items()
+    }
 
 
 def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel]) -> list[ConfigError]:

@@ -10,6 +10,7 @@ from node import limits
 from node.config.settings import Address
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
+from node.extras import NeededPackage
 from node.rollout import SamplingParameters
 from node.task_options import BUILT_IN, checked_options, options_json
 
@@ -175,6 +176,15 @@ class CoordinatorConfig(BaseModel):
     @property
     def data_path(self) -> Path | None:
         return None if self.data is None else self.data.file
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """The package that reads the data, unless they are JSONL."""
+        path = self.data_path
+        if path is None or not (path.is_dir() or path.suffix == ".parquet"):
+            return ()
+        package = "datasets" if path.is_dir() else "pyarrow"
+        return (NeededPackage(f"coordinator.data.file = {str(path)!r}", package, extra="data"),)
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:

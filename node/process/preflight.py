@@ -21,6 +21,7 @@ from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
 from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
 from node.errors import ConfigError, HeteroRLError, StartupError
+from node.extras import NeededPackage
 from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read
 from node.identity.identity_checks import identity_on_disk
@@ -51,6 +52,12 @@ class _LoadsModel(Protocol):
 
 
 @runtime_checkable
+class _NeedsPackages(Protocol):
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]: ...
+
+
+@runtime_checkable
 class _ReadsData(Protocol):
     @property
     def data_path(self) -> Path | None: ...
@@ -62,13 +69,13 @@ def in_order(names: Iterable[str]) -> tuple[Role, ...]:
     return tuple(Role(name) for name in ROLE_MODULES if name in wanted)
 
 
-def check_models(config: NodeConfig, roles: Iterable[Role]) -> None:
-    """Check the model directories of roles as far as possible without torch.
+def check_before_torch(config: NodeConfig, roles: Iterable[Role]) -> None:
+    """Check the model directories and packages of roles as far as possible without torch.
 
     Raises:
         NotReadyError: with every fault.
     """
-    _raise_all(_model_checks(config, roles))
+    _raise_all(_installed_checks(config, roles))
 
 
 def check_everything(
@@ -100,7 +107,7 @@ def check_everything(
                 checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
         if not node.tls:
             checks.append(partial(_check_loopback, config, role))
-    _raise_all([*checks, *_model_checks(config, roles), *_data_checks(config, roles)], faults)
+    _raise_all([*checks, *_installed_checks(config, roles), *_data_checks(config, roles)], faults)
 
 
 def no_certificate(role: Role, directory: Path) -> StartupError:
@@ -123,13 +130,16 @@ def _raise_all(checks: Iterable[Check], faults: Iterable[Fault] = ()) -> None:
         raise NotReadyError(tuple(found))
 
 
-def _model_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+def _installed_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+    """Return the checks of what was put on this machine for the roles: models and packages."""
     sections = {role: getattr(config, role) for role in roles}
-    return [
+    models = [
         partial(_check_model, section.model_dir, key=f"{role}.model_dir")
         for role, section in sections.items()
         if isinstance(section, _LoadsModel)
     ]
+    needing = (section for section in sections.values() if isinstance(section, _NeedsPackages))
+    return [*models, *(needed.check for section in needing for needed in section.needed_packages)]
 
 
 def _data_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:

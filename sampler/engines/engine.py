@@ -7,7 +7,7 @@ and requests may be added or cancelled. Nothing changes within a step, so every 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +94,15 @@ class Engine(Protocol):
         """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
         ...
 
-    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
         """Tokenize a text, or messages in the model's chat template; see ``prompt_encoding``. Any thread.
 
+        Args:
+            template_arguments: Variables of the template.
         Raises:
             RefusedError: MALFORMED if the template does not take the messages, or there is none.
         """

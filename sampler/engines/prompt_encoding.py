@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 from node.errors import Reason, RefusedError
 
 
-def encode_prompt(tokenizer: Any, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+def encode_prompt(
+    tokenizer: Any,
+    prompt: str | Sequence[Mapping[str, str]],
+    template_arguments: Mapping[str, Any] | None = None,
+) -> NDArray[np.int32]:
     """Tokenize a text, or messages in the tokenizer's chat template, up to where the assistant answers.
 
     A text gets the special tokens that the tokenizer adds. A template writes its own, so that what it renders
@@ -19,6 +23,7 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Mapping[str, str]]) -> 
     Args:
         tokenizer: A transformers tokenizer.
         prompt: A text, or a list of {"role": ..., "content": ...}.
+        template_arguments: Variables of the chat template.
     Raises:
         RefusedError: MALFORMED; the template does not take the messages, or there is none.
     """
@@ -26,7 +31,10 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Mapping[str, str]]) -> 
         return np.array(tokenizer(prompt).input_ids, np.int32)
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in prompt],
+            tokenize=False,
+            add_generation_prompt=True,
+            **(template_arguments or {}),
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise RefusedError(Reason.MALFORMED, f"the chat template refuses the prompt: {error}") from error

@@ -9,7 +9,7 @@ decoded.
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,12 @@ class RestartableEngine:
     def waiting(self) -> int:
         return 0 if self._engine is None else self._engine.waiting
 
-    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        return self._newest.encode(prompt)
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return self._newest.encode(prompt, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return self._newest.decode(token_ids)

@@ -14,7 +14,7 @@ So what a step finishes is found one step late on a CUDA device, and at once on 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -148,8 +148,12 @@ class TorchEngine:
     def waiting(self) -> int:
         return self._decoder.waiting
 
-    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        return encode_prompt(self._tokenizer, prompt)
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

@@ -154,8 +154,12 @@ class VllmEngine:
         }
         return len(self._running.keys() - begun)
 
-    def encode(self, prompt: str | Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        return encode_prompt(self._tokenizer, prompt)
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return encode_prompt(self._tokenizer, prompt, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

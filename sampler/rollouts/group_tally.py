@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
-import numpy as np
-
 from node.rollout import RolloutGroup, Verdict
 
 LOG_EVERY_S: Final = 30.0
@@ -66,9 +64,8 @@ class GroupTally:
         sums.reward += reward_mean
         sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
         sums.graded_s += group.graded_at_s - group.sampling_finished_at_s
-        for name, values in group.metrics.items():
-            if (given := values[~np.isnan(values)]).size:
-                sums.metrics.setdefault(name, []).append(float(given.mean()))
+        for name, mean in group.metric_means.items():
+            sums.metrics.setdefault(name, []).append(mean)
         return self.rest(now=now) if now - self._since_s >= LOG_EVERY_S else None
 
     def rest(self, *, now: float) -> SubmittedGroups | None:

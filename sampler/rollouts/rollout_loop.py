@@ -25,7 +25,15 @@ from node.clock import Clock
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
 from node.limits import PROMPT_TOKENS
-from node.rollout import Completion, GroupVerdict, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.rollout import (
+    Completion,
+    GroupVerdict,
+    LeasePurpose,
+    LogprobMode,
+    PromptLease,
+    RolloutGroup,
+    Verdict,
+)
 from node.rpc.channel import ConnectionLost
 from node.run import RunSettings
 from node.waits import run_until
@@ -85,7 +93,7 @@ class RolloutLoop:
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._clock = clock
-        self._tally = GroupTally(now=clock.monotonic())
+        self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the unfinished work on leases that the hub has given to other samplers."""
@@ -117,7 +125,7 @@ class RolloutLoop:
         Raises:
             ConfigError: this sampler does not know the run's task, cannot use its class, or task and data do
                 not fit each other.
-            StartupError: the task does not start.
+            StartupError: the task does not start, or its packages are not installed.
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
@@ -128,7 +136,8 @@ class RolloutLoop:
             description = await _started(graders, setup.path)
             prompts = _prompts(description, settings, setup.path)
             await run_until(stopping, self._membership.tell_prompts(prompts))
-            work = _Work(settings.task, prompts, description.max_prompt_tokens or PROMPT_TOKENS, graders)
+            max_prompt_tokens = description.max_prompt_tokens or PROMPT_TOKENS
+            work = _Work(settings.task, prompts, max_prompt_tokens, setup.template_arguments, graders)
             await self._sample(work, ready, stopping)
         finally:
             await graders.close()
@@ -195,12 +204,8 @@ class RolloutLoop:
             self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._work_queue))
             for task in grading:
                 task.cancel()
-        self._log_totals(self._tally.rest(now=self._clock.monotonic()))
-
-    @staticmethod
-    def _log_totals(totals: SubmittedGroups | None) -> None:
-        if totals is not None:
-            logger.info("groups submitted", extra=asdict(totals))
+        for purpose, tally in self._tallies.items():
+            _log_totals(purpose, tally.rest(now=self._clock.monotonic()))
 
     async def _give_back(self) -> None:
         try:
@@ -225,7 +230,7 @@ class RolloutLoop:
         try:
             with self._metrics.prompt_seconds.time():
                 made = await work.graders.prompt(lease.prompt_index, _row(lease))
-            token_ids = await asyncio.to_thread(self._engine.encode, made.content)
+            token_ids = await asyncio.to_thread(self._engine.encode, made.content, work.template_arguments)
         except TaskError as error:
             self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
             return
@@ -297,24 +302,28 @@ class RolloutLoop:
             metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
         )
         self._metrics.tokens.inc(group.tokens)
-        self._metrics.reward_mean.set(_reward_mean(group))
+        if job.lease.purpose is LeasePurpose.TRAINING:
+            self._metrics.reward_mean.set(_reward_mean(group))
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
         await self._submitter.put(group)
 
     def _settle(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self._work_queue.settle(group.group_id)
+        job = self._work_queue.settle(group.group_id)
+        assert job is not None, "nothing drops a job that is submitted"
+        purpose = job.lease.purpose
         self._leasing.notice_change()
         if verdict is None:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
         reward_mean = _reward_mean(group)
-        totals = self._tally.add(group, verdict, reward_mean=reward_mean, now=self._clock.monotonic())
-        self._log_totals(totals)
+        tally, now = self._tallies[purpose], self._clock.monotonic()
+        _log_totals(purpose, tally.add(group, verdict, reward_mean=reward_mean, now=now))
         logger.debug(
             "group",
             extra={
                 "group_id": group.group_id,
+                "purpose": purpose,
                 "prompt_index": group.prompt_index,
                 "verdict": verdict,
                 "reward_mean": round(reward_mean, 4),
@@ -361,6 +370,7 @@ class _Work:
     task_name: str
     prompts: int
     max_prompt_tokens: int
+    template_arguments: Mapping[str, Any]
     graders: GraderPool
 
 
@@ -406,6 +416,11 @@ def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[C
         )
         for sampled, reward in zip(finished.completions, rewards, strict=True)
     )
+
+
+def _log_totals(purpose: LeasePurpose, totals: SubmittedGroups | None) -> None:
+    if totals is not None:
+        logger.info("groups submitted", extra={"purpose": purpose, **asdict(totals)})
 
 
 def _reward_mean(group: RolloutGroup) -> float:

@@ -7,10 +7,11 @@ or in this sampler's own configuration, never over the wire.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
+from node.extras import NeededPackage
 from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
 
 Message: TypeAlias = Mapping[str, str]
@@ -74,6 +75,8 @@ class TaskSetup:
     """``package.module:Class``, or a function that returns a task."""
     options: Mapping[str, Any]
     """Its keyword arguments."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, for prompts that are messages."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -102,6 +105,7 @@ def task_setup(
         has_chat_template: Whether this sampler's model has one.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
+        StartupError: it needs a package that is not installed here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -119,11 +123,18 @@ def task_setup(
             rule=f"sampler.allowed_graders has {allowed}",
             fix="Add it there, where you trust it and have it installed, or change the task's options.",
         )
+    if checked is not None and checked.package is not None:
+        NeededPackage(f"the run's task {name!r}", checked.package, extra="tasks").check()
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:
         raise _wrong_options(options, "chat = true, and this sampler's model has no chat template")
-    return TaskSetup(path, {**options, "chat": checked.chat is not False and has_chat_template})
+    if checked.template_arguments and not has_chat_template:
+        raise _wrong_options(
+            options, "template_arguments are set, and this sampler's model has no chat template"
+        )
+    chat = checked.chat is not False and has_chat_template
+    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -73,8 +74,13 @@ async def lease_all(sampler: HandPeer) -> list[rollout_pb2.PromptLease]:
 
 
 async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learner_hears_the_best(
-    made: MadeRun, base: TorchEngine, model_dir: Path, capsys: pytest.CaptureFixture[str]
+    made: MadeRun,
+    base: TorchEngine,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "sampler.rollouts.rollout_loop")
     async with (
         running_hub(made, evaluation=EVALUATION, max_staleness_versions=9) as hub,
         learning(hub, base, model_dir) as learner,
@@ -97,6 +103,9 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
         assert sampler.value("dropped_groups_total", reason="refused") == 0
         await until(lambda: hub.metric("heterorl_coordinator_evaluation_version") == 1)
         assert hub.metric("heterorl_coordinator_evaluation_groups_total", verdict="spooled") == 12
+    told = [vars(record) for record in caplog.records if record.message == "groups submitted"]
+    assert {one["purpose"] for one in told} == {"training", "evaluation"}
+    assert sum(one["groups"] for one in told if one["purpose"] == "evaluation") == 12
     first, second = read_evaluations(ledger(made))
     assert (status.evaluation.first, status.evaluation.newest) == (first, second)
     best = max((first, second), key=lambda one: (one.reward_mean, -one.version))

@@ -250,7 +250,7 @@ class Ledger:
             "INSERT OR REPLACE INTO evaluation_slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, change.slots)
         )
         if change.score is not None:
-            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?)", astuple(change.score))
+            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(change.score))
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

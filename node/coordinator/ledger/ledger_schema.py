@@ -48,7 +48,13 @@ CREATE TABLE evaluation_scores (
 ) STRICT;
 """
 
-_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2}
+_SINCE_SCHEMA_3: Final = """
+ALTER TABLE evaluations ADD COLUMN sampling TEXT NOT NULL DEFAULT '';
+ALTER TABLE evaluations ADD COLUMN metrics TEXT NOT NULL DEFAULT '';
+ALTER TABLE evaluation_scores ADD COLUMN metrics TEXT NOT NULL DEFAULT '';
+"""
+
+_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}
 """What the next schema added to each one."""
 
 SCHEMA_VERSION: Final = max(_SINCE) + 1

@@ -844,6 +844,8 @@ class Evaluation(_message.Message):
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     NEWEST_VERSION_FIELD_NUMBER: _builtins.int
     FIRST_PROMPT_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version it began with."""
     prompts: _builtins.int
@@ -876,6 +878,10 @@ class Evaluation(_message.Message):
     """Newest policy version that drew a token: samplers move on during an evaluation."""
     first_prompt: _builtins.int
     """Index of the first held-out prompt in the task; the others follow."""
+    sampling: _builtins.str
+    """What else its sampling depended on and was not at its default (top_p, top_k, min_p, stop), as JSON."""
+    metrics: _builtins.str
+    """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""
     def __init__(
         self,
         *,
@@ -895,10 +901,12 @@ class Evaluation(_message.Message):
         oldest_version: _builtins.int = ...,
         newest_version: _builtins.int = ...,
         first_prompt: _builtins.int = ...,
+        sampling: _builtins.str = ...,
+        metrics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "metrics", b"metrics", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "sampling", b"sampling", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,8 @@
 """Held-out prompts: which version is asked them, what counts, and what is left of it in the accounts."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, Evaluati
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.slots import SlotState
 from node.failure import FailedLease, Failure
-from node.rollout import Finish, LeasePurpose, Verdict
+from node.rollout import Finish, LeasePurpose, SamplingParameters, Verdict
 from node.run import Evaluation, EvaluationStatus
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
@@ -20,6 +22,8 @@ GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16, stop=("\n",))
 SETTINGS = EvaluationSettings(
     every_versions=10, prompts=4, completions=1, temperature=0.0, sampling=GREEDY, held_out_prompts=4
 )
+
+BEGUN = Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S, sampling='{"stop": ["\\n"]}')
 
 
 def make_desk(settings: EvaluationSettings = SETTINGS, balance: Balance | None = None) -> Desk:
@@ -64,7 +68,7 @@ def test_without_settings_nothing_is_evaluated_and_every_prompt_is_trained_on() 
 
 
 def test_the_base_model_comes_first_and_the_last_prompts_are_held_out(desk: Desk) -> None:
-    assert status(desk).under_way == Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S)
+    assert status(desk).under_way == BEGUN
     assert desk.accounts.slots.prompts == 46
     leases = [desk.granted[lease(desk, f"s{n}")] for n in range(4)]
     assert [one.prompt_index for one in leases] == [46, 47, 48, 49]
@@ -135,6 +139,17 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
     assert (evaluation.cut_ratio, evaluation.tokens_mean) == (0.25, 8.0)
     assert (evaluation.oldest_version, evaluation.newest_version) == (0, 2)
     assert evaluation.finished_at_s == desk.now
+
+
+def test_what_graders_measured_is_a_mean_over_prompts_that_have_it(desk: Desk) -> None:
+    for words in (1.0, 4.0, None):
+        lease_id = lease(desk)
+        metrics = {} if words is None else {"words": np.array([words], np.float32)}
+        group = desk.answer(lease_id, completions=(make_completion(),), metrics=metrics)
+        assert desk.submit(lease_id, group=group).verdict is Verdict.SPOOLED
+    under_way = status(desk).under_way
+    assert under_way is not None
+    assert json.loads(under_way.metrics) == {"words": 2.5}
 
 
 def test_a_prompts_completions_are_one_sample() -> None:
@@ -215,7 +230,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
         lease_id = lease(desk)
         group = replace(desk.answer(lease_id), **changes)
         assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
-    assert status(desk).under_way == Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S)
+    assert status(desk).under_way == BEGUN
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +252,7 @@ def test_what_is_no_lease_of_this_run_is_foreign_after_an_evaluation_too(desk: D
 def test_a_group_without_its_lease_does_not_count(desk: Desk, lease_id: str) -> None:
     group = desk.answer(lease(desk))
     assert desk.submit(lease_id, "s2", group=group).verdict in (Verdict.FOREIGN, Verdict.MALFORMED)
-    assert status(desk).under_way == Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S)
+    assert status(desk).under_way == BEGUN
 
 
 def test_a_lease_that_ends_goes_to_another_and_the_first_answer_wins(desk: Desk) -> None:
@@ -328,6 +343,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
         replace(SETTINGS, prompts=5),
         replace(SETTINGS, held_out_prompts=5),
         replace(SETTINGS, completions=2, temperature=1.0),
+        replace(SETTINGS, sampling=replace(SETTINGS.sampling, stop=("###",))),
     ],
 )
 def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
@@ -344,6 +360,20 @@ def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
     assert (newest.counted_prompts, newest.dropped_prompts, newest.prompts) == (0, 4, 4)
     assert again.submit(lease_id, group=desk.answer(lease_id)).verdict is Verdict.DUPLICATE
     assert again.accounts.renew("s1", [lease_id], now=again.now) == (lease_id,)
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5}, {"stop": ("###",)}])
+def test_everything_that_shapes_a_draw_is_part_of_the_terms(changes: dict[str, Any]) -> None:
+    plain = SamplingParameters(temperature=0.5, top_p=1.0, top_k=0, max_new_tokens=16)
+    before = replace(SETTINGS, temperature=0.5, sampling=plain)
+    after = replace(before, sampling=replace(plain, **changes))
+    assert before.begun(0, first_prompt=46, now=0.0).sampling == ""
+    assert json.loads(after.begun(0, first_prompt=46, now=0.0).sampling) == {
+        name: list(value) if name == "stop" else value for name, value in changes.items()
+    }
+    assert before.terms(46) != after.terms(46)
+    greedy = replace(SETTINGS, sampling=replace(SETTINGS.sampling, **changes))
+    assert (greedy.terms(46) == SETTINGS.terms(46)) is ("stop" not in changes)
 
 
 def test_scores_of_other_terms_are_not_compared(desk: Desk) -> None:

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from learner.intake.batch_figures import batch_figures
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine
-from node.rollout import Finish, RolloutGroup
+from node.limits import GROUP_METRICS
+from node.rollout import Finish, RolloutGroup, mean_metrics
 from node.run import StepReport
 from support.groups import make_completion, make_group
 
@@ -46,6 +47,31 @@ def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_
     stopped = tuple(replace(one, finish=Finish.STOP) for one in same.completions)
     figures = batch_figures([replace(same, completions=stopped)])
     assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
+
+
+def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
+    columns = (
+        {"words": [1.0, np.nan], "empty": [np.nan, np.nan]},
+        {"words": [2.0, 6.0], "steps": [2.0, 2.0]},
+    )
+    groups = [
+        make_group(metrics={name: np.array(values, np.float32) for name, values in of_group.items()})
+        for of_group in columns
+    ]
+    means = mean_metrics(group.metric_means for group in groups)
+    assert means == {"steps": 2.0, "words": 2.5}
+    line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), grader_metrics=means)
+    assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
+    assert json.loads(line.to_json())["grader_metrics"] == means
+
+
+def test_names_that_one_sampler_made_up_do_not_displace_those_of_most_groups() -> None:
+    ones = np.ones(2, np.float32)
+    honest = [make_group(metrics={"words": ones}) for _ in range(2)]
+    hostile = [make_group(metrics={f"a{n}_{m}": ones for m in range(GROUP_METRICS)}) for n in range(9)]
+    means = mean_metrics(group.metric_means for group in [*hostile, *honest])
+    assert len(means) == GROUP_METRICS
+    assert "words" in means
 
 
 def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:

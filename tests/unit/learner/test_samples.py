@@ -89,6 +89,16 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     assert wrong.advantage == -right.advantage
 
 
+def test_what_the_grader_measured_is_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
+    file = SamplesFile(tmp_path / FILE_NAME)
+    group = delivered(answer("4", 1.0), answer("22", 0.0))
+    columns = {"words": np.array([2.5, np.nan], np.float32)}
+    write(writer(model_dir, file), 6, [replace(group, group=replace(group.group, metrics=columns))])
+    [written] = file.newest(1)
+    assert [one.metrics for one in written.completions] == [{"words": 2.5}, {}]
+    assert b"sampled from version 3, words 2.5<" in render_page([written])
+
+
 def test_every_nth_version_has_a_few_groups_that_a_restart_would_choose_again(
     model_dir: Path, tmp_path: Path
 ) -> None:

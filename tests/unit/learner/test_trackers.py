@@ -19,7 +19,16 @@ def step_line(version: int) -> StepLine:
     report = StepReport(version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
     figures = BatchFigures(5.0, 10.5, 11, 3.0, 0.25, 0.5, 0.5)
     at_s = 1000.0 + version
-    return StepLine(at_s, report, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
+    return StepLine(
+        at_s,
+        report,
+        tokens=12,
+        flops=0.0,
+        groups=(),
+        learning_rate=1e-3,
+        figures=figures,
+        grader_metrics={"words": 2.5},
+    )
 
 
 def numbers(version: int) -> dict[str, float]:

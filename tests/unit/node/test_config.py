@@ -122,7 +122,10 @@ def test_the_faults_of_a_table_in_a_section_are_those_of_its_keys(tmp_path: Path
     }
     assert "Did you mean every_versions" in found["coordinator.evaluation.every_version"].fix
     missing = found["coordinator.evaluation.every_versions"]
-    assert missing.fix == "Write it under [coordinator.evaluation] in a configuration file."
+    assert missing.fix == (
+        "Write it under [coordinator.evaluation] in a configuration file, or use "
+        "--set coordinator.evaluation.every_versions=... or HETERORL_COORDINATOR__EVALUATION__EVERY_VERSIONS."
+    )
     assert found["coordinator.evaluation.prompts"].source == f"{file} [coordinator]"
     (text,) = faults(
         files=[],
@@ -130,6 +133,52 @@ def test_the_faults_of_a_table_in_a_section_are_those_of_its_keys(tmp_path: Path
         | {"coordinator.task": "addition", "coordinator.evaluation": "{prompts = 0, every_versions = 1}"},
     ).values()
     assert (text.key, text.value) == ("coordinator.evaluation.prompts", 0)
+
+
+def test_a_flag_or_a_variable_changes_one_key_of_a_table(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "run.toml",
+        "[coordinator]\ntask='jsonl'\n[coordinator.data]\nfile='a.jsonl'\nevaluation_rows=3\n"
+        "[coordinator.task_options]\ntemplate_arguments={first=1}",
+    )
+    resolved = resolve(
+        files=[file],
+        environ={"HETERORL_COORDINATOR__DATA__FILE": "environment.jsonl"},
+        flags=STATE
+        | {
+            "coordinator.data.evaluation_rows": "9",
+            "coordinator.task_options.template_arguments.enable_thinking": "false",
+            "coordinator.task_options.system": "Add.",
+            "sampler.model_dir": "/m",
+            "sampler.engine": "torch",
+            "sampler.engine_options.memory_bytes": "2000000",
+        },
+    )
+    data, source = value_and_source(resolved, "coordinator.data")
+    assert data == {"file": "environment.jsonl", "split": "train", "evaluation_rows": 9}
+    assert source == f"{file} [coordinator], environment HETERORL_COORDINATOR__DATA__FILE, flag --set"
+    options, _ = value_and_source(resolved, "coordinator.task_options")
+    assert options == {"template_arguments": {"first": 1, "enable_thinking": False}, "system": "Add."}
+    engine, source = value_and_source(resolved, "sampler.engine_options")
+    assert (engine, source) == ({"memory_bytes": 2_000_000}, "flag --set")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule", "fix"),
+    [
+        ("coordinator.data.fil", "x", "[coordinator.data] has no such key", "Did you mean file?"),
+        ("coordinator.dta.file", "x", "[coordinator] has no such key", "Did you mean data?"),
+        ("node.drain_timeout_s.x", "5", "[node] has no such key", "Did you mean drain_timeout_s, which is"),
+        ("coordinator.evaluation.prompts", "5s", "must be a valid integer", "Change it where it is set."),
+    ],
+)
+def test_a_wrong_key_within_a_table_is_answered_as_any_other(
+    key: str, value: str, rule: str, fix: str
+) -> None:
+    fault = faults(flags=STATE | {"coordinator.task": "addition", key: value})[key]
+    assert rule in fault.rule
+    assert fix in fault.fix
+    assert (fault.source, fault.value) == ("flag --set", value)
 
 
 def test_a_missing_key_is_told_with_all_three_ways_to_set_it() -> None:

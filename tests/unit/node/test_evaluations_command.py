@@ -16,6 +16,7 @@ from node.run import Evaluation
 
 FINISHED = Evaluation(0, 936, 64, 1, 0.0, 32, 100.0, 160.0, 63, 1, 0.125, 0.01, 0.5, 30.25, 0, 3)
 UNDER_WAY = Evaluation(20, 936, 64, 1, 0.0, 32, 200.0, 0.0, 5, 0, 0.4, 0.02, 0.25, 31.0, 20, 21)
+MEASURED = replace(FINISHED, sampling='{"stop": ["#"]}', metrics='{"steps": 2.0, "words": 2.53125}')
 
 
 @pytest.fixture
@@ -48,10 +49,23 @@ def test_the_record_is_a_table_with_a_row_for_each_version(
 def test_json_is_one_object_a_line(
     state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(FINISHED, replace(FINISHED, version=10), UNDER_WAY)
+    write(MEASURED, UNDER_WAY)
     assert main(["evaluations", "--ledger", str(state_dir / "coordinator/ledger.sqlite"), "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [asdict(one) for one in (FINISHED, replace(FINISHED, version=10), UNDER_WAY)]
+    assert lines == [
+        asdict(MEASURED) | {"sampling": {"stop": ["#"]}, "metrics": {"steps": 2.0, "words": 2.53125}},
+        asdict(UNDER_WAY) | {"sampling": {}, "metrics": {}},
+    ]
+
+
+def test_what_graders_measured_is_shown_where_there_is_any(
+    state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(MEASURED, UNDER_WAY)
+    assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "graders measured" in shown
+    assert "steps 2, words 2.531" in shown
 
 
 def test_a_run_without_evaluations_says_how_to_have_some(

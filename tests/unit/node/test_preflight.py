@@ -1,11 +1,13 @@
 """A dry run finds what a start would stumble over, all of it at once, without torch."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from learner.config import LearnerConfig
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import init_run
@@ -163,6 +165,36 @@ def test_a_learner_without_its_signing_key_or_with_anothers_is_found(tmp_path: P
     assert "is not the key that run r is signed with" in faults(config, Role.LEARNER)[0]
     key.unlink()
     assert f"{key} cannot be read: No such file or directory" in faults(config, Role.LEARNER)[0]
+
+
+def test_a_package_that_is_configured_and_not_installed_is_found_with_the_command_that_installs_it(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.parquet"
+    rows.touch()
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": rows}}),
+        learner=LearnerConfig(
+            model_dir=write_model_files(tmp_path / "model"),
+            learning_rate=1e-3,
+            tensorboard_dir=tmp_path / "t",
+            wandb_project="p",
+        ),
+    )
+    assert faults(config, Role.COORDINATOR) == []
+    for package in ("tensorboard", "wandb", "pyarrow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    found = [fault for fault in faults(config, Role.COORDINATOR, Role.LEARNER) if "not installed" in fault]
+    assert len(found) == 3
+    assert "coordinator.data.file" in found[0]
+    assert "pip install 'heterorl-node[data]'" in found[0]
+    assert "learner.tensorboard_dir" in found[1]
+    assert found[2] == (
+        "learner.wandb_project = 'p' needs the package wandb, which is not installed. "
+        "pip install 'heterorl-node[wandb]', or change the setting."
+    )
 
 
 def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:

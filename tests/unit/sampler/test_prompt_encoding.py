@@ -15,7 +15,7 @@ BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
     "{{ raise_exception('no tools here') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{{ hint }}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
@@ -42,6 +42,13 @@ def tokens_of(tokenizer: Any, prompt: Any) -> list[str]:
 def test_messages_have_the_bos_that_their_template_writes_and_no_second_one(tokenizer: Any) -> None:
     assert tokens_of(tokenizer, [{"role": "user", "content": "ab"}]) == [BOS, USER, "a", "b", ASSISTANT]
     assert tokens_of(tokenizer, "ab") == [BOS, "a", "b"]
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_a_template_sees_its_arguments(tokenizer: Any) -> None:
+    messages, hint = [{"role": "user", "content": "ab"}], {"hint": "12"}
+    with_hint = encode_prompt(tokenizer, messages, hint)
+    assert tokenizer.convert_ids_to_tokens(with_hint.tolist()) == [BOS, USER, "a", "b", "1", "2", ASSISTANT]
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)

@@ -1,10 +1,14 @@
+import inspect
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from node import task_options
-from node.errors import ConfigError
+from node.errors import ConfigError, StartupError
 from sampler.tasks.addition import AdditionTask
 from sampler.tasks.task import (
     BUILT_IN,
@@ -222,6 +226,43 @@ def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
     assert made("jsonl", chat="auto").prompt(0, ROW) == "3+4="
     with pytest.raises(ConfigError, match="chat = true, and this sampler's model has no chat template"):
         made("jsonl", chat=True)
+
+
+def test_template_arguments_go_to_the_engine_and_need_a_template() -> None:
+    options = {"template_arguments": {"enable_thinking": False}}
+    setup = partial(task_setup, "jsonl", custom={}, allowed_graders=())
+    assert setup(options, has_chat_template=True).template_arguments == {"enable_thinking": False}
+    with pytest.raises(ConfigError, match="template_arguments are set, and this sampler's model has no chat"):
+        setup(options, has_chat_template=False)
+    with pytest.raises(
+        ConfigError, match="template_arguments: are for the chat template, which chat = false"
+    ):
+        setup({**options, "chat": False}, has_chat_template=True)
+
+
+def test_what_samplers_ask_of_a_template_is_not_for_the_coordinator_to_set() -> None:
+    own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    data = {"self", "kwargs", "tools", "documents"}
+    assert (own.keys() - data) | {"messages"} == task_options.RESERVED_ARGUMENTS
+    with pytest.raises(
+        ConfigError, match="template_arguments: may not have chat_template, which samplers set"
+    ):
+        made("jsonl", template_arguments={"chat_template": "{{ 1 }}"}, has_chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "options"),
+    [("reasoning_gym", "reasoning_gym", {}), ("jsonl", "math_verify", {"grader": "math_verify"})],
+)
+def test_a_task_whose_package_is_not_installed_here_is_refused_before_any_prompt(
+    name: str, package: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        StartupError, match=f"task '{name}' needs the package {package}, which is not"
+    ) as error:
+        made(name, **options)
+    assert "pip install 'heterorl-node[tasks]'" in error.value.fix
 
 
 def test_options_that_this_software_does_not_know_are_a_configuration_error() -> None:

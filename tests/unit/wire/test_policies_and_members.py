@@ -78,7 +78,26 @@ def test_task_options_over_the_limit_are_refused() -> None:
         settings_from_wire(settings_to_wire(settings))
 
 
-EVALUATION = Evaluation(10, 84, 16, 4, 0.5, 64, 1.5, 2.5, 15, 1, 0.25, 0.125, 0.5, 31.5, 10, 12)
+EVALUATION = Evaluation(
+    10,
+    84,
+    16,
+    4,
+    0.5,
+    64,
+    1.5,
+    2.5,
+    15,
+    1,
+    0.25,
+    0.125,
+    0.5,
+    31.5,
+    10,
+    12,
+    '{"top_p": 0.5}',
+    '{"words": 2.5}',
+)
 
 
 RECOMMENDED = (

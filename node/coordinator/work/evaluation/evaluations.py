@@ -15,6 +15,7 @@ A prompt is a slot with attempts and leases like any of training (see ``Leases``
 It ends EVALUATED, or ABANDONED, which is to say dropped.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from node.coordinator.work.leases import Leases, Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
 from node.failure import FailedLease, Failure
 from node.rollout import RolloutGroup, SamplingParameters
-from node.run import Evaluation, EvaluationStatus
+from node.run import Evaluation, EvaluationStatus, EvaluationTerms
 
 LEASES_PER_EVALUATION_LEASE: Final = 4
 """At most one in so many of a sampler's leases is for evaluation, or one if it has fewer."""
@@ -49,7 +50,7 @@ class EvaluationSettings:
     held_out_prompts: int
     """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
 
-    def terms(self, first_prompt: int) -> tuple[int, int, int, float, int]:
+    def terms(self, first_prompt: int) -> EvaluationTerms:
         """Return what ``Evaluation.terms`` are under these settings."""
         return self.begun(0, first_prompt=first_prompt, now=0.0).terms
 
@@ -63,10 +64,21 @@ class EvaluationSettings:
             temperature=self.temperature,
             max_new_tokens=self.sampling.max_new_tokens,
             started_at_s=now,
+            sampling=self._other_sampling,
         )
 
+    @property
+    def _other_sampling(self) -> str:
+        """Return ``Evaluation.sampling``. What cuts the vocabulary never cuts the likeliest token."""
+        names = ("stop",) if self.temperature == 0 else ("top_p", "top_k", "min_p", "stop")
+        given = {name: getattr(self.sampling, name) for name in names}
+        changed = {name: value for name, value in given.items() if value != getattr(_PLAIN, name)}
+        return json.dumps(changed) if changed else ""
 
-NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, SamplingParameters(1.0, 1.0, 0, 1), 0)
+
+_PLAIN: Final = SamplingParameters(1.0, 1.0, 0, 1)
+
+NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, _PLAIN, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """What one held-out prompt says of a version, and what all of them say together; pure."""
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from node.rollout import RolloutGroup
+from node.rollout import RolloutGroup, mean_metrics
 from node.run import Evaluation
 
 
@@ -20,6 +21,8 @@ class PromptScore:
     tokens: int
     oldest_version: int
     newest_version: int
+    metrics: str = ""
+    """What the grader measured besides the reward, by name, as a JSON object; empty: nothing."""
 
 
 def prompt_score(slot: int, group: RolloutGroup) -> PromptScore:
@@ -31,6 +34,7 @@ def prompt_score(slot: int, group: RolloutGroup) -> PromptScore:
         tokens=group.tokens,
         oldest_version=group.oldest_version,
         newest_version=group.newest_version,
+        metrics=_to_json(group.metric_means),
     )
 
 
@@ -55,4 +59,9 @@ def scored(evaluation: Evaluation, scores: Collection[PromptScore], *, dropped: 
         tokens_mean=sum(score.tokens for score in scores) / completions,
         oldest_version=min(score.oldest_version for score in scores),
         newest_version=max(score.newest_version for score in scores),
+        metrics=_to_json(mean_metrics(json.loads(score.metrics or "{}") for score in scores)),
     )
+
+
+def _to_json(metrics: dict[str, float]) -> str:
+    return json.dumps(metrics) if metrics else ""
