@@ -8,8 +8,8 @@
     stage_s             every payload verified, decoded and verified, by the clock, while generation goes on;
                         payloads are at hand: what the network costs is bench/sync.py's
     swap_s              generation held up, nothing running
-    swap_running_s      the same while ``running_tokens`` are being completed; what computing their caches again
-                        costs afterwards, between steps, is bench/sampler.py's
+    swap_running_s      the same while ``running_tokens`` are being completed; their caches are computed again
+                        afterwards, between steps, which bench/sampler.py measures
     peak_extra_bytes    resident memory above that of the model while the first version is taken; Linux only
 
 Real engine, real payloads on a real disk, a delta of ``--density`` from the exponent-conditioned codec. Each
