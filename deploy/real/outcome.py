@@ -47,8 +47,6 @@ class Outcome:
     exit_codes: Mapping[str, int]
     evaluations: Sequence[Evaluation]
     """The finished ones, oldest version first."""
-    roots: Mapping[int, str]
-    """Version -> the root that the learner signed, as the coordinator had it."""
     export: ExportedModel | None
     """None: no step was made."""
 
@@ -107,7 +105,7 @@ class Outcome:
         promise = "the export is, word for word, the version that the learner signed"
         if self.export is None:
             return Check(promise, False, "nothing was exported")
-        signed = self.roots.get(self.export.version, "not seen")
+        signed = self.ledger.roots.get(self.export.version, "not seen")
         return Check(
             promise,
             signed == self.export.root,

@@ -16,7 +16,7 @@ from deploy.real.outcome import ExportedModel, Outcome
 from deploy.real.real_plan import Plan, additions
 from deploy.real.word_problems import write_word_problems
 from deploy.runs.live_view import View
-from deploy.runs.observation import Observation, Observer
+from deploy.runs.observation import Observer
 from deploy.runs.processes import Children
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
@@ -93,12 +93,11 @@ async def _train(
         await session.let_in(name)
     await session.start_trainers()
     view.say("all processes serve")
-    roots: dict[int, str] = {}
     observer = session.observer(began_s=began_s)
-    await _watch(plan, session, children, observer, view, roots)
+    await _watch(plan, session, children, observer, view)
     view.say("the time is over, or the learner has made its last version: every process drains")
     await session.end_learner()
-    seen = _noted(await observer.observe(), roots)
+    seen = await observer.observe()
     exit_codes = await session.drain()
     evaluations = [one for one in read_evaluations(directory.ledger) if one.finished_at_s]
     export = None
@@ -113,7 +112,6 @@ async def _train(
         ledger=read_ledger(directory.ledger, run_id=directory.run_id),
         exit_codes=exit_codes,
         evaluations=evaluations,
-        roots=roots,
         export=export,
     )
 
@@ -124,12 +122,8 @@ async def _watch(
     children: Children,
     observer: Observer,
     view: View,
-    roots: dict[int, str],
 ) -> None:
     """Show the run until its time is over or the learner has ended.
-
-    Args:
-        roots: gets the root of every version that the coordinator had as the newest.
 
     Raises:
         ChildError: no step was made for STALL_S.
@@ -138,7 +132,7 @@ async def _watch(
     version = 0
     while True:
         has_ended = await session.wait_for_last_step(timeout_s=POLL_S)
-        seen = _noted(await observer.observe(), roots)
+        seen = await observer.observe()
         view.show(seen)
         if seen.version > version:
             version, moved_at_s = seen.version, time.monotonic()
@@ -146,13 +140,6 @@ async def _watch(
             raise children.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
         if has_ended or time.monotonic() - began_s > plan.seconds:
             return
-
-
-def _noted(seen: Observation, roots: dict[int, str]) -> Observation:
-    """Note the newest version's root."""
-    if seen.status is not None and seen.status.head is not None:
-        roots[seen.status.head.number] = seen.status.head.root.hex()
-    return seen
 
 
 async def _exported(

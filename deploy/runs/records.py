@@ -89,6 +89,8 @@ class LedgerRecord:
     """State -> number of slots."""
     verdicts: Mapping[str, Mapping[str, int]]
     """Sampler -> verdict -> number of groups."""
+    roots: Mapping[int, str]
+    """Version -> the root that the learner signed, in hexadecimal."""
 
 
 def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
@@ -103,10 +105,12 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
             version: tuple(json.loads(group_ids))
             for version, group_ids in connection.execute("SELECT version, group_ids FROM steps")
         }
+        signed = connection.execute("SELECT number, root FROM versions")
+        roots = {number: root.hex() for number, root in signed}
     slots = {state.value: n for state, n in balance.settled.items()}
     for slot in balance.slots:
         slots[slot.state.value] = slots.get(slot.state.value, 0) + 1
     verdicts: dict[str, dict[str, int]] = {}
     for sampler_id, verdict, n in balance.verdicts:
         verdicts.setdefault(sampler_id, {})[verdict.value] = n
-    return LedgerRecord(steps, slots, verdicts)
+    return LedgerRecord(steps, slots, verdicts, roots)

@@ -37,4 +37,5 @@ def ledger_of(steps: Sequence[Step], *, waiting: int = 3, stale: int = 2) -> Led
             NEAR: {"spooled": spooled - stale, "accepted": trained, "trained": trained},
             FAR: {"spooled": stale, "stale": stale},
         },
+        roots={step.version: f"{step.version:02x}" for step in steps},
     )

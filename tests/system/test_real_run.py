@@ -20,6 +20,9 @@ TASK = """
 [coordinator]
 task = "jsonl"
 max_new_tokens = 6
+batch_groups = 24  # steps that take long enough for an evaluation to come between
+buffer_groups = 96
+heartbeat_interval_s = 0.1
 
 [coordinator.data]
 file = "{file}"
@@ -48,13 +51,13 @@ async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path
         seed=0,
         seconds=120.0,
         gain=-1.0,  # whatever a few versions bring
-        versions=22,
+        versions=25,
     )
     shown = io.StringIO()
     outcome = await real_run(plan, directory, Console(file=shown, width=200))
     assert [check for check in outcome.checks if not check.is_kept] == []
     assert outcome.export is not None
     assert len(outcome.export.by_engine) == HELD_OUT
-    assert {one.version for one in outcome.evaluations} >= {0, 20}
+    assert len(outcome.evaluations) >= 2  # the base model and a later one
     assert "all processes serve" in shown.getvalue()
     Console(file=shown).print(render(outcome))

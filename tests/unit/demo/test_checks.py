@@ -101,4 +101,4 @@ def test_a_process_that_did_not_drain_breaks_the_promise(exit_codes: dict[str, i
 
 
 def test_a_run_without_a_step_is_judged_and_not_crashed_on() -> None:
-    assert "the reward rises" in _broken([], ledger=LedgerRecord({}, {}, {}))
+    assert "the reward rises" in _broken([], ledger=LedgerRecord({}, {}, {}, {}))

@@ -33,10 +33,9 @@ def _outcome() -> Outcome:
         run_id="real-1",
         elapsed_s=61.0,
         steps=steps,
-        ledger=ledger_of(steps),
+        ledger=replace(ledger_of(steps), roots={30: "ab"}),
         exit_codes={"learner": 0},
         evaluations=[_evaluation(0, 0.2), _evaluation(10, 0.7), _evaluation(20, 0.5)],
-        roots={30: "ab"},
         export=EXPORT,
     )
 
@@ -64,8 +63,14 @@ def test_a_run_whose_reward_rose_and_whose_export_agrees_keeps_every_promise() -
         ),
         (replace(_outcome(), evaluations=[]), "on held-out"),
         (replace(_outcome(), plan=replace(PLAN, engines=("torch",) * 3)), "every sampler's groups"),
-        (replace(_outcome(), roots={30: "cd"}), "the version that the learner signed"),
-        (replace(_outcome(), roots={}), "the version that the learner signed"),
+        (
+            replace(_outcome(), ledger=replace(_outcome().ledger, roots={30: "cd"})),
+            "the version that the learner signed",
+        ),
+        (
+            replace(_outcome(), ledger=replace(_outcome().ledger, roots={})),
+            "the version that the learner signed",
+        ),
         (replace(_outcome(), export=replace(EXPORT, by_transformers=["7", "13"])), "greedy text"),
         (
             replace(_outcome(), export=replace(EXPORT, by_engine=[], by_transformers=[])),
