@@ -108,9 +108,9 @@ class Evaluation:
     newest_version: int = 0
     """The versions that drew its tokens."""
     sampling: str = ""
-    """What else its sampling depended on and was not at its default, as JSON; older records lack it."""
+    """What else its sampling depended on and was not at its default, as JSON; empty: nothing."""
     metrics: str = ""
-    """What graders measured besides the reward, as a JSON object of means; older records lack it."""
+    """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
 
     @property
     def terms(self) -> EvaluationTerms:

@@ -28,7 +28,7 @@ from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_schema_1, as_schema_2, as_schema_3, open_desk
+from support.ledgers import as_schema_1, as_schema_2, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,7 +203,7 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
 
 
-@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2), (3, as_schema_3)])
+@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2)])
 def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
 ) -> None:
@@ -219,8 +219,9 @@ def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
 
 
-def begin_evaluation(ledger: Path, *, metrics: str = '{"words": 2.5}') -> EvaluationChange:
+def begin_evaluation(ledger: Path) -> EvaluationChange:
     """Write one finished evaluation, and one under way with a prompt counted."""
+    metrics = '{"words": 2.5}'
     done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, 0, 1)
     slots = (
         Slot(0, 48, SlotState.EVALUATED, (Attempt(1, "s1", is_submitted=True),), 1, 1),
@@ -232,16 +233,6 @@ def begin_evaluation(ledger: Path, *, metrics: str = '{"words": 2.5}') -> Evalua
         opened.record(Transaction(evaluation=EvaluationChange(done)))
         opened.record(Transaction(evaluation=change))
     return change
-
-
-def test_evaluations_of_an_older_schema_are_read_as_they_are_and_once_migrated(ledger: Path) -> None:
-    begun = begin_evaluation(ledger, metrics="").evaluation
-    as_schema_3(ledger)
-    for _ in range(2):
-        assert read_evaluations(ledger)[1] == begun
-        with closing(Ledger.open(ledger, run_id="run")) as opened:
-            assert opened.balance().evaluations.record[1] == begun
-    assert examine(ledger).schema == SCHEMA_VERSION
 
 
 def test_an_evaluation_under_way_survives_a_restore_unless_a_loss_is_accepted(

@@ -13,15 +13,6 @@ from node.coordinator.work.history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 
-def as_schema_3(path: Path) -> None:
-    """Turn a closed ledger into one of the software before schema 4."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for column in ("evaluations DROP COLUMN sampling", "evaluations DROP COLUMN metrics"):
-            connection.execute(f"ALTER TABLE {column}")
-        connection.execute("ALTER TABLE evaluation_scores DROP COLUMN metrics")
-        connection.execute("PRAGMA user_version = 3")
-
-
 def as_schema_2(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 3."""
     with closing(sqlite3.connect(path)) as connection, connection:

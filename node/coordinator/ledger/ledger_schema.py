@@ -36,7 +36,8 @@ CREATE TABLE evaluations (
     started_at_s REAL NOT NULL, finished_at_s REAL NOT NULL,
     counted_prompts INTEGER NOT NULL, dropped_prompts INTEGER NOT NULL,
     reward_mean REAL NOT NULL, reward_standard_error REAL NOT NULL, cut_ratio REAL NOT NULL,
-    tokens_mean REAL NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL
+    tokens_mean REAL NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL,
+    sampling TEXT NOT NULL, metrics TEXT NOT NULL
 ) STRICT;
 CREATE TABLE evaluation_slots (
     number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
@@ -44,17 +45,12 @@ CREATE TABLE evaluation_slots (
 ) STRICT;
 CREATE TABLE evaluation_scores (
     slot INTEGER PRIMARY KEY, reward_mean REAL NOT NULL, cut_completions INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL
+    tokens INTEGER NOT NULL, oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL,
+    metrics TEXT NOT NULL
 ) STRICT;
 """
 
-_SINCE_SCHEMA_3: Final = """
-ALTER TABLE evaluations ADD COLUMN sampling TEXT NOT NULL DEFAULT '';
-ALTER TABLE evaluations ADD COLUMN metrics TEXT NOT NULL DEFAULT '';
-ALTER TABLE evaluation_scores ADD COLUMN metrics TEXT NOT NULL DEFAULT '';
-"""
-
-_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}
+_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2}
 """What the next schema added to each one."""
 
 SCHEMA_VERSION: Final = max(_SINCE) + 1
