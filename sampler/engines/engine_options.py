@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from sampler.engines.torch_options import TorchOptions
-from sampler.engines.vllm_options import VllmOptions
+from sampler.engines.vllm.vllm_options import VllmOptions
 
 _OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"torch": TorchOptions, "vllm": VllmOptions}
 

@@ -17,7 +17,7 @@ from sampler.engines.engine import Engine, EngineSettings
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
-    "vllm": "sampler.engines.vllm_engine:load",
+    "vllm": "sampler.engines.vllm.vllm_engine:load",
 }
 """Name -> ``package.module:function``."""
 

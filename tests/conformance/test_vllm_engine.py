@@ -9,7 +9,7 @@ import pytest
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
-from sampler.engines import vllm_words
+from sampler.engines.vllm import vllm_words
 from support.engines import Driven, load
 from support.tiny_model import make_mixed_model, make_tiny_model
 

@@ -29,7 +29,7 @@ from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.prompt_encoding import encode_prompt
-from sampler.engines.vllm_options import VllmOptions
+from sampler.engines.vllm.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
 os.environ.update(
@@ -48,8 +48,8 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from sampler.engines.vllm_sampler import KeptMassSampler, kept_masses
-from sampler.engines.vllm_words import DeclaredTensors, LiveParameters, live_parameters, words_kept
+from sampler.engines.vllm.vllm_sampler import KeptMassSampler, kept_masses
+from sampler.engines.vllm.vllm_words import DeclaredTensors, LiveParameters, live_parameters, words_kept
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
