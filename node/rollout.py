@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node import limits
 from node.errors import Reason, RefusedError
+
+Entry = TypeVar("Entry", bound=np.generic)
 
 
 class Verdict(enum.StrEnum):
@@ -143,13 +146,17 @@ class Completion:
     """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that min-p, top-k and
     top-p kept at each draw. None without truncation, or where the engine does not know it."""
     is_drawn: NDArray[np.bool_] | None = None
-    """[n], False for the tokens of replies, which the policy reads and did not write: each has logprob 0, kept
+    """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
     mass 1 and the version of the token before it. None: all were drawn."""
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
         """[n], whether the policy drew each token."""
         return np.ones(len(self.token_ids), np.bool_) if self.is_drawn is None else self.is_drawn
+
+    def of_drawn(self, column: NDArray[Entry]) -> NDArray[Entry]:
+        """Return the entries of a column, [n], that are of tokens the policy drew."""
+        return column if self.is_drawn is None else column[self.is_drawn]
 
     @property
     def drawn_tokens(self) -> int:

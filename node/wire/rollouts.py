@@ -4,7 +4,7 @@ A group travels as columns, raw little-endian arrays: neither side visits tokens
 """
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    Entry,
     Finish,
     GroupVerdict,
     LeaseGrant,
@@ -43,7 +44,6 @@ _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
 _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
 """By their number in the column ``finished``, which was a truth value before there were stop strings."""
-_Entry = TypeVar("_Entry", bound=np.generic)
 
 
 def verdict_to_wire(verdict: Verdict) -> Any:
@@ -146,8 +146,8 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
         token_ids=_joined((c.token_ids for c in completions), _I32),
-        behaviour_logprobs=_joined((_of_drawn(c, c.behaviour_logprob) for c in completions), _F32),
-        policy_versions=_joined((_of_drawn(c, c.policy_version) for c in completions), _I32),
+        behaviour_logprobs=_joined((c.of_drawn(c.behaviour_logprob) for c in completions), _F32),
+        policy_versions=_joined((c.of_drawn(c.policy_version) for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes(),
         finished=bytes(_FINISHES.index(c.finish) for c in completions),
         sampling=sampling_to_wire(group.sampling),
@@ -155,9 +155,7 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         sampling_finished_at_s=group.sampling_finished_at_s,
         graded_at_s=group.graded_at_s,
         logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
-        kept_masses=_joined(
-            (_of_drawn(c, c.kept_mass) for c in completions if c.kept_mass is not None), _F32
-        ),
+        kept_masses=_joined((c.of_drawn(c.kept_mass) for c in completions if c.kept_mass is not None), _F32),
         metrics=[
             rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
             for name, values in group.metrics.items()
@@ -241,10 +239,6 @@ def _joined(arrays: Iterable[NDArray[np.generic]], dtype: np.dtype[np.generic]) 
     return b"".join(array.astype(dtype).tobytes() for array in arrays)
 
 
-def _of_drawn(completion: Completion, column: NDArray[_Entry]) -> NDArray[_Entry]:
-    return column if completion.is_drawn is None else column[completion.is_drawn]
-
-
 def _bits(completions: Iterable[Completion]) -> bytes:
     return np.packbits(np.concatenate([c.drawn for c in completions]), bitorder="little").tobytes()
 
@@ -257,13 +251,13 @@ def _is_drawn(bits: bytes, tokens: int) -> NDArray[np.bool_]:
     return is_drawn[:tokens]
 
 
-def _spread(column: NDArray[_Entry], is_drawn: NDArray[np.bool_], fill: _Entry) -> NDArray[_Entry]:
+def _spread(column: NDArray[Entry], is_drawn: NDArray[np.bool_], fill: Entry) -> NDArray[Entry]:
     whole = np.full(len(is_drawn), fill)
     whole[is_drawn] = column
     return whole
 
 
-def _column(data: bytes, dtype: np.dtype[_Entry], name: str, length: int | None = None) -> NDArray[_Entry]:
+def _column(data: bytes, dtype: np.dtype[Entry], name: str, length: int | None = None) -> NDArray[Entry]:
     if len(data) % dtype.itemsize:
         raise RefusedError(
             Reason.MALFORMED, f"column {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}"
