@@ -33,7 +33,7 @@ from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
 from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.prompt_encoding import encode_prompt, encode_reply
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -154,6 +154,13 @@ class TorchEngine:
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         return encode_prompt(self._tokenizer, prompt, template_arguments)
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return encode_reply(self._tokenizer, reply, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

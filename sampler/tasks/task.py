@@ -26,11 +26,13 @@ class CompletionText:
     """What a grader sees of a completion."""
 
     text: str
-    """Without special tokens, and without the stop string that ended it."""
+    """Without special tokens, and without the stop string that ended it; of several turns, the last."""
     tokens: int
     """All that were sampled."""
     finish: str
     """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
+    conversation: Sequence[Message] = ()
+    """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
 
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -46,8 +48,14 @@ class Task(Protocol):
     then the process that made a prompt also grades it, and groups whose process was killed meanwhile are
     given back. Otherwise any process may grade. With ``max_prompt_tokens``, longer prompts are set aside.
 
-    A task that needs neither rows nor more than the text may have ``prompt(index)`` and
-    ``grade(index, text)``.
+    A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
+    after each turn with what was said since the prompt, as messages of which the model's have the role
+    ``assistant``. It returns what is said next, a text or messages, and the model goes on; or None, and the
+    conversation is over. A text is the user's message where the prompt was messages. ``max_turns`` of the
+    class, 16 by default, bounds the model's turns, and ``max_new_tokens`` bounds turns and replies together.
+
+    A task that needs neither rows nor more than the text may have ``prompt(index)``, ``grade(index, text)``
+    and ``reply(index, conversation)``.
     """
 
     @property
@@ -164,17 +172,19 @@ def load_task(setup: TaskSetup) -> Task:
     module, _, name = setup.path.partition(":")
     try:
         task = getattr(importlib.import_module(module), name)(**setup.options)
-        takes = tuple(_takes(method) for method in (task.prompt, task.grade))
+        reply = replies_of(task)
+        takes = tuple(_takes(method) for method in (task.prompt, task.grade, reply) if method is not None)
     except Exception as error:
         # Whatever a task raises while it is made is the answer to whoever configured it.
         raise unusable(setup.path, f"{type(error).__name__}: {error}") from error
-    if takes == (1, 2):
+    if takes in ((1, 2), (1, 2, 2)):
         return _ShortTask(task)
-    if takes != (2, 3):
+    if takes not in ((2, 3), (2, 3, 3)):
         raise unusable(
             setup.path,
-            "its methods must be prompt(self, index, row) and grade(self, index, row, completion), "
-            "or prompt(self, index) and grade(self, index, text)",
+            "its methods must be prompt(self, index, row) and grade(self, index, row, completion), and "
+            "perhaps reply(self, index, row, conversation); or prompt(self, index) and grade(self, index, "
+            "text), and perhaps reply(self, index, conversation)",
         )
     loaded: Task = task
     return loaded
@@ -185,6 +195,12 @@ def takes_rows(task: Task) -> bool:
     return not isinstance(task, _ShortTask)
 
 
+def replies_of(task: Any) -> Callable[..., Any] | None:
+    """Return the task's ``reply``; None if it has none."""
+    reply: Callable[..., Any] | None = getattr(task, "reply", None)
+    return reply
+
+
 class _ShortTask:
     """A task of the short form, as one of the whole."""
 
@@ -192,6 +208,9 @@ class _ShortTask:
         self._task = task
         self.is_stateful = bool(getattr(task, "is_stateful", False))
         self.max_prompt_tokens = getattr(task, "max_prompt_tokens", None)
+        self.max_turns = getattr(task, "max_turns", None)
+        reply = replies_of(task)
+        self.reply = reply and (lambda index, row, conversation: reply(index, conversation))
 
     @property
     def prompts(self) -> int | None:

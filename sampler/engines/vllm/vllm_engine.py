@@ -28,7 +28,7 @@ from node.rollout import Finish
 from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.prompt_encoding import encode_prompt, encode_reply
 from sampler.engines.vllm.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
@@ -160,6 +160,13 @@ class VllmEngine:
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         return encode_prompt(self._tokenizer, prompt, template_arguments)
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return encode_reply(self._tokenizer, reply, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
