@@ -78,7 +78,8 @@ class SamplerConfig(BaseModel):
 
     allowed_graders: tuple[str, ...] = ()
     """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
-    may name. Each is called with row and completion."""
+    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
+    ``environment`` of the task ``verifiers``."""
 
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow

@@ -66,7 +66,7 @@ class RunTask:
             prompts_of(description, rows=rows, path=setup.path),
             description.max_prompt_tokens or PROMPT_TOKENS,
             description.max_turns,
-            setup.template_arguments,
+            {**description.template_arguments, **setup.template_arguments},
             graders,
         )
 

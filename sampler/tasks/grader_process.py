@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -66,6 +66,8 @@ class TaskDescription:
     """Longer prompts are set aside; None: only the model's own limit counts."""
     max_turns: int = 1
     """Turns of a completion at most; 1: the task does not reply."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, such as tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,12 @@ class Grader:
             problem = f"its attribute max_turns is {turns!r:.100}, not a number of 1 to {MOST_TURNS}"
         else:
             return TaskDescription(
-                prompts, bool(ready.get("is_stateful")), bool(ready.get("takes_rows")), longest, turns
+                prompts,
+                bool(ready.get("is_stateful")),
+                bool(ready.get("takes_rows")),
+                longest,
+                turns,
+                ready.get("template_arguments", {}),
             )
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)

@@ -42,6 +42,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
             "takes_rows": takes_rows(task),
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
             "max_turns": _max_turns(task),
+            "template_arguments": getattr(task, "template_arguments", {}),
         }
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))

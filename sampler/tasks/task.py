@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
 from node.extras import NeededPackage
-from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, VerifiersOptions, checked_options
 
 Message: TypeAlias = Mapping[str, str]
 """``{"role": ..., "content": ...}``, as chat templates take them."""
@@ -91,6 +91,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
     "jsonl": "sampler.tasks.jsonl_task:JsonlTask",
     "reasoning_gym": "sampler.tasks.reasoning_gym_task:ReasoningGymTask",
+    "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",
 }
 """Task name -> import path."""
 
@@ -122,17 +123,19 @@ def task_setup(
         checked = checked_options(name, options)
     except ValueError as error:
         raise _wrong_options(options, str(error)) from error
-    if isinstance(checked, JsonlOptions) and checked.grader not in (*GRADERS, *allowed_graders):
-        allowed = ", ".join(allowed_graders) or "nothing"
-        raise ConfigError(
-            key="coordinator.task_options.grader",
-            value=checked.grader,
-            source="the coordinator",
-            rule=f"sampler.allowed_graders has {allowed}",
-            fix="Add it there, where you trust it and have it installed, or change the task's options.",
-        )
+    if isinstance(checked, JsonlOptions) and checked.grader not in GRADERS:
+        _check_allowed("grader", checked.grader, allowed_graders)
+    if isinstance(checked, VerifiersOptions):
+        _check_allowed("environment", checked.loader, allowed_graders)
     if checked is not None and checked.package is not None:
-        NeededPackage(f"the run's task {name!r}", checked.package, extra="tasks").check()
+        NeededPackage(f"the run's task {name!r}", checked.package, extra=checked.extra).check()
+    if isinstance(checked, VerifiersOptions):
+        if not has_chat_template:
+            raise _wrong_options(
+                options,
+                "its prompts are messages, and this sampler's model has no chat template",
+            )
+        return TaskSetup(path, options, checked.template_arguments)
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:
@@ -143,6 +146,19 @@ def task_setup(
         )
     chat = checked.chat is not False and has_chat_template
     return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
+
+
+def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:
+    if code in allowed_graders:
+        return
+    allowed = ", ".join(allowed_graders) or "nothing"
+    raise ConfigError(
+        key=f"coordinator.task_options.{option}",
+        value=code,
+        source="the coordinator",
+        rule=f"sampler.allowed_graders has {allowed}",
+        fix="Add it there, where you trust it and have it installed, or change the task's options.",
+    )
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
@@ -209,6 +225,7 @@ class _ShortTask:
         self.is_stateful = bool(getattr(task, "is_stateful", False))
         self.max_prompt_tokens = getattr(task, "max_prompt_tokens", None)
         self.max_turns = getattr(task, "max_turns", None)
+        self.template_arguments = getattr(task, "template_arguments", {})
         reply = replies_of(task)
         self.reply = reply and (lambda index, row, conversation: reply(index, conversation))
 
