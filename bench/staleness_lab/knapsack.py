@@ -93,7 +93,7 @@ class Knapsack:
         return sacks.reward.mean(dim=(1, 2))
 
     def _policy(self, theta: Tensor, prompt: Tensor, room: Tensor, *, first: int) -> Tensor:
-        """Return [rows, n, G, t, 2], nats, from the room [rows, n, G, t] before the items from ``first`` on."""
+        """Return [rows, n, G, t, 2], nats, from the room [rows, n, G, t] before items from ``first`` on."""
         items = slice(first, first + room.shape[-1])
         weight = self._weight[prompt]
         to_come = weight.flip(-1).cumsum(-1).flip(-1)[..., items].unsqueeze(2)
