@@ -184,7 +184,7 @@ class CoordinatorConfig(BaseModel):
         if path is None or not (path.is_dir() or path.suffix == ".parquet"):
             return ()
         package = "datasets" if path.is_dir() else "pyarrow"
-        return (NeededPackage(f"coordinator.data.file = {str(path)!r}", package, extra="data"),)
+        return (NeededPackage("coordinator.data.file", str(path), package, extra="data"),)
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:
