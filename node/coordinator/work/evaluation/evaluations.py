@@ -219,7 +219,7 @@ class Evaluations:
     def given_back(
         self, holder: str, lease_ids: Iterable[str], failed: Iterable[FailedLease], *, now: float
     ) -> tuple[EvaluationChange | None, tuple[Failure, ...]]:
-        """Take leases back; return with them the faults of those that failed."""
+        """Release leases; return with them the faults of those that failed."""
         slots = {slot.number: slot for slot in self._leases.release(holder, self._own(lease_ids))}
         faults = []
         for lease in failed:
