@@ -108,13 +108,16 @@ class Evaluation:
     newest_version: int = 0
     """The versions that drew its tokens."""
     sampling: str = ""
-    """What else its sampling depended on and was not at its default, as JSON; empty: nothing."""
+    """What else its scores depend on and was not at its default, as JSON; empty: nothing.
+
+    The digest of the task's options is in it too: grader, answer and prompt are among them.
+    """
     metrics: str = ""
     """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
 
     @property
     def terms(self) -> EvaluationTerms:
-        """Its prompts and how they are sampled; scores are compared only where these are equal."""
+        """Its prompts and how they are sampled and graded; scores are compared only where these are equal."""
         return (
             self.first_prompt,
             self.prompts,

@@ -879,7 +879,9 @@ class Evaluation(_message.Message):
     first_prompt: _builtins.int
     """Index of the first held-out prompt in the task; the others follow."""
     sampling: _builtins.str
-    """What else its sampling depended on and was not at its default (top_p, top_k, min_p, stop), as JSON."""
+    """What else its scores depend on and was not at its default, as JSON: top_p, top_k, min_p, stop, and as
+    task_options the digest of the task's options.
+    """
     metrics: _builtins.str
     """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""
     def __init__(
