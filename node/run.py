@@ -146,6 +146,18 @@ class EvaluationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationNotice:
+    """What a heartbeat's answer tells a learner: versions of which it keeps the masters, or None."""
+
+    best: int | None = None
+    """As in ``EvaluationStatus``."""
+    under_way: int | None = None
+    announced: int = 0
+    """The newest announced version then, 0 before the first. An evaluation that has begun since is of this
+    version or a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One row of the lag table; fields as in membership.proto."""
 
