@@ -62,6 +62,8 @@ class StepReport:
     """Minus the mean learner logprob of the batch's tokens, nats."""
     recommended_staleness: RecommendedStaleness | None = None
     """As of this step. None: not worked out yet, or by an older learner."""
+    grader_metrics: dict[str, float] = field(default_factory=dict)
+    """What graders measured besides the reward, by name: the mean over the groups that have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,6 +259,7 @@ class TrainingState:
             gradient_norm=outcome.gradient_norm,
             step_s=step_s,
             surprisal_nats=outcome.surprisal_nats,
+            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
         return StepLine(
             at_s=self._clock.now(),
@@ -272,7 +273,6 @@ class TrainingState:
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
-            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
 
 

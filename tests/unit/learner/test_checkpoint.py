@@ -47,7 +47,12 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 def step_line(version: int) -> StepLine:
     numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    others = {"version": version, "staleness_max_versions": 1, "recommended_staleness": None}
+    others = {
+        "version": version,
+        "staleness_max_versions": 1,
+        "recommended_staleness": None,
+        "grader_metrics": {},
+    }
     report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
     return StepLine(
         at_s=1.5, report=report, tokens=9, flops=1e9, groups=(TrainedGroup("4.1", "sampler-a", 1),)

@@ -14,7 +14,9 @@ from support.waiting import until
 
 
 def step_line(version: int) -> StepLine:
-    report = StepReport(version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
+    report = StepReport(
+        version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7, grader_metrics={"words": 2.5}
+    )
     figures = BatchFigures(5.0, 10.5, 11, 3.0, 0.25, 0.5, 0.5)
     at_s = 1000.0 + version
     return StepLine(
@@ -25,7 +27,6 @@ def step_line(version: int) -> StepLine:
         groups=(),
         learning_rate=1e-3,
         figures=figures,
-        grader_metrics={"words": 2.5},
     )
 
 
