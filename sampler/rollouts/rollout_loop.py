@@ -109,9 +109,9 @@ class RolloutLoop:
         """Sample until ``stopping``, then submit what is finished.
 
         Raises:
-            ConfigError: this sampler does not know the run's task, cannot use its class, or task and data do
-                not fit each other.
-            StartupError: the task does not start, or its packages are not installed.
+            ConfigError: this sampler does not know the run's task, cannot use its class or lacks a package
+                that it needs, or task and data do not fit each other.
+            StartupError: the task does not start.
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()

@@ -113,8 +113,8 @@ def task_setup(
         allowed_graders: Import paths that an option may name.
         has_chat_template: Whether this sampler's model has one.
     Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
-        StartupError: it needs a package that is not installed here.
+        ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
+            package that it needs is not installed here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -128,7 +128,9 @@ def task_setup(
     if isinstance(checked, VerifiersOptions):
         _check_allowed("environment", checked.loader, allowed_graders)
     if checked is not None and checked.package is not None:
-        NeededPackage(f"the run's task {name!r}", checked.package, extra=checked.extra).check()
+        NeededPackage(
+            "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
+        ).check()
     if isinstance(checked, VerifiersOptions):
         if not has_chat_template:
             raise _wrong_options(

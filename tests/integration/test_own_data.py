@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import torch
 from transformers import AutoTokenizer
 
 from node.exit_code import ExitCode
-from node.rollout import RolloutGroup
-from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import HandDrain, running_hub
-from support.identity import MadeRun, make_run
-from support.learning import learn
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.learning import learn, trained
 from support.sampler import learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
@@ -25,28 +21,6 @@ from support.waiting import until
 ROWS = 20
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}-"
 GRADER = "support.graded_texts:share_of_digits"
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.fixture
@@ -62,18 +36,6 @@ def settings(tmp_path: Path) -> dict[str, Any]:
         "task_options": {"prompt": "question", "answer": "sum", "grader": "contains"},
         "max_staleness_versions": 500,
     }
-
-
-async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
-    """Train on each group by itself until there are so many; return them."""
-    received: list[RolloutGroup] = []
-    async with asyncio.timeout(30):
-        while len(received) < groups:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                received.append(group_from_wire(response.group.group))
-                await drain.step(len(received), received[-1].group_id)
-    return received
 
 
 async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are_too_long(

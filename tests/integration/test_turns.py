@@ -1,9 +1,6 @@
 """A game of several turns: real coordinator, sampler, engine, graders; a learner by hand and a real one."""
 
-import asyncio
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.exit_code import ExitCode
-from node.rollout import Completion, Finish, RolloutGroup, check_group
-from node.wire.rollouts import group_from_wire
+from node.rollout import Completion, Finish, check_group
 from sampler.engines.torch_engine import TorchEngine
 from support.guessing_task import Guessing, guessed
-from support.hub import HandDrain, running_hub
-from support.identity import MadeRun, make_run
-from support.learning import learn
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.learning import learn, trained
 from support.sampler import learning, sampling
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
@@ -31,42 +27,8 @@ SETTINGS = {"task": "game", "prompts": 10, "group_size": 4, "max_new_tokens": 40
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}-"
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
 def game(name: str = "Guessing") -> dict[str, str]:
     return {"game": f"support.guessing_task:{name}"}
-
-
-async def received(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
-    """Train on each group by itself until there are so many; return them."""
-    seen: list[RolloutGroup] = []
-    async with asyncio.timeout(40):
-        while len(seen) < groups:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                seen.append(group_from_wire(response.group.group))
-                await drain.step(len(seen), seen[-1].group_id)
-    return seen
 
 
 def parts_of(completion: Completion, base: TorchEngine) -> list[str]:
@@ -88,7 +50,7 @@ async def test_the_learner_gets_whole_games_and_the_logprobs_of_what_was_drawn_i
         learning(hub, base, model_dir) as learner,
         sampling(made, hub.address, model_dir, custom_tasks=game()) as sampler,
     ):
-        groups = await received(await learner.drain(credits=1000), groups=12)
+        groups = await trained(await learner.drain(credits=1000), groups=12)
         turns = sampler.value("completion_turns_sum") / sampler.value("completion_turns_count")
         assert sampler.value("reply_seconds_count") > 0
     assert turns > 1.5
@@ -130,7 +92,7 @@ async def test_a_chat_goes_on_as_its_template_writes_it(made: MadeRun, tmp_path:
         learning(hub, base, chatty) as learner,
         sampling(made, hub.address, chatty, custom_tasks=game()),
     ):
-        groups = await received(await learner.drain(credits=1000), groups=6)
+        groups = await trained(await learner.drain(credits=1000), groups=6)
     replies = {
         reply
         for group in groups
@@ -158,7 +120,7 @@ async def test_a_reply_that_fails_costs_its_prompt_an_attempt_and_the_run_goes_o
         learning(hub, base, model_dir) as learner,
         sampling(made, hub.address, model_dir, custom_tasks=game(name), grader_wall_limit_s=0.5) as sampler,
     ):
-        groups = await received(await learner.drain(credits=1000), groups=30)
+        groups = await trained(await learner.drain(credits=1000), groups=16)
         assert sampler.value("prompt_faults_total", reason=reason) >= 1
         assert sampler.value("prompt_faults_total", reason=reason) == sampler.value(
             "dropped_groups_total", reason="ungraded"

@@ -1,4 +1,4 @@
-"""A whole learner in the foreground of a test."""
+"""Learners in the foreground of a test: a whole one, and one by hand."""
 
 import asyncio
 from pathlib import Path
@@ -12,9 +12,12 @@ from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
+from node.rollout import RolloutGroup
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.wire.rollouts import group_from_wire
+from support.hub import HandDrain
 from support.identity import MadeRun
 from support.sampler import CLOCK
 
@@ -44,3 +47,15 @@ async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> E
 
     async with asyncio.timeout(60):
         return await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+
+
+async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
+    """Train on each group by itself until there are so many; return them."""
+    received: list[RolloutGroup] = []
+    async with asyncio.timeout(30):
+        while len(received) < groups:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                received.append(group_from_wire(response.group.group))
+                await drain.step(len(received), received[-1].group_id)
+    return received
