@@ -70,13 +70,15 @@ class TurnTaking:
     ) -> tuple[GroupInTurns, list[Conversation]] | None:
         """Add the turns of a finished request; return its group and what waits for a reply.
 
-        None if the group was cancelled meanwhile.
+        None if the group was cancelled meanwhile, even if its lease has come again.
         """
         lease_id, number = split_request_id(finished.request_id)
         group = self._groups.get(lease_id)
         if group is None:
             return None
         speaking = group.conversations if number is None else (group.conversations[number],)
+        if any((conversation.turns == 0) != (number is None) for conversation in speaking):
+            return None
         for conversation, drawn in zip(speaking, finished.completions, strict=True):
             text = text_before_stop(self._engine.decode(drawn.token_ids), group.job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
