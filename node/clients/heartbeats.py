@@ -18,7 +18,7 @@ from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
 from node.rpc.channel import ConnectionLost, classified
-from node.run import StepReport
+from node.run import EvaluationNotice, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
 from node.wire.members import metric_families_to_wire, revocations_from_wire, step_report_to_wire
@@ -69,8 +69,7 @@ class Heartbeats:
     Attributes:
         clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
         longest_lag_versions: A learner is told how far the farthest sampler is behind; others: 0.
-        best_version: A learner is told which version did best on held-out prompts; None: none was evaluated.
-        evaluating_version: Likewise, which one is under evaluation; None: none.
+        evaluations: What a learner is told of them; others: nothing.
     """
 
     def __init__(
@@ -91,8 +90,7 @@ class Heartbeats:
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
-        self.best_version: int | None = None
-        self.evaluating_version: int | None = None
+        self.evaluations = EvaluationNotice()
 
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
@@ -132,9 +130,11 @@ class Heartbeats:
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
-        self.best_version = answer.best_version if answer.HasField("best_version") else None
-        is_evaluating = answer.HasField("evaluating_version")
-        self.evaluating_version = answer.evaluating_version if is_evaluating else None
+        self.evaluations = EvaluationNotice(
+            best=answer.best_version if answer.HasField("best_version") else None,
+            under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
+            announced=answer.head.number,
+        )
         self._note_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))

@@ -20,6 +20,7 @@ from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.errors import StartupError
 from node.rollout import Completion, Verdict
+from node.run import EvaluationNotice
 from support.groups import SAMPLING, make_completion
 from support.scripted_hub import scripted_hub
 from support.training_loop import BATCH, RUN, RunningLearner, learner
@@ -256,7 +257,7 @@ async def test_the_best_version_is_that_of_the_best_window_until_versions_are_ev
             assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
             assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
             await until(lambda: running.shown("best_version") == 2)
-        told = {"evaluations": (3, 4), "stop_window_versions": 2}
+        told = {"evaluations": EvaluationNotice(best=3, under_way=4, announced=5), "stop_window_versions": 2}
         async with learner(hub, model_dir, tmp_path, **told) as running:  # type: ignore[arg-type]
             for version in (4, 5):
                 await train(running, version, 0.9)

@@ -24,13 +24,14 @@ from node.clock import SystemClock
 from node.identity.peer import Peer
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role, RunSettings
+from node.run import EvaluationNotice, Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
 from support.groups import SAMPLING, make_group
 from support.scripted_hub import ScriptedHub
 from support.step_settings import make_step_settings
 
 BATCH = 2
+NOT_EVALUATED = EvaluationNotice()
 RUN = RunSettings(
     task="addition",
     group_size=2,
@@ -77,7 +78,7 @@ async def learner(
     quarantine_mismatch_nats: float = math.inf,
     stop_at_reward: float | None = None,
     stop_window_versions: int = 16,
-    evaluations: tuple[int | None, int | None] = (None, None),
+    evaluations: EvaluationNotice = NOT_EVALUATED,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()

@@ -17,7 +17,7 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
-from node.run import Role
+from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import MetricFamily, MetricSample
 
 HELD = PolicyVersion(3, b"r" * 16)
@@ -208,16 +208,17 @@ async def test_what_was_repaired_before_the_answer_came_is_not_repaired_again() 
 async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluation() -> None:
     hub = Hub()
     hub.repeats = True
-    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8)
+    head = common_pb2.PolicyVersion(number=9)
+    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8, head=head)
     async with serving(hub) as port, peering(port) as peer:
-        assert (peer.client.best_version, peer.client.evaluating_version) == (None, None)
+        assert peer.client.evaluations == EvaluationNotice()
         while (await hub.heartbeats.get()).sequence < 2:
             pass
-        assert (peer.client.best_version, peer.client.evaluating_version) == (0, 8)
+        assert peer.client.evaluations == EvaluationNotice(best=0, under_way=8, announced=9)
         hub.answer = membership_pb2.HeartbeatResponse(best_version=8)
         for _ in range(3):
             await hub.heartbeats.get()
-        assert (peer.client.best_version, peer.client.evaluating_version) == (8, None)
+        assert peer.client.evaluations == EvaluationNotice(best=8)
 
 
 async def test_a_verdict_told_again_is_passed_on_once() -> None:
