@@ -78,6 +78,17 @@ def reference_penalty(
     return weight * huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=3.0)
 
 
+def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Estimate KL(p || q) token by token, from tokens drawn from q: r log r - r + 1, r = p/q.
+
+    Unbiased and >= 0, but as wide as the weights: r log r has no bound.
+
+    Args, returns, raises: as ``kl_behaviour_learner``.
+    """
+    log_ratio = bounded(_log_ratio(learner_logprob, behaviour_logprob))
+    return log_ratio.exp() * log_ratio - torch.expm1(log_ratio)
+
+
 def kl_learner_reference(
     learner_logprob: Tensor, reference_logprob: Tensor, behaviour_logprob: Tensor
 ) -> Tensor:
@@ -99,6 +110,15 @@ def kl_learner_reference(
     from_learner = bounded(-_log_ratio(learner_logprob, reference_logprob))
     weight = bounded_ratio(_log_ratio(learner_logprob, behaviour_logprob))
     return weight * (torch.expm1(from_learner) - from_learner)
+
+
+def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Estimate chi^2(q || p) token by token, from tokens drawn from q: q/p - 1. A gauge, never a penalty.
+
+    Returns:
+        [...], dimensionless, without gradient; its mean is >= 0, one token's may be -1.
+    """
+    return torch.expm1(bounded(-_log_ratio(learner_logprob.detach(), behaviour_logprob)))
 
 
 def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, mask: Tensor) -> Tensor:

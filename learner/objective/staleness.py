@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from learner.objective.divergence import group_sample_size_ratio
+from learner.objective.divergence import effective_sample_size_ratio, group_sample_size_ratio
 from learner.objective.groups import Groups
 
 
@@ -64,12 +64,28 @@ def sample_size_discount(log_ratio: Tensor, groups: Groups) -> Tensor:
     return group_sample_size_ratio(log_ratio, groups)
 
 
-def sequence_learning_rate_factor(log_ratio: Tensor) -> float:
-    """Return sqrt(ESS / B) of whole completions' weights p/q, a factor on the learning rate.
+def learning_rate_factor(weight: Tensor) -> float:
+    """Return sqrt(min(1, ESS / B)), by which VCPO multiplies the learning rate of a step.
 
-    Neither truncated nor normalised by length, as published: the weight of the update may be truncated, the
-    sample size is that of the whole ratio. It falls with length, and ends at 1/sqrt(B), which is one
-    completion in effect.
+    Args:
+        weight: [B], >= 0, at least one > 0.
+
+    Returns:
+        In [1 / sqrt(B), 1].
+
+    Raises:
+        ValueError: there are no weights, or all are 0.
+
+    Source: VCPO, arXiv:2602.17616, section 4.
+    """
+    return math.sqrt(effective_sample_size_ratio(weight))
+
+
+def sequence_learning_rate_factor(log_ratio: Tensor) -> float:
+    """Return the factor of whole completions' weights p/q, neither truncated nor normalised by length.
+
+    As published: the weight of the update may be truncated, the sample size is that of the whole ratio.
+    It falls with length, and ends at 1/sqrt(B), which is one completion in effect.
 
     Args:
         log_ratio: [B], nats, sums over each completion's tokens; of any size.

@@ -42,6 +42,7 @@ class PeerReports:
     """What each heartbeat reports, asked anew for each; all called on the event loop's thread."""
 
     held: Callable[[], PolicyVersion | None]
+    """Asked again when an answer says that it must be repaired."""
     waits_for: Callable[[], str]
     metrics: Callable[[], tuple[MetricFamily, ...]]
     running_leases: Callable[[], Sequence[str]] = tuple
@@ -57,6 +58,7 @@ class Notices:
     verdict: Callable[[GroupVerdict], None] = lambda _: None
     lost_leases: Callable[[Sequence[str]], None] = lambda _: None
     must_repair: Callable[[], None] = lambda: None
+    """What the peer holds is not as signed."""
     revocations: Callable[[Revocations], None] = lambda _: None
     """Relays: who is shut out now. Called in a thread: it may write a file."""
 
@@ -117,10 +119,10 @@ class Heartbeats:
             stream.cancel()
 
     async def _send_one(self, stream: _Stream, sequence: int) -> None:
-        sent_at_s = self._clock.now()
+        sent_at_s, held = self._clock.now(), self._reports.held()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await stream.write(self._request(sequence, sent_at_s))
+                await stream.write(self._request(sequence, sent_at_s, held))
                 answer = await stream.read()
         except TimeoutError:
             raise ConnectionLost(f"no answer to heartbeat {sequence} within {ANSWER_TIMEOUT_S} s") from None
@@ -136,18 +138,21 @@ class Heartbeats:
         self._note_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))
-        if answer.must_repair:
+        # Unless what it reported was repaired or replaced since.
+        if answer.must_repair and self._reports.held() == held:
             self._notices.must_repair()
         if answer.HasField("revocations"):
             await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
 
-    def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
+    def _request(
+        self, sequence: int, sent_at_s: float, held: PolicyVersion | None
+    ) -> membership_pb2.HeartbeatRequest:
         step = self._reports.step_report()
         revocations = self._reports.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
-            held=optional_version_to_wire(self._reports.held()),
+            held=optional_version_to_wire(held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
             metrics=metric_families_to_wire(self._reports.metrics()),

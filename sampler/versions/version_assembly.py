@@ -28,7 +28,7 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
-from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, Spares, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
 
 
@@ -40,7 +40,6 @@ class VersionAssembly(ABC):
         manifest: Verified.
         base: What the payloads start from; for a keyframe whatever is held.
         payloads: Where payloads outlive the process; None: nowhere.
-        weights: What ``apply`` changes.
         digests: ``words_digest`` of every frame that was verified.
 
     Raises:
@@ -54,7 +53,6 @@ class VersionAssembly(ABC):
     base: ModelWords
     base_version: PolicyVersion
     payloads: LoggedArtifact | None
-    weights: LiveWords
     digests: list[int] = field(init=False)
     _verified: NDArray[np.bool_] = field(init=False)
 
@@ -199,15 +197,17 @@ class SpareAssembly(VersionAssembly):
     """A version assembled in a second copy, which becomes the live one by a change of pointers.
 
     Attributes:
+        spares: What ``apply`` swaps with.
         spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
             live before.
     """
 
     _: KW_ONLY
+    spares: Spares
     spare: ModelWords
 
     def apply(self) -> None:
-        self.spare = self.weights.swap(self.spare)
+        self.spare = self.spares.swap(self.spare)
 
     def _final_digests(self) -> Sequence[int]:
         # Read the copy again: something else may have written to it meanwhile.
@@ -229,8 +229,14 @@ class SpareAssembly(VersionAssembly):
 
 @dataclass(eq=False, repr=False)
 class InPlaceAssembly(VersionAssembly):
-    """A version verified frame by frame in scratch memory, then written over the live one."""
+    """A version verified frame by frame in scratch memory, then written over the live one.
 
+    Attributes:
+        weights: What ``apply`` writes over.
+    """
+
+    _: KW_ONLY
+    weights: LiveWords
     _from_base: set[int] = field(init=False, default_factory=set)
     _from_payload: set[int] = field(init=False, default_factory=set)
     _unkept: dict[int, bytes] = field(init=False, default_factory=dict)

@@ -41,7 +41,6 @@ from node.telemetry.metrics import NodeMetrics
 from support.groups import SAMPLING, make_completion, make_group
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 BATCH = 2
@@ -56,11 +55,6 @@ RUN = RunSettings(
     sampling=SAMPLING,
 )
 STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=256)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,10 @@ from learner.objective.advantage import (
 )
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import (
+    chi_square_behaviour_learner,
     completion_divergence,
     group_sample_size_ratio,
+    kl_learner_behaviour,
     kl_learner_reference,
     kl_penalty,
 )
@@ -48,8 +50,9 @@ from learner.objective.importance import (
     log_linear_proximal,
 )
 from learner.objective.registry import load_objective
-from learner.objective.slow_fast import reposition, slow_fast_step
+from learner.objective.slow_fast import EntropySwitch, reposition, slow_fast_step
 from learner.objective.staleness import (
+    learning_rate_factor,
     polynomial_discount,
     sample_size_discount,
     sequence_learning_rate_factor,
@@ -199,7 +202,8 @@ def test_trust_in_the_group_follows_its_effective_sample_size() -> None:
 
 
 def test_the_learning_rate_follows_the_effective_sample_size() -> None:
-    assert sequence_learning_rate_factor(column(3, 3)) == 1.0
+    assert math.isclose(learning_rate_factor(column(1, 1, 1, 5)), 0.755929, abs_tol=1e-6)
+    assert learning_rate_factor(column(3, 3)) == 1.0
     # Of whole completions, whose weights may be beyond any float: only their quotients count.
     assert math.isclose(sequence_learning_rate_factor(log(1, 1, 1, 5) + 4e5), 0.755929, abs_tol=1e-6)
     assert math.isclose(sequence_learning_rate_factor(column(0, -1e4, -1e4, -1e4)), 0.5)
@@ -224,6 +228,22 @@ def test_slow_fast_on_a_parabola() -> None:
     slow_fast_step([theta], step, fast_steps=3, reposition_share=0.8)
     assert seen == pytest.approx([1, 0.9, 0.81, 0.7832])
     assert float(theta) == pytest.approx(0.70488)
+
+
+def test_fast_steps_end_for_good_when_the_entropy_jumps() -> None:
+    """(1, 1, 2): mean 4/3, deviation sqrt(2)/3, score sqrt(2)."""
+    switch = EntropySwitch(window=3, threshold=1.0).observe(1.0).observe(1.0)
+    assert switch.score == 0.0
+    falling = switch.observe(0.5)
+    assert falling.score == pytest.approx(-math.sqrt(2))
+    assert falling.is_on
+    jumped = switch.observe(2.0)
+    assert jumped.score == pytest.approx(math.sqrt(2))
+    assert not jumped.is_on
+    calm = jumped.observe(2.0).observe(2.0)
+    assert calm.entropies == (2.0, 2.0, 2.0)
+    assert calm.score == 0.0
+    assert not calm.is_on
 
 
 def test_a_reposition_of_nothing_is_a_return() -> None:
@@ -484,11 +504,14 @@ def under(q: Tensor, values: Tensor) -> float:
     return float((q.exp() * values).sum())
 
 
-def test_a_divergence_averages_to_its_name() -> None:
-    """An expectation under q, taken exactly over a three-letter alphabet."""
+def test_divergences_average_to_their_names() -> None:
+    """Expectations under q, taken exactly over a three-letter alphabet."""
+    assert under(Q, kl_learner_behaviour(P, Q)) == pytest.approx(float((P.exp() * (P - Q)).sum()))
     assert under(Q, kl_learner_reference(P, REFERENCE, Q)) == pytest.approx(
         float((P.exp() * (P - REFERENCE)).sum())
     )
+    chi = float(((Q.exp() - P.exp()) ** 2 / P.exp()).sum())
+    assert under(Q, chi_square_behaviour_learner(P, Q)) == pytest.approx(chi)
 
 
 @pytest.mark.parametrize("other", [Q, REFERENCE])
@@ -498,8 +521,11 @@ def test_penalties_average_to_the_gradient_of_the_divergence(other: Tensor) -> N
     learner = torch.log_softmax(logits, 0)
     exact = torch.autograd.grad((learner.exp() * (learner - other)).sum(), logits, retain_graph=True)[0]
     estimate = kl_learner_reference(learner, other, Q)
-    (estimated,) = torch.autograd.grad((Q.exp() * estimate).sum(), logits)
+    (estimated,) = torch.autograd.grad((Q.exp() * estimate).sum(), logits, retain_graph=True)
     torch.testing.assert_close(estimated, exact, rtol=1e-10, atol=1e-12)
+    if other is Q:
+        again = torch.autograd.grad((Q.exp() * kl_learner_behaviour(learner, Q)).sum(), logits)[0]
+        torch.testing.assert_close(again, exact, rtol=1e-10, atol=1e-12)
 
 
 def test_the_penalty_is_k3_up_to_twice_the_ratio_and_its_tangent_beyond() -> None:

@@ -36,6 +36,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         self.refuse_join: Reason | None = None
         self.refuse_heartbeat: Reason | None = None
         self.answers = True
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.repeats = False
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
@@ -65,6 +67,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
             if self.refuse_heartbeat is not None:
                 reason, self.refuse_heartbeat = self.refuse_heartbeat, None
                 await refuse(context, reason)
+            await self.may_answer.wait()
             if self.answers:
                 answer = membership_pb2.HeartbeatResponse(
                     sequence=request.sequence,
@@ -102,6 +105,7 @@ class Peering:
 
     def __init__(self, port: int, **notices: Callable[..., None]) -> None:
         self.readies = 0
+        self.held = HELD
         self.stopping = asyncio.Event()
         self.channel = dial(
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
@@ -110,7 +114,7 @@ class Peering:
             self.channel,
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
             reports=PeerReports(
-                held=lambda: HELD,
+                held=lambda: self.held,
                 waits_for=lambda: "prompt lease",
                 metrics=lambda: (FAMILY,),
                 running_leases=lambda: ("5.1",),
@@ -183,6 +187,22 @@ async def test_verdicts_lost_leases_and_repairs_are_passed_on() -> None:
         assert await verdicts.get() == GroupVerdict("4.1", Verdict.STALE, "late")
         assert await lost.get() == ("5.1",)
         await repair.wait()
+
+
+async def test_what_was_repaired_before_the_answer_came_is_not_repaired_again() -> None:
+    hub, repaired, repairs = Hub(), PolicyVersion(HELD.number, b"s" * 16), list[PolicyVersion]()
+    hub.may_answer.clear()
+    async with serving(hub) as port, peering(port, must_repair=lambda: repairs.append(peer.held)) as peer:
+        assert (await hub.heartbeats.get()).held.root == HELD.root
+        peer.held, hub.answer = repaired, membership_pb2.HeartbeatResponse(must_repair=True)
+        hub.may_answer.set()
+        # A heartbeat acknowledges the answer to the one before.
+        assert (await hub.heartbeats.get()).held.root == repaired.root
+        assert repairs == []
+        hub.answer = membership_pb2.HeartbeatResponse(must_repair=True)
+        for _ in range(3):
+            await hub.heartbeats.get()
+        assert repairs == [repaired]
 
 
 async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluation() -> None:
