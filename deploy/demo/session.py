@@ -29,15 +29,11 @@ class Session(RunSession):
             ChildError: one did not start.
         """
         await self.make_run(configurations(self._plan, self._directory, self.ports))
+        listen, target = self.ports.others[LINK], self.ports.members
         await self._children.start(
             LINK,
             *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self._plan.seed)),
-            *(
-                "--listen",
-                f"127.0.0.1:{self.ports.others[LINK]}",
-                "--target",
-                f"127.0.0.1:{self.ports.members}",
-            ),
+            *("--listen", f"127.0.0.1:{listen}", "--target", f"127.0.0.1:{target}"),
             environ={},
         )
         async with asyncio.TaskGroup() as group:
