@@ -79,7 +79,7 @@ async def _train(
 ) -> Outcome:
     session = RunSession(
         directory,
-        samplers=tuple(plan.samplers),
+        enrolled=tuple(plan.samplers),
         children=children,
         recipe=plan.recipe_files,
         pythons=plan.pythons,
@@ -90,7 +90,7 @@ async def _train(
     await session.start(COORDINATOR, environ={})
     for name in plan.samplers:
         await session.let_in(name)
-    await session.start_trainers()
+    await session.start_others()
     view.say("all processes serve")
     observer = session.observer(began_s=began_s)
     await session.watch(observer, view.show, poll_s=POLL_S, stall_s=STALL_S, seconds=plan.seconds)
