@@ -63,6 +63,11 @@ class TaskOptions(BaseModel):
     """Whether its prompts are the rows of ``[coordinator.data]``."""
 
     @property
+    def columns(self) -> Mapping[str, str]:
+        """Option -> the column that it names, which rows need."""
+        return {}
+
+    @property
     def package(self) -> str | None:
         """The package of the extra ``tasks`` that samplers need."""
         return None
@@ -111,6 +116,11 @@ class JsonlOptions(PromptOptions):
     """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
     worth. ``package.module:function`` is called with row and completion, where samplers have it in
     ``sampler.allowed_graders``."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        question = {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+        return question | ({"answer": self.answer} if self.grader in GRADERS else {})
 
     @property
     def package(self) -> str | None:
