@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.extras import NeededPackage
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
+from sampler.tasks.judge_endpoint import JudgeEndpoint
 
 
 def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -80,6 +82,9 @@ class SamplerConfig(BaseModel):
     """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
     may name. Each is called with row and completion."""
 
+    judge: JudgeEndpoint | None = None
+    """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
+
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
     or hangs. With fewer, prompts that hang delay the others; each process holds the task's data in memory."""
@@ -97,3 +102,8 @@ class SamplerConfig(BaseModel):
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """Return what these settings need beside the engine."""
+        return (NeededPackage("sampler.judge", "httpx", extra="judge"),) if self.judge is not None else ()
