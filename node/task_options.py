@@ -25,7 +25,7 @@ from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-GRADERS: Final = ("exact", "contains", "number", "math_verify", "judge")
+GRADERS: Final = ("exact", "contains", "number", "math_verify", "judge", "code")
 
 JUDGE_FIELD: Final = re.compile(r"\{(question|answer|completion)\}")
 
@@ -148,7 +148,35 @@ class JudgeOptions(BaseModel):
         return self
 
 
-TABLES: Final[Mapping[str, type[BaseModel]]] = {"judge": JudgeOptions}
+class CodeOptions(BaseModel):
+    """How a program that the policy wrote is tested, in a sandbox, where ``sampler.run_code`` allows it.
+
+    The program is the completion's last fenced block, or all of it; the tests are the column ``answer``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tests: Literal["asserts", "stdin"] = "asserts"
+    """``asserts``: Python source with asserts, or a list of them (MBPP, HumanEval); each is a test.
+    ``stdin``: inputs and outputs (APPS, LiveCodeBench), each pair a run of the program."""
+    setup: str | None = None
+    """Column with source that comes before the asserts, such as imports."""
+    entry_point: str | None = None
+    """Column with the name of the function that the asserts of a function ``check`` are about (HumanEval)."""
+    prefix: str | None = None
+    """Column with the source that the completion continues, such as the prompt itself (HumanEval)."""
+    reward: Literal["share", "all"] = "share"
+    """The share of the tests that passed, or 1 if all did, else 0."""
+    time_limit_s: int = Field(default=2, ge=1, le=60)
+    """CPU time of a run. After the first that takes longer, the others count as failed. All together get
+    twice as much of wall time, and a second a run to start."""
+    memory_limit_bytes: int = Field(default=512 << 20, ge=64 << 20, le=16 << 30)
+    """Address space of the program."""
+    most_tests: int = Field(default=10, ge=1, le=256)
+    """Pairs of input and output that are run, the first ones. Asserts all are."""
+
+
+TABLES: Final[Mapping[str, type[BaseModel]]] = {"judge": JudgeOptions, "code": CodeOptions}
 """Option that is a table -> its keys."""
 
 
@@ -165,15 +193,19 @@ class JsonlOptions(PromptOptions):
     """Column with the right answer."""
     grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
     """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
-    worth; ``judge`` asks a model. ``package.module:function`` is called with row and completion, where
-    samplers have it in ``sampler.allowed_graders``."""
+    worth; ``judge`` asks a model; ``code`` runs tests. ``package.module:function`` is called with row and
+    completion, where samplers have it in ``sampler.allowed_graders``."""
     judge: JudgeOptions | None = None
     """Of the grader ``judge``: a table [coordinator.task_options.judge]."""
 
+    code: CodeOptions | None = None
+    """Of the grader ``code``: a table [coordinator.task_options.code]."""
+
     @model_validator(mode="after")
     def _has_the_graders_options(self) -> Self:
-        if (self.judge is not None) is not (self.grader == "judge"):
-            raise ValueError("grader = 'judge' and the table judge go together: set both or neither")
+        for name in TABLES:
+            if (getattr(self, name) is not None) is not (self.grader == name):
+                raise ValueError(f"grader = {name!r} and the table {name} go together: set both or neither")
         return self
 
     @property

@@ -85,6 +85,10 @@ class SamplerConfig(BaseModel):
     judge: JudgeEndpoint | None = None
     """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
 
+    run_code: bool = False
+    """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
+    ``code``. Needs bubblewrap and user namespaces."""
+
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
     or hangs. With fewer, prompts that hang delay the others; each process holds the task's data in memory."""

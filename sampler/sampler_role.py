@@ -198,7 +198,12 @@ async def build(context: RoleContext) -> list[Service]:
             custom=config.custom_tasks,
             allowed_graders=config.allowed_graders,
             has_chat_template=bool(chat_template(config.model_dir)),
-            local_graders=LocalGraders(judge=config.judge, wall_limit_s=config.grader_wall_limit_s),
+            local_graders=LocalGraders(
+                judge=config.judge,
+                run_code=config.run_code,
+                wall_limit_s=config.grader_wall_limit_s,
+                memory_limit_bytes=config.grader_memory_limit_bytes,
+            ),
         ),
         make_graders=lambda setup: GraderPool(
             lambda: Grader(

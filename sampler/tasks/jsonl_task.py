@@ -7,7 +7,9 @@ from typing import Any
 
 from node.task_options import JsonlOptions
 from sampler.tasks.answer_graders import BUILT_IN
-from sampler.tasks.grader_outage import Outage
+from sampler.tasks.code.code_grader import CodeGrader
+from sampler.tasks.code.sandbox import find_sandbox
+from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.question import answer_of, asked
 from sampler.tasks.task import CompletionText, Graded, Message, Row
@@ -36,6 +38,10 @@ class JsonlTask:
                 given.judge, endpoint, group_limit_s=local["group_limit_s"], outages=self.outages
             )
             self._grade_group = self._judged
+        elif given.code is not None:
+            assert local is not None, "task_setup has tried the sandbox"
+            self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
+            self._grade_group = self._tested
         elif given.grader in BUILT_IN:
             self._grade_group = self._compared
         else:
@@ -75,6 +81,28 @@ class JsonlTask:
         for answer in answers:
             reward, score = (0.0, self._options.judge.lowest) if answer is None else next(judged)
             grades.append((reward, {"judge_score": score}))
+        return grades
+
+    def _tested(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        assert self._options.code is not None
+        # What continues a prefix keeps its indentation.
+        texts = [
+            completion.text
+            if self._options.answer_from == "text"
+            else answer_of(completion, self._options) or ""
+            for completion in completions
+        ]
+        grades: list[Graded] = []
+        try:
+            verdicts = self._code_grader.verdicts(row, _column(row, self._options.answer), texts)
+        except GraderOutageError as error:
+            self.outages[error.outage] += 1
+            raise
+        for verdict in verdicts:
+            share = verdict.passed / verdict.tests
+            reward = share if self._options.code.reward == "share" else float(share == 1.0)
+            metrics = {"passed": share, "timed_out": verdict.timed_out, "crashed": verdict.crashed}
+            grades.append((reward, metrics))
         return grades
 
 

@@ -76,7 +76,7 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
         "task_options: Value error, promt: task 'jsonl' has no such option, known are system"
     )
     assert (
-        "grader: must be exact, contains, number, math_verify, judge, or package.module:function"
+        "grader: must be exact, contains, number, math_verify, judge, code, or package.module:function"
         in problem(task="jsonl", data=ROWS, task_options={"grader": "exakt"})
     )
     judge = {"model": "wise", "template": "{completion}", "score_key": "score"}
@@ -93,6 +93,14 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
         ),
     ]:
         options = {"grader": "judge", "judge": wrong}
+        assert said in problem(task="jsonl", data=ROWS, task_options=options)
+    for code, said in [
+        (None, "grader = 'code' and the table code go together: set both or neither"),
+        ({"tests": "unittest"}, "code.tests: Input should be 'asserts' or 'stdin'"),
+        ({"time_limit_s": 0}, "code.time_limit_s: Input should be greater than or equal to 1"),
+        ({"network": True}, "code.network: task 'jsonl' has no such option, known are tests, setup"),
+    ]:
+        options = {"grader": "code", "code": code}
         assert said in problem(task="jsonl", data=ROWS, task_options=options)
     assert problem(task="reasoning_gym") == "task_options: Value error, dataset: Field required"
     assert "known are none" in problem(task="addition", task_options={"digits": 2})

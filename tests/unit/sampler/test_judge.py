@@ -221,7 +221,12 @@ def setup(
         allowed_graders=(),
         has_chat_template=False,
         group_size=group_size,
-        local_graders=LocalGraders(JudgeEndpoint.model_validate(given), wall_limit_s),
+        local_graders=LocalGraders(
+            JudgeEndpoint.model_validate(given),
+            run_code=False,
+            wall_limit_s=wall_limit_s,
+            memory_limit_bytes=1 << 30,
+        ),
     )
 
 
