@@ -24,7 +24,7 @@ from sampler.tasks.code.sandbox import Sandbox, memory_file
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 
 START_S: Final = 1.0
-"""Time for a sandbox and its Python to start: 0.1 s on an idle machine, six times as much on a busy one."""
+"""Time for a sandbox and its Python to start: 0.2 to 0.4 s on two cores with a load of 20."""
 
 PACE: Final = 2.0
 """Wall time that a program gets for a second of CPU time: it may have to share a core."""
