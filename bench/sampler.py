@@ -264,13 +264,15 @@ class Ours:
         """Return what puts the words that are there in place once more, as those of another version."""
         weights, layout = self._engine.weights, self._engine.layout
         words = ArrayWords(np.concatenate([weights.live.read(frame) for frame in layout.frames]))
-        spares = [weights.new_spare()] if self._has_spare else []
-        for spare in spares:
+        spares = weights.spares if self._has_spare else None
+        spare = spares and spares.new_spare()
+        if spare:
             copy_words(words, spare, layout=layout)
 
         def change() -> None:
-            if spares:
-                spares.append(weights.swap(spares.pop()))
+            nonlocal spare
+            if spares and spare:
+                spare = spares.swap(spare)
             else:
                 copy_words(words, weights.live, layout=layout)
                 weights.settle()

@@ -212,7 +212,7 @@ class _Case:
             base=weights.live,
             base_version=self._base,
             payloads=payloads,
-            weights=weights,
+            spares=weights,
             spare=weights.new_spare() if self._spare is None else self._spare,
         )
 

@@ -109,5 +109,10 @@ class SamplerConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """Return what these settings need beside the engine."""
-        return (NeededPackage("sampler.judge", "httpx", extra="judge"),) if self.judge is not None else ()
+        """What these settings need beyond torch."""
+        needed = []
+        if self.engine == "vllm":
+            needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))
+        if self.judge is not None:
+            needed.append(NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"))
+        return tuple(needed)

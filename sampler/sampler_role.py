@@ -101,7 +101,7 @@ async def build(context: RoleContext) -> list[Service]:
     held_version = HeldVersion(
         engine.weights,
         layout=engine.layout,
-        in_place=config.apply == "in_place" or engine.weights.in_place_only,
+        in_place=config.apply == "in_place",
         hand_over=engine_thread.hand_over,
         saved=SavedPolicy(
             context.state_dir,

@@ -66,8 +66,6 @@ class TimedDisk(SavedPolicy):
 class LiveArray:
     """The live words of a sampler that computes nothing. See ``sampler.engines.model_words.LiveWords``."""
 
-    in_place_only = False
-
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)
         self._words = words.size
@@ -75,6 +73,10 @@ class LiveArray:
     @property
     def live(self) -> ModelWords:
         return self._live
+
+    @property
+    def spares(self) -> "LiveArray":
+        return self
 
     def new_spare(self) -> ModelWords:
         return ArrayWords(np.empty(self._words, np.uint16))

@@ -34,21 +34,8 @@ class ModelWords(Protocol):
         ...
 
 
-class LiveWords(Protocol):
-    """The words an engine computes with, and how they are replaced between two decode steps.
-
-    ``new_spare`` and ``swap`` are not called where versions are written in place.
-    """
-
-    @property
-    def in_place_only(self) -> bool:
-        """Whether a version can only be written over the live one."""
-        ...
-
-    @property
-    def live(self) -> ModelWords:
-        """The version computed with. Read it at any time; write to it only between two steps."""
-        ...
+class Spares(Protocol):
+    """Copies of the weights beside the live one, to assemble a version in."""
 
     def new_spare(self) -> ModelWords:
         """Allocate room for another version."""
@@ -56,6 +43,20 @@ class LiveWords(Protocol):
 
     def swap(self, spare: ModelWords) -> ModelWords:
         """Compute with ``spare`` from now on, between two steps; return what was computed with before."""
+        ...
+
+
+class LiveWords(Protocol):
+    """The words an engine computes with, and how they are replaced between two decode steps."""
+
+    @property
+    def live(self) -> ModelWords:
+        """The version computed with. Read it at any time; write to it only between two steps."""
+        ...
+
+    @property
+    def spares(self) -> Spares | None:
+        """Where a version can be assembled beside the live one; None: it is written over it."""
         ...
 
     def settle(self) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
-from sampler.engines.model_words import LiveWords, ModelWords
+from sampler.engines.model_words import LiveWords, ModelWords, Spares
 
 logger = logging.getLogger(__name__)
 
@@ -117,18 +117,12 @@ class _RestartableWords:
         self._engine = engine
 
     @property
-    def in_place_only(self) -> bool:
-        return self._engine.current.weights.in_place_only
-
-    @property
     def live(self) -> ModelWords:
         return self._engine.current.weights.live
 
-    def new_spare(self) -> ModelWords:
-        return self._engine.current.weights.new_spare()
-
-    def swap(self, spare: ModelWords) -> ModelWords:
-        return self._engine.current.weights.swap(spare)
+    @property
+    def spares(self) -> Spares | None:
+        return self._engine.current.weights.spares
 
     def settle(self) -> None:
         self._engine.current.weights.settle()

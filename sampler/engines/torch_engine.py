@@ -21,10 +21,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, RefusedError, StartupError
-from node.tokenizer import tokenizer_digest
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
@@ -33,7 +32,7 @@ from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
 from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -84,9 +83,8 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._digest = tokenizer_digest(model_dir)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+            self._tokenizer = ModelTokenizer(model_dir)
             stored = StoredDtypes.of(model_dir)
             self._model = _load_model(model_dir, compute_dtype)
             self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
@@ -120,8 +118,8 @@ class TorchEngine:
                 draw=partial(
                     by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
                 ),
-                end_ids=_end_ids(self._model, self._tokenizer),
-                decode=partial(self._tokenizer.backend_tokenizer.decode, skip_special_tokens=True),
+                end_ids=self._tokenizer.end_ids,
+                decode=self._tokenizer.decode_window,
                 chunk_tokens=options.prefill_chunk_tokens,
                 memory_bytes=options.memory_bytes or self._free_bytes(has_spare=has_spare),
                 keeps_cache=options.kv_cache == "keep",
@@ -138,7 +136,7 @@ class TorchEngine:
 
     @property
     def tokenizer_digest(self) -> bytes:
-        return self._digest
+        return self._tokenizer.digest
 
     @property
     def running(self) -> int:
@@ -153,10 +151,10 @@ class TorchEngine:
         prompt: str | Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        return encode_prompt(self._tokenizer, prompt, template_arguments)
+        return self._tokenizer.encode(prompt, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        return self._tokenizer.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
@@ -214,11 +212,3 @@ def _load_model(model_dir: Path, dtype: torch.dtype) -> transformers.PreTrainedM
         model_dir, local_files_only=True, use_safetensors=True, dtype=dtype
     )
     return model
-
-
-def _end_ids(
-    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
-) -> frozenset[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    ids = tokenizer.eos_token_id if configured is None else configured
-    return frozenset([ids] if isinstance(ids, int) else ids or ())

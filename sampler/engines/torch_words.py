@@ -93,9 +93,7 @@ class TorchWords:
 
 
 class LiveTensors:
-    """The tensors a model computes with, and the version they are views of."""
-
-    in_place_only = False
+    """The tensors a model computes with, and the version they are views of; see ``LiveWords``, ``Spares``."""
 
     def __init__(
         self,
@@ -136,6 +134,10 @@ class LiveTensors:
     def live(self) -> TorchWords:
         """The version the model computes with. Write to it only between two steps, then call ``settle``."""
         return self._live
+
+    @property
+    def spares(self) -> "LiveTensors":
+        return self
 
     def new_spare(self) -> TorchWords:
         """Allocate room for another version, to ``swap`` with."""

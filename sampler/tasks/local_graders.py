@@ -34,8 +34,9 @@ class LocalGraders:
         """Return what the task needs to know of this sampler.
 
         Raises:
-            ConfigError: the run asks for what this sampler does not allow, or leaves no time for.
-            StartupError: the package or the key is missing, or the sandbox does not start.
+            ConfigError: the run asks for what this sampler does not allow or leaves no time for, or the
+                package is not installed.
+            StartupError: there is no API key, or the sandbox does not start.
         """
         if options.judge is not None:
             return self._judge_settings(options.judge, group_size)
@@ -58,7 +59,7 @@ class LocalGraders:
                 rule=f"sampler.judge.models has {', '.join(judge.models)}",
                 fix="Add it there, where its cost is yours to spend, or change the task's options.",
             )
-        NeededPackage("grader = 'judge'", "httpx", extra="judge").check()
+        NeededPackage("sampler.judge.url", judge.url, "httpx", extra="judge").check()
         judge.api_key()
         turns = math.ceil(group_size / judge.concurrency)
         self._check_time(

@@ -115,8 +115,9 @@ def task_setup(
         group_size: Completions of a group.
         local_graders: What this sampler has for the graders that need more than a function.
     Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
-        StartupError: it needs a package, a key or a program that is not here.
+        ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
+            package that it needs is not installed here.
+        StartupError: it needs a key or a program that is not here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -136,7 +137,9 @@ def task_setup(
         )
     local = local_graders.settings(checked, group_size) if isinstance(checked, JsonlOptions) else {}
     if checked is not None and checked.package is not None:
-        NeededPackage(f"the run's task {name!r}", checked.package, extra="tasks").check()
+        NeededPackage(
+            "coordinator.task", name, checked.package, extra="tasks", source="the coordinator"
+        ).check()
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:

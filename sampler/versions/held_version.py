@@ -49,7 +49,7 @@ class HeldVersion:
         """Hold ``weights``, which are the base model's.
 
         Args:
-            in_place: Write versions over the live one; otherwise assemble them in a spare copy.
+            in_place: Write versions over the live one, even if they could be assembled in a spare copy.
             hand_over: Returns when the engine has made the change, or raises what the change raised.
             saved: What a restart continues from.
         """
@@ -102,7 +102,8 @@ class HeldVersion:
         base, base_version = self._weights.live, self.version
         if manifest.base_version == PUBLIC_VERSION != self.version.number:
             base, base_version = self.base.words, self.base.version
-        if self._in_place:
+        spares = None if self._in_place else self._weights.spares
+        if spares is None:
             return InPlaceAssembly(
                 manifest,
                 layout=self._layout,
@@ -119,8 +120,8 @@ class HeldVersion:
             base=base,
             base_version=base_version,
             payloads=payloads,
-            weights=self._weights,
-            spare=self._weights.new_spare() if spare is None else spare,
+            spares=spares,
+            spare=spares.new_spare() if spare is None else spare,
         )
 
     async def remember(self, assembly: VersionAssembly) -> None:

@@ -28,7 +28,7 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
-from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, Spares, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
 
 
@@ -40,7 +40,6 @@ class VersionAssembly(ABC):
         manifest: Verified.
         base: What the payloads start from; for a keyframe whatever is held.
         payloads: Where payloads outlive the process; None: nowhere.
-        weights: What ``apply`` changes.
         digests: ``words_digest`` of every frame that was verified.
 
     Raises:
@@ -54,7 +53,6 @@ class VersionAssembly(ABC):
     base: ModelWords
     base_version: PolicyVersion
     payloads: LoggedArtifact | None
-    weights: LiveWords
     digests: list[int] = field(init=False)
     _verified: NDArray[np.bool_] = field(init=False)
 
@@ -72,7 +70,7 @@ class VersionAssembly(ABC):
         self._verified = np.zeros(len(self.layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Take the frames that the base has and the payloads that were kept; return the frames to repair."""
+        """Use the frames that the base has and the payloads that were kept; return the frames to repair."""
         records, spans = self.manifest.frames, self.layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
@@ -114,7 +112,7 @@ class VersionAssembly(ABC):
         self._set_verified(frame, digest)
 
     def repair(self, frame: int, words: Words) -> None:
-        """Take the words of a frame that was rebuilt from other artifacts.
+        """Set the words of a frame that was rebuilt from other artifacts.
 
         Raises:
             DamagedFrameError: they are not the signed ones.
@@ -164,7 +162,7 @@ class VersionAssembly(ABC):
     def _take_words(self, frame: int, words: Words) -> None: ...
 
     def _take_kept(self, frame: int) -> bool:
-        """Take the payload that arrived before a restart, if any; return False if its base is wrong."""
+        """Apply the payload that arrived before a restart, if any; return False if its base is wrong."""
         payload = None if self.payloads is None else self.payloads.payload(frame)
         try:
             if payload is not None:
@@ -199,15 +197,17 @@ class SpareAssembly(VersionAssembly):
     """A version assembled in a second copy, which becomes the live one by a change of pointers.
 
     Attributes:
+        spares: What ``apply`` swaps with.
         spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
             live before.
     """
 
     _: KW_ONLY
+    spares: Spares
     spare: ModelWords
 
     def apply(self) -> None:
-        self.spare = self.weights.swap(self.spare)
+        self.spare = self.spares.swap(self.spare)
 
     def _final_digests(self) -> Sequence[int]:
         # Read the copy again: something else may have written to it meanwhile.
@@ -229,8 +229,14 @@ class SpareAssembly(VersionAssembly):
 
 @dataclass(eq=False, repr=False)
 class InPlaceAssembly(VersionAssembly):
-    """A version verified frame by frame in scratch memory, then written over the live one."""
+    """A version verified frame by frame in scratch memory, then written over the live one.
 
+    Attributes:
+        weights: What ``apply`` writes over.
+    """
+
+    _: KW_ONLY
+    weights: LiveWords
     _from_base: set[int] = field(init=False, default_factory=set)
     _from_payload: set[int] = field(init=False, default_factory=set)
     _unkept: dict[int, bytes] = field(init=False, default_factory=dict)

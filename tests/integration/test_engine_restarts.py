@@ -1,44 +1,19 @@
 """An engine that fails in the middle of a whole sampler: restarted, leases given back, nothing doubled."""
 
 import asyncio
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import RunningSampler, learner_of, learning, sampling
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.mark.parametrize("apply", ["spare", "in_place"])

@@ -74,9 +74,10 @@ class Driven:
         """Change the live words as a verified version does, and serve them under the next number."""
         weights, layout = self.engine.weights, self.engine.layout
         if self.apply == "spare":
-            spare = weights.new_spare()
+            assert weights.spares is not None
+            spare = weights.spares.new_spare()
             copy_words(ArrayWords(words), spare, layout=layout)
-            weights.swap(spare)
+            weights.spares.swap(spare)
         else:
             copy_words(ArrayWords(words), weights.live, layout=layout)
             weights.settle()

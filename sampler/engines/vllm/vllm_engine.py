@@ -21,14 +21,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Finish
-from node.tokenizer import tokenizer_digest
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
@@ -97,15 +95,13 @@ class VllmEngine:
         Raises:
             StartupError: vLLM cannot serve the model, or not with this memory or device.
         """
-        self._digest = tokenizer_digest(model_dir)
         self._threads = threads or torch.get_num_threads()
         self._thread: int | None = None
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-            self._end_ids = _end_ids(model_dir, self._tokenizer)
+            self._tokenizer = ModelTokenizer(model_dir)
             declared = DeclaredTensors.of(model_dir)
             arguments = _arguments(
                 model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
@@ -138,7 +134,7 @@ class VllmEngine:
 
     @property
     def tokenizer_digest(self) -> bytes:
-        return self._digest
+        return self._tokenizer.digest
 
     @property
     def running(self) -> int:
@@ -159,10 +155,10 @@ class VllmEngine:
         prompt: str | Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        return encode_prompt(self._tokenizer, prompt, template_arguments)
+        return self._tokenizer.encode(prompt, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        return self._tokenizer.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         sampling, prompt = request.sampling, request.prompt_token_ids
@@ -186,7 +182,7 @@ class VllmEngine:
                     top_k=sampling.top_k,
                     top_p=sampling.top_p,
                     max_tokens=sampling.max_new_tokens,
-                    stop_token_ids=self._end_ids,
+                    stop_token_ids=list(self._tokenizer.end_ids),
                     ignore_eos=True,
                     stop=list(sampling.stop),
                     include_stop_str_in_output=True,
@@ -293,15 +289,3 @@ def _arguments(
             rule=f"are not arguments of vLLM's engine: {error}",
             fix="Correct them; vLLM's documentation lists its engine arguments.",
         ) from error
-
-
-def _end_ids(model_dir: Path, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a completion: those of the generation settings, else the tokenizer's."""
-    if (model_dir / "generation_config.json").exists():
-        settings = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
-    else:
-        settings = GenerationConfig.from_model_config(
-            AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        )
-    ids = tokenizer.eos_token_id if settings.eos_token_id is None else settings.eos_token_id
-    return [ids] if isinstance(ids, int) else list(ids or ())

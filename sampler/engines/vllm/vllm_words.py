@@ -27,7 +27,6 @@ from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import FrameSpan, Layout, TensorSpan
 from node.weights.format.model_files import StoredDtypes, weight_files
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-from sampler.engines.model_words import ModelWords
 
 _SHIFT: Final = 16
 """bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
@@ -90,9 +89,9 @@ class ParameterWords:
 
 
 class LiveParameters:
-    """See ``LiveWords``; in place only."""
+    """See ``LiveWords``. vLLM's parameters do not move, so versions are written in place."""
 
-    in_place_only = True
+    spares = None
 
     def __init__(self, live: ParameterWords, owners: Iterable[nn.Module]) -> None:
         self._live = live
@@ -101,12 +100,6 @@ class LiveParameters:
     @property
     def live(self) -> ParameterWords:
         return self._live
-
-    def new_spare(self) -> ModelWords:
-        raise NotImplementedError("vLLM's parameters do not move: versions are written in place")
-
-    def swap(self, spare: ModelWords) -> ModelWords:
-        raise NotImplementedError("vLLM's parameters do not move: versions are written in place")
 
     def settle(self) -> None:
         for owner in self._packed:

@@ -54,7 +54,7 @@ def begun(
             base=base or weights.live,
             base_version=held,
             payloads=payloads,
-            weights=weights,
+            spares=weights,
             spare=weights.new_spare(),
         )
     return InPlaceAssembly(
@@ -230,7 +230,7 @@ def test_two_copies_are_enough_for_a_chain(weights: LiveTensors) -> None:
             base=weights.live,
             base_version=held,
             payloads=None,
-            weights=weights,
+            spares=weights,
             spare=spare,
         )
         put_all(version, encoded)
