@@ -14,7 +14,7 @@ $(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,data,tasks,bench,dev]'
+	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,data,tasks,judge,bench,dev]'
 	@touch $@
 
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
@@ -94,7 +94,7 @@ format: install ## ruff, changing what it can
 wheel-check: install ## Run the tests against the built wheel instead of the working tree
 	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv --system-site-packages .venv-wheel
-	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,data,tasks,bench,dev]"
+	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,data,tasks,judge,bench,dev]"
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create
