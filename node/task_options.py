@@ -65,6 +65,9 @@ class TaskOptions(BaseModel):
     takes_rows: ClassVar[bool] = False
     """Whether its prompts are the rows of ``[coordinator.data]``."""
 
+    extra: ClassVar[str] = "tasks"
+    """The extra that installs ``package``."""
+
     @property
     def columns(self) -> Mapping[str, str]:
         """Option -> the column that it names, which rows need."""
@@ -72,7 +75,7 @@ class TaskOptions(BaseModel):
 
     @property
     def package(self) -> str | None:
-        """The package of the extra ``tasks`` that samplers need."""
+        """The package that samplers need."""
         return None
 
 
@@ -241,10 +244,36 @@ class ReasoningGymOptions(PromptOptions):
         return "reasoning_gym"
 
 
+class VerifiersOptions(TaskOptions):
+    """Options of ``verifiers``: prompts, turns, tools and rewards of an environment of that library."""
+
+    extra = "verifiers"
+
+    environment: str = Field(pattern=r"^([a-z0-9-]+/)?[a-z][a-z0-9_-]*$")
+    """Its id, such as ``wordle``. Samplers have it installed, and in ``sampler.allowed_graders`` as
+    ``wordle:load_environment``."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of its ``load_environment``."""
+    template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """As of ``jsonl``; an environment's tools are among them already."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @property
+    def package(self) -> str | None:
+        return "verifiers"
+
+    @property
+    def loader(self) -> str:
+        """The function that makes the environment."""
+        return f"{self.environment.split('/')[-1].replace('-', '_')}:load_environment"
+
+
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
     "addition": TaskOptions,
     "jsonl": JsonlOptions,
     "reasoning_gym": ReasoningGymOptions,
+    "verifiers": VerifiersOptions,
 }
 """Task name -> its options."""
 

@@ -80,7 +80,8 @@ class SamplerConfig(BaseModel):
 
     allowed_graders: tuple[str, ...] = ()
     """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
-    may name. Each is called with row and completion."""
+    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
+    ``environment`` of the task ``verifiers``."""
 
     judge: JudgeEndpoint | None = None
     """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""

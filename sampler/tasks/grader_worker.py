@@ -19,10 +19,10 @@ from typing import Any
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
-from sampler.tasks.framing import PROMPT_CHARACTERS, framed
+from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
-from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, takes_rows
+from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
 
 
 def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
@@ -43,6 +43,8 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
             "is_stateful": bool(getattr(task, "is_stateful", False)),
             "takes_rows": takes_rows(task),
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
+            "max_turns": _max_turns(task),
+            "template_arguments": getattr(task, "template_arguments", {}),
         }
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))
@@ -51,7 +53,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        reply = framed(_answered(task, request) if "completions" in request else _prompted(task, request))
+        reply = framed(_answered(task, request) if "completions" in request else _said(task, request))
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
         replies.write(reply)
@@ -64,6 +66,13 @@ def _limit_processes() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
+def _max_turns(task: Task) -> Any:
+    declared = getattr(task, "max_turns", None)
+    if replies_of(task) is None:
+        return 1
+    return TURNS if declared is None else declared
+
+
 def _allow_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -71,9 +80,12 @@ def _allow_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    """Return a prompt, or a reply where there is a conversation."""
     try:
-        made = task.prompt(request["index"], _row(request))
+        made = _made(task, request)
+        if made is None and "conversation" in request:
+            return {"is_over": True}
         if isinstance(made, str):
             texts = [made]
             reply: dict[str, Any] = {"text": made}
@@ -89,6 +101,14 @@ def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": _told(error)}
     characters = sum(map(len, texts))
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
+
+
+def _made(task: Task, request: dict[str, Any]) -> Any:
+    index, row = request["index"], _row(request)
+    if "conversation" not in request:
+        return task.prompt(index, row)
+    reply = replies_of(task)
+    return None if reply is None else reply(index, row, request["conversation"])
 
 
 def _is_chat(made: Any) -> bool:
