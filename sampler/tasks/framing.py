@@ -7,6 +7,7 @@
                                         -> likewise | {"is_over": true}
 {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
                                         -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
+                                           | {"unavailable": ...}, each also with {"outages": {reason: times}}
 """
 
 import json

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from node.errors import ConfigError
 from node.extras import NeededPackage
 from node.task_options import GRADERS, JsonlOptions, PromptOptions, VerifiersOptions, checked_options
+from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 
 Message: TypeAlias = Mapping[str, str]
 """``{"role": ..., "content": ...}``, as chat templates take them."""
@@ -47,6 +48,10 @@ class Task(Protocol):
     new prompt each time. If ``grade`` needs what ``prompt`` drew, set ``is_stateful = True`` on the class:
     then the process that made a prompt also grades it, and groups whose process was killed meanwhile are
     given back. Otherwise any process may grade. With ``max_prompt_tokens``, longer prompts are set aside.
+
+    A task whose grader works on several completions at once has ``grade_group(index, row, completions)``,
+    which is called instead and returns a list. It may raise ``GraderOutageError`` and count attempts that
+    failed in an attribute ``outages``, a ``Counter`` of ``Outage``.
 
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role
@@ -85,6 +90,8 @@ class TaskSetup:
     """Its keyword arguments."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for prompts that are messages."""
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """Of this sampler's configuration, for a built-in task: its argument ``local``, where there is any."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -103,6 +110,8 @@ def task_setup(
     custom: Mapping[str, str],
     allowed_graders: Sequence[str],
     has_chat_template: bool,
+    group_size: int = 1,
+    local_graders: LocalGraders = NO_LOCAL_GRADERS,
 ) -> TaskSetup:
     """Return what the run's task is on this sampler.
 
@@ -112,9 +121,12 @@ def task_setup(
         custom: Task name -> import path, in addition to the built-in ones.
         allowed_graders: Import paths that an option may name.
         has_chat_template: Whether this sampler's model has one.
+        group_size: Completions of a group.
+        local_graders: What this sampler has for the graders that need more than a function.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
             package that it needs is not installed here.
+        StartupError: it needs a key or a program that is not here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -127,6 +139,7 @@ def task_setup(
         _check_allowed("grader", checked.grader, allowed_graders)
     if isinstance(checked, VerifiersOptions):
         _check_allowed("environment", checked.loader, allowed_graders)
+    local = local_graders.settings(checked, group_size) if isinstance(checked, JsonlOptions) else {}
     if checked is not None and checked.package is not None:
         NeededPackage(
             "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
@@ -147,7 +160,7 @@ def task_setup(
             options, "template_arguments are set, and this sampler's model has no chat template"
         )
     chat = checked.chat is not False and has_chat_template
-    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
+    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments, local)
 
 
 def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:
@@ -189,7 +202,8 @@ def load_task(setup: TaskSetup) -> Task:
     """
     module, _, name = setup.path.partition(":")
     try:
-        task = getattr(importlib.import_module(module), name)(**setup.options)
+        local = {"local": setup.local} if setup.local else {}
+        task = getattr(importlib.import_module(module), name)(**setup.options, **local)
         reply = replies_of(task)
         takes = tuple(_takes(method) for method in (task.prompt, task.grade, reply) if method is not None)
     except Exception as error:
