@@ -59,10 +59,10 @@ async def test_a_judge_that_is_down_blames_no_prompt_and_grades_once_it_is_back(
         ) as sampler,
     ):
         drain = await learner.drain(credits=100)
-        await until(lambda: sampler.value("grader_outages_total", reason="judge_failed") > 4)
+        await until(lambda: sampler.value("grader_outages_total", reason="judge_failed") >= 2, within_s=60)
         assert (await learner.status()).bad_prompts_total == 0
         server.answer = lambda request: request.say("Score: 5")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(45):
             while (response := await drain.hear()).WhichOneof("message") != "group":
                 pass
         group = group_from_wire(response.group.group)

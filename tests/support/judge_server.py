@@ -79,8 +79,10 @@ def judge_server() -> Iterator[JudgeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            request = Request(self, server, self.path, dict(self.headers), body)
+            sent = self.rfile.read(int(self.headers["Content-Length"]))
+            if not sent:
+                return  # the other side has given up
+            request = Request(self, server, self.path, dict(self.headers), json.loads(sent))
             with server.lock:
                 server.requests.append(request)
                 server.at_once += 1

@@ -150,7 +150,7 @@ class CodeGrader:
         except TimeoutError:
             output, code = b"", -signal.SIGKILL
         finally:
-            await _end(process)
+            await end(process)
         await _check_begun(process)
         return _Ended(code, output or b"")
 
@@ -175,7 +175,7 @@ class CodeGrader:
                     stdout=requests_in,
                 )
             except BaseException:
-                await _end(running)
+                await end(running)
                 raise
         finally:
             for descriptor in (requests_out, requests_in, replies_out, replies_in):
@@ -199,8 +199,8 @@ class CodeGrader:
                     await asyncio.wait_for(running.wait(), GRACE_S)
             is_over_time = is_late or running.returncode in _OVER_TIME
         finally:
-            await _end(running)
-            await _end(judging)
+            await end(running)
+            await end(judging)
         said = await reading or b""
         await _check_begun(running)
         if not said.startswith(BEGUN):
@@ -225,7 +225,8 @@ async def _start_of(stream: asyncio.StreamReader) -> bytes | None:
     return bytes(found)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process) -> None:
+    """End a sandbox with all in it."""
     if process.returncode is None:
         _kill(process)
     if process.stdout is not None:
@@ -238,7 +239,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _kill(process: asyncio.subprocess.Process) -> None:
     # Process.kill would take the exit code of one that has just ended away from asyncio.
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _check_begun(process: asyncio.subprocess.Process) -> None:

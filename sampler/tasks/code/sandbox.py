@@ -48,7 +48,7 @@ class Sandbox:
     async def start(
         self, host: str, *arguments: str, files: Mapping[str, bytes], stdin: int, stdout: int
     ) -> asyncio.subprocess.Process:
-        """Start a module of ``inside``; its standard error is a pipe.
+        """Start a module of ``inside`` in a process group of its own; its standard error is a pipe.
 
         Args:
             host: The module's name.
@@ -64,6 +64,8 @@ class Sandbox:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=tuple(numbers.values()),
                 env={},
+                # To be killed as a group: bwrap's child does not follow it before its namespaces are made.
+                start_new_session=True,
             )
 
     def _command(self, numbers: Mapping[str, int], host: str, *arguments: str) -> list[str]:

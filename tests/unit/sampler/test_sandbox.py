@@ -1,5 +1,6 @@
 """Programs that want out of the sandbox, for real; each says what it met."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from node.errors import StartupError
 from node.task_options import CodeOptions
 from sampler.tasks.code import sandbox as sandbox_module
-from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s
+from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s, end
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 
@@ -209,6 +210,29 @@ def test_a_program_that_does_not_end_is_ended(hang: str, sandbox: Sandbox) -> No
     assert ran(sandbox, HANGS[hang]) == Verdict(0, 1, timed_out=True)
     assert time.monotonic() - began < completion_limit_s(OPTIONS) + PATIENCE_S
     assert not psutil.Process().children(recursive=True)
+
+
+def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing(sandbox: Sandbox) -> None:
+    async def ended_at_once() -> set[int]:
+        started = [
+            await sandbox.start(
+                "program_host", "run", "1", str(1 << 28), files={"program.py": b""}, stdin=-3, stdout=-3
+            )
+            for _ in range(20)
+        ]
+        await asyncio.gather(*map(end, started))
+        return {process.pid for process in started}
+
+    groups = asyncio.run(ended_at_once())
+    assert not [each.pid for each in psutil.process_iter() if group_of(each.pid) in groups]
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return None if is_zombie else os.getpgid(pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
 
 
 CRASHES = {
