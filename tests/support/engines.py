@@ -27,8 +27,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "vllm": {"kv_cache_bytes": 64 << 20},
 }
 
-OWN = "-own"
-"""Ends the name of an engine that is to run in a process of its own."""
+OWN, TWO = "-own", "-two"
+"""End the name of an engine that is to run in a process of its own, or on two devices."""
 
 WAYS = [
     (engine, apply)
@@ -38,6 +38,7 @@ WAYS = [
         ("torch-own", "in_place"),
         ("vllm", "in_place"),
         ("vllm-own", "in_place"),
+        ("vllm-two", "in_place"),
     )
     if not engine.startswith("vllm") or has_vllm("cpu")
 ]
@@ -48,7 +49,9 @@ assert set(ENGINES) == set(OPTIONS)
 
 def settings_of(engine: str, **options: Any) -> dict[str, Any]:
     """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory."""
-    name = engine.removesuffix(OWN)
+    name = engine.removesuffix(OWN).removesuffix(TWO)
+    if engine.endswith(TWO):
+        options["tensor_parallel"] = 2
     return {
         "engine": name,
         "engine_process": "own" if engine.endswith(OWN) else "inside",
