@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory back to the system, from now on each tensor when it is freed."""
+    """Return freed memory to the system, from now on each tensor when it is freed."""
     _mallopt(_MMAP_THRESHOLD, 1 << 16)
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

@@ -178,7 +178,7 @@ class LearnerConfig(BaseModel):
         """The packages of the trackers that are configured."""
         trackers = {"tensorboard": "tensorboard_dir", "wandb": "wandb_project"}
         return tuple(
-            NeededPackage(f"learner.{key} = {str(getattr(self, key))!r}", package, extra=package)
+            NeededPackage(f"learner.{key}", str(getattr(self, key)), package, extra=package)
             for package, key in trackers.items()
             if getattr(self, key) is not None
         )

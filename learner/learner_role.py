@@ -191,7 +191,7 @@ async def build(context: RoleContext) -> list[Service]:
         run_settings=membership.settings,
         drain=drain,
         announced=announced,
-        evaluations=lambda: (membership.best_version, membership.evaluating_version),
+        evaluations=lambda: membership.evaluations,
         on_step=write_down,
         coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,

@@ -71,6 +71,9 @@ class LearnerMetrics:
         """By name, see ``StepLine.numbers``."""
         for of_step in self._of_step.values():
             of_step.set(math.nan)
+        self._grader_metric = gauge(
+            "grader_metric", "What graders measured besides the reward, mean of the newest batch.", "name"
+        )
         self.sampler_mismatch_nats = gauge(
             "sampler_mismatch_nats",
             "KL per token of a sampler's groups beyond the drift of the policy: what its engine adds.",
@@ -153,6 +156,9 @@ class LearnerMetrics:
         numbers = line.numbers()
         for name, gauge in self._of_step.items():
             gauge.set(numbers.get(name, math.nan))
+        self._grader_metric.clear()  # of the newest batch only, so that there are never more than its names
+        for name, mean in line.report.grader_metrics.items():
+            self._grader_metric.labels(name).set(mean)
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)

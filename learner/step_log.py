@@ -7,7 +7,7 @@ every version has exactly one line.
 import dataclasses
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -69,8 +69,6 @@ class StepLine:
     """KL(learner || base model), mean over tokens; None: not asked for."""
     figures: BatchFigures | None = None
     """Older checkpoints lack them."""
-    grader_metrics: dict[str, float] = field(default_factory=dict)
-    """What graders measured besides the reward, by name: the mean over the groups that have it."""
 
     def to_json(self) -> str:
         """Return one flat object: the fields of report and figures beside the others."""
@@ -80,7 +78,7 @@ class StepLine:
     def numbers(self) -> dict[str, float]:
         """Return the step's numbers by the name of their gauge, without ``heterorl_learner_``.
 
-        What is not known has no entry. What graders measured has no gauge: the names are the task's own.
+        What is not known has no entry. What graders measured is here as ``grader_<name>``, and has one gauge.
         """
         report, recommended = self.report, self.report.recommended_staleness
         numbers = {
@@ -98,7 +96,7 @@ class StepLine:
             "learning_rate": self.learning_rate,
             "reference_kl_nats": self.reference_kl_nats,
             **(dataclasses.asdict(self.figures) if self.figures else {}),
-            **{f"grader_{name}": value for name, value in self.grader_metrics.items()},
+            **{f"grader_{name}": value for name, value in report.grader_metrics.items()},
         }
         return {name: value for name, value in numbers.items() if value is not None}
 

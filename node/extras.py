@@ -3,27 +3,32 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from node.errors import StartupError
+from node.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class NeededPackage:
     """A package without which a configured value does not work."""
 
-    setting: str
-    """The key and its value, as in ``learner.wandb_project = 'mine'``."""
+    key: str
+    """As in ``learner.wandb_project``."""
+    value: str
     package: str
     """As imported."""
     extra: str
+    source: str = "the configuration"
 
     def check(self) -> None:
         """Look for the package without importing it.
 
         Raises:
-            StartupError: it is not installed.
+            ConfigError: it is not installed.
         """
         if find_spec(self.package) is None:
-            raise StartupError(
-                f"{self.setting} needs the package {self.package}, which is not installed",
+            raise ConfigError(
+                key=self.key,
+                value=self.value,
+                source=self.source,
+                rule=f"needs the package {self.package}, which is not installed",
                 fix=f"pip install 'heterorl-node[{self.extra}]', or change the setting.",
             )

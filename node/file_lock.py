@@ -29,7 +29,7 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, *, of: str, fix: str) -> Self:
-        """Take the lock without waiting; create the file, but not its directory, if needed.
+        """Acquire the lock without waiting; create the file, but not its directory, if needed.
 
         Args:
             of: what the lock protects, as the subject of a sentence.

@@ -183,6 +183,10 @@ class RolloutGroup:
         return self.sampling.is_truncated and self.logprob_mode is LogprobMode.SAMPLED
 
     @property
+    def reward_mean(self) -> float:
+        return float(np.mean([completion.reward for completion in self.completions]))
+
+    @property
     def metric_means(self) -> dict[str, float]:
         """The mean of each metric over the completions that have it; absent where none has."""
         given = {name: values[~np.isnan(values)] for name, values in self.metrics.items()}

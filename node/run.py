@@ -62,6 +62,8 @@ class StepReport:
     """Minus the mean learner logprob of the batch's tokens, nats."""
     recommended_staleness: RecommendedStaleness | None = None
     """As of this step. None: not worked out yet, or by an older learner."""
+    grader_metrics: dict[str, float] = field(default_factory=dict)
+    """What graders measured besides the reward, by name: the mean over the groups that have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,16 @@ class Evaluation:
     newest_version: int = 0
     """The versions that drew its tokens."""
     sampling: str = ""
-    """What else its sampling depended on and was not at its default, as JSON; empty: nothing."""
+    """What else its scores depend on and was not at its default, as JSON; empty: nothing.
+
+    The digest of the task's options is in it too: grader, answer and prompt are among them.
+    """
     metrics: str = ""
     """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
 
     @property
     def terms(self) -> EvaluationTerms:
-        """Its prompts and how they are sampled; scores are compared only where these are equal."""
+        """Its prompts and how they are sampled and graded; scores are compared only where these are equal."""
         return (
             self.first_prompt,
             self.prompts,
@@ -140,6 +145,18 @@ class EvaluationStatus:
     best: Evaluation | None = None
     """The highest mean reward where more than half of the prompts count; of equals, the oldest."""
     under_way: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationNotice:
+    """What a heartbeat's answer tells a learner: versions of which it keeps the masters, or None."""
+
+    best: int | None = None
+    """As in ``EvaluationStatus``."""
+    under_way: int | None = None
+    announced: int = 0
+    """The newest announced version then, 0 before the first. An evaluation that has begun since is of this
+    version or a newer one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.extras import NeededPackage
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
 
@@ -107,3 +108,9 @@ class SamplerConfig(BaseModel):
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """What the engine needs beyond torch."""
+        needs_vllm = self.engine == "vllm"
+        return (NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"),) if needs_vllm else ()

@@ -17,7 +17,7 @@ from bench.kill_lab.plan import COORDINATOR, LEARNER, RELAY, role_of
 from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
-from deploy.demo import checks
+from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import StepTail, read_ledger
 from node.commands.status_command import fetch_status
 from node.errors import RefusedError
@@ -36,8 +36,6 @@ GOES_ON_S: Final = 60.0
 
 _LOOK_S: Final = 0.25
 _MOVES_S: Final = 0.05
-
-_NOT_PROMISED_HERE: Final = {"the reward rises", "the far sampler is late and trained on"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +173,13 @@ class Campaign:
 
     def _judge(self, exit_codes: dict[str, int]) -> None:
         ledger_path = self._stage.state(COORDINATOR) / "ledger.sqlite"
-        promises = checks.evaluate(
+        promises = promises_of_any_run(
             versions=self.version,
             steps=self._steps.read(),
             ledger=read_ledger(ledger_path, run_id=self._stage.run_id),
             exit_codes=exit_codes,
         )
-        self.broken += [
-            f"{check.promise}: {check.figures}"
-            for check in promises
-            if not check.is_kept and check.promise not in _NOT_PROMISED_HERE
-        ]
+        self.broken += [f"{check.promise}: {check.figures}" for check in promises if not check.is_kept]
         known = _groups_arrived(ledger_path) + _groups_spooled(self._stage.state(RELAY) / "rollouts.sqlite")
         lost = lost_groups(self._witness.acknowledged, known)
         if lost:

@@ -131,6 +131,7 @@ FULL: Final = Plan(
     report={
         "routes": TaskPlan(versions=600, learning_rate=1e-3),
         "maze": TaskPlan(versions=600, learning_rate=1e-3),
+        "knapsack": TaskPlan(versions=600, learning_rate=3e-3),
         "palindromes": TaskPlan(versions=500, learning_rate=6e-4),
     },
     lengths=("codes8", "codes64", "codes512"),

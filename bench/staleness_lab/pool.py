@@ -13,6 +13,7 @@ import torch
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.codes import Codes
 from bench.staleness_lab.digits import DigitsBandit, cache_digits
+from bench.staleness_lab.knapsack import Knapsack
 from bench.staleness_lab.letters import word_reversal
 from bench.staleness_lab.maze import Maze
 from bench.staleness_lab.methods import Method
@@ -32,6 +33,7 @@ TASKS: Final[dict[str, Callable[[Path], Task]]] = {
     "reuse": lambda _: Codes(16, groups=16, steps=4),
     "routes": lambda _: Routes(),
     "maze": lambda _: Maze(),
+    "knapsack": lambda _: Knapsack(),
     "palindromes": palindrome_generation,
 }
 """From the folder of cached data."""

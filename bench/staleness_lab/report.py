@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.staleness_lab.cells import Outcome
+from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.frozen import Frozen
 from bench.staleness_lab.methods import DEFAULT, RECIPES
 from bench.staleness_lab.plan import TUNING_STALENESS, Plan
@@ -45,8 +45,9 @@ of `staleness_frozen.json` (digest {digest}), {committed}. {again}
   *codes8*, *codes64*, *codes512* set four decisive places among as many tokens, sparse reward; *reuse*
   the same with 16 tokens and four optimizer steps a version, so that clips to the proximal policy act.
 - *routes* orders ten cities, graded reward; *maze* walks up to 20 moves, reward at the goal only;
-  *palindromes* is a two-layer language model on reasoning-gym's palindrome_generation, whose words grow
-  from 4 to 6 letters during the run; it is scored on words of 6.
+  *knapsack* takes or leaves 24 items, graded reward, none for a sack that bursts; *palindromes* is a
+  two-layer language model on reasoning-gym's palindrome_generation, whose words grow from 4 to 6 letters
+  during the run; it is scored on words of 6.
 
 A run *ends* at the mean of its last three of 25 evaluations and has *collapsed* if that is below
 {collapsed:.0%} of its best. Its *speed* is the version at which its mean score has gone {learned:.0%} of
@@ -89,7 +90,7 @@ def write_report(
         seeds=len(plan.seeds),
         digest=frozen.digest[:12],
         committed="committed before" if is_committed else "**not committed: a look, not a result**",
-        again=run_before(results.all(), frozen.settings),
+        again=run_before(results.all(), cells),
         collapsed=COLLAPSED_BELOW,
         learned=LEARNED,
         confidence=CONFIDENCE,
@@ -108,18 +109,17 @@ def write_report(
     (out / "staleness.md").write_text("\n\n".join(section.strip() for section in sections) + "\n")
 
 
-def run_before(outcomes: Sequence[Outcome], settings: Mapping[str, Setting]) -> str:
-    """Say which methods ran on a report task with settings other than the frozen ones."""
-    other = sorted(
-        {
-            o.cell.method
-            for o in outcomes
-            if o.cell.purpose == "report" and settings.get(o.cell.method) != o.cell.setting
-        }
-    )
+def run_before(outcomes: Sequence[Outcome], cells: Sequence[Cell]) -> str:
+    """Say which methods ran on which report tasks with other numbers than those of ``cells``."""
+    frozen = {(cell.method, cell.recipe, cell.setting.rate) for cell in cells}
+    other: dict[str, set[str]] = {}
+    for cell in (o.cell for o in outcomes if o.cell.purpose == "report"):
+        if (cell.method, cell.recipe, cell.setting.rate) not in frozen:
+            other.setdefault(cell.method, set()).add(cell.task)
     if not other:
-        return "No method has run there with other settings."
-    return f"**With other settings, frozen earlier, ran there before: {', '.join(other)}.**"
+        return "No method has run there with other numbers."
+    ran = "; ".join(f"{method} on {', '.join(sorted(tasks))}" for method, tasks in sorted(other.items()))
+    return f"**With other numbers, frozen earlier, ran there before: {ran}.**"
 
 
 def _answers(found: Sequence[Verdict]) -> str:

@@ -2,7 +2,7 @@
 
     make run --> base model, coordinator, link --> learner, two samplers --> train --> drain --> check
 
-Exits with 0 only if every promise was kept; see ``deploy.demo.checks``.
+Exits with 0 only if every promise was kept; see ``deploy.demo.checks`` and ``deploy.runs.promises``.
 """
 
 import argparse
@@ -17,15 +17,16 @@ from typing import Final
 
 from rich.console import Console
 
-from deploy.demo import checks, summary
+from deploy.demo import summary
 from deploy.demo.chaos import Chaos, evaluate
+from deploy.demo.checks import REWARD_AT_FIRST, REWARD_AT_LAST, promises_of_the_demo
 from deploy.demo.plan import SAMPLERS, Plan
 from deploy.demo.session import Session
 from deploy.runs.live_view import View
-from deploy.runs.observation import Observation, Observer
+from deploy.runs.observation import Observation
 from deploy.runs.plot import plot, plot_by_lag
 from deploy.runs.processes import ChildError, Children
-from deploy.runs.promises import reward_at_first, reward_at_last
+from deploy.runs.promises import promises_of_any_run, reward_at_first, reward_at_last
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import LEARNER, RunDirectory
 
@@ -88,11 +89,23 @@ async def _demo(
     await session.begin()
     view.say("all processes serve")
     chaos = Chaos(session, versions=plan.versions) if plan.has_chaos else None
-    seen = await _watch(session, children, session.observer(began_s=began_s), view, chaos)
+    observer = session.observer(began_s=began_s)
+    async with asyncio.TaskGroup() as strikes:
+
+        def show(seen: Observation) -> None:
+            view.show(seen)
+            if chaos is not None and (fault := chaos.due(seen.version)):
+                view.say(f"killing {fault.name} at version {seen.version}")
+                strikes.create_task(chaos.strike(fault, version=seen.version))
+
+        await session.watch(observer, show, poll_s=POLL_S, stall_s=STALL_S)
+    seen = await observer.observe()
     view.say("the learner has made its last version")
     exit_codes = await session.drain()
     ledger = read_ledger(directory.ledger, run_id=directory.run_id)
-    promises = checks.evaluate(versions=plan.versions, steps=seen.steps, ledger=ledger, exit_codes=exit_codes)
+    promises = promises_of_any_run(
+        versions=plan.versions, steps=seen.steps, ledger=ledger, exit_codes=exit_codes
+    )
     faults = tuple(chaos.faults) if chaos else ()
     return summary.Outcome(
         plan=plan,
@@ -103,31 +116,12 @@ async def _demo(
         scrapes=seen.scrapes,
         exit_codes=exit_codes,
         faults=faults,
-        checks=promises + (evaluate(faults, seen) if chaos else ()),
+        checks=(
+            *promises_of_the_demo(seen.steps),
+            *promises,
+            *(evaluate(faults, seen) if chaos is not None else ()),
+        ),
     )
-
-
-async def _watch(
-    session: Session, children: Children, observer: Observer, view: View, chaos: Chaos | None
-) -> Observation:
-    """Show the run and inject due faults until the learner has ended; return the last observation.
-
-    Raises:
-        ChildError: no step was made for STALL_S.
-    """
-    version, moved_at_s = 0, time.monotonic()
-    async with asyncio.TaskGroup() as strikes:
-        while not await session.wait_for_last_step(timeout_s=POLL_S):
-            seen = await observer.observe()
-            view.show(seen)
-            if seen.version > version:
-                version, moved_at_s = seen.version, time.monotonic()
-            elif time.monotonic() - moved_at_s > STALL_S:
-                raise children.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
-            if chaos is not None and (fault := chaos.due(seen.version)):
-                view.say(f"killing {fault.name} at version {seen.version}")
-                strikes.create_task(chaos.strike(fault, version=seen.version))
-    return await observer.observe()
 
 
 def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
@@ -140,7 +134,7 @@ def _save(outcome: summary.Outcome, directory: RunDirectory) -> None:
             title=f"{outcome.run_id}: reward {reward_at_first(outcome.steps):.2f} to "
             f"{reward_at_last(outcome.steps):.2f} in {outcome.elapsed_s:.0f} s",
             samplers=SAMPLERS,
-            promised=(checks.REWARD_AT_FIRST, checks.REWARD_AT_LAST),
+            promised=(REWARD_AT_FIRST, REWARD_AT_LAST),
             marks=[(fault.version, f"{fault.name} killed") for fault in outcome.faults],
         )
         plot_by_lag(outcome.scrapes.newest(LEARNER), outcome.steps, directory.root / "divergence.png")

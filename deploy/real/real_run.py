@@ -16,7 +16,6 @@ from deploy.real.outcome import ExportedModel, Outcome
 from deploy.real.real_plan import Plan, additions
 from deploy.real.word_problems import write_word_problems
 from deploy.runs.live_view import View
-from deploy.runs.observation import Observer
 from deploy.runs.processes import Children
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
@@ -94,7 +93,7 @@ async def _train(
     await session.start_trainers()
     view.say("all processes serve")
     observer = session.observer(began_s=began_s)
-    await _watch(plan, session, children, observer, view)
+    await session.watch(observer, view.show, poll_s=POLL_S, stall_s=STALL_S, seconds=plan.seconds)
     view.say("the time is over, or the learner has made its last version: every process drains")
     await session.end_learner()
     seen = await observer.observe()
@@ -114,32 +113,6 @@ async def _train(
         evaluations=evaluations,
         export=export,
     )
-
-
-async def _watch(
-    plan: Plan,
-    session: RunSession,
-    children: Children,
-    observer: Observer,
-    view: View,
-) -> None:
-    """Show the run until its time is over or the learner has ended.
-
-    Raises:
-        ChildError: no step was made for STALL_S.
-    """
-    began_s = moved_at_s = time.monotonic()
-    version = 0
-    while True:
-        has_ended = await session.wait_for_last_step(timeout_s=POLL_S)
-        seen = await observer.observe()
-        view.show(seen)
-        if seen.version > version:
-            version, moved_at_s = seen.version, time.monotonic()
-        elif time.monotonic() - moved_at_s > STALL_S:
-            raise children.failure(LEARNER, f"has made no step for {STALL_S:.0f} s")
-        if has_ended or time.monotonic() - began_s > plan.seconds:
-            return
 
 
 async def _exported(

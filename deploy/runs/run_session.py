@@ -1,13 +1,14 @@
 """The daemons of a run: prepares their files, starts them, waits until they serve, drains them."""
 
 import asyncio
+import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.runs.observation import Observer, is_ready
+from deploy.runs.observation import Observation, Observer, is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, to_toml
@@ -105,6 +106,31 @@ class RunSession:
     async def wait_for_last_step(self, *, timeout_s: float) -> bool:
         """Wait for the learner, which ends by itself after its last version; return whether it has."""
         return await self._children.wait_for_end(LEARNER, timeout_s=timeout_s) is not None
+
+    async def watch(
+        self,
+        observer: Observer,
+        show: Callable[[Observation], None],
+        *,
+        poll_s: float,
+        stall_s: float,
+        seconds: float = math.inf,
+    ) -> None:
+        """Observe the run until the learner has ended by itself or ``seconds`` are over.
+
+        Raises:
+            ChildError: no step was made for ``stall_s``.
+        """
+        began_s = moved_at_s = time.monotonic()
+        version, has_ended = 0, False
+        while not has_ended and time.monotonic() - began_s < seconds:
+            has_ended = await self.wait_for_last_step(timeout_s=poll_s)
+            seen = await observer.observe()
+            show(seen)
+            if seen.version > version:
+                version, moved_at_s = seen.version, time.monotonic()
+            elif time.monotonic() - moved_at_s > stall_s:
+                raise self._children.failure(LEARNER, f"has made no step for {stall_s:.0f} s")
 
     async def end_learner(self) -> None:
         """Stop the learner alone, so that its last version can still be seen at the coordinator."""

@@ -119,7 +119,7 @@ class DivergencePanel:
         self._solve()
 
     def observe(self, groups: Sequence[Observed]) -> None:
-        """Take in the groups of one step."""
+        """Add the groups of one step."""
         # All against what was known before the step: a group does not soften the judgement on itself.
         known = [(group, mean_basis(group.ages)) for group in groups]
         expected = [self._expected(group.sampler_id, basis) for group, basis in known]

@@ -32,7 +32,7 @@ class Groups:
 
     @classmethod
     def single(cls, values: Tensor) -> "Groups":
-        """Take all completions for one group.
+        """Return one group that all completions belong to.
 
         Args:
             values: [n], anything there is one of for each completion.

@@ -73,7 +73,7 @@ _IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def check_name(name: str) -> str:
-    """Return back the name of an objective, or what may be its import path.
+    """Return the name of an objective, or what may be its import path.
 
     Raises:
         ValueError: it is neither; says which names there are.

@@ -1,17 +1,15 @@
 """Experiment trackers: the numbers of each step, under the names of their gauges, for TensorBoard and W&B.
 
-Both libraries are extras, imported only where they are configured.
+Both libraries are extras, imported only where they are configured; preflight has found them installed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from learner.step_log import StepLine
-from node.errors import StartupError
 from node.rollout import DeliveredGroup
 
 
@@ -24,10 +22,9 @@ class TensorBoardWriter:
         """Make the directory and the file.
 
         Raises:
-            StartupError: TensorBoard is not installed.
             OSError: the directory cannot be made.
         """
-        module = _imported("torch.utils.tensorboard", extra="tensorboard", key="learner.tensorboard_dir")
+        module = import_module("torch.utils.tensorboard")
         self._events = module.SummaryWriter(str(directory))
 
     def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None]:
@@ -61,10 +58,8 @@ class WandbWriter:
             run_id: id and name of the W&B run too.
             directory: where wandb keeps its own files.
             configuration: shown beside the run.
-        Raises:
-            StartupError: wandb is not installed.
         """
-        self._wandb = _imported("wandb", extra="wandb", key="learner.wandb_project")
+        self._wandb = import_module("wandb")
         self._begin = {
             "project": project,
             "id": run_id,
@@ -99,13 +94,3 @@ class WandbWriter:
 
 def _numbers(line: StepLine) -> dict[str, float]:
     return {f"heterorl_learner_{name}": value for name, value in line.numbers().items()}
-
-
-def _imported(module: str, *, extra: str, key: str) -> ModuleType:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise StartupError(
-            f"{key} is set, and {extra} is not installed: {error}",
-            fix=f"pip install 'heterorl-node[{extra}]', or leave {key} out.",
-        ) from error

@@ -57,7 +57,7 @@ class WriterThread:
         self._is_failing = False
 
     def offer(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
-        """Have a step written down, unless too many wait already. Never blocks."""
+        """Queue a step for writing, unless too many wait already. Never blocks."""
         write = self._writer.write_of(line, batch)
         if write is None:
             return

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,13 @@ _MODEL: Final = "model.safetensors"
 _OPTIMIZER: Final = "optimizer.safetensors"
 _PROGRESS: Final = "progress.json"
 _KEPT: Final = 2
+_BEFORE_ANNOUNCED: Final = 2
+"""Versions kept before the announced one: the coordinator announces newer ones while it writes down that an
+evaluation begins."""
 _KEPT_WHILE_EVALUATED: Final = 4
-"""Without optimizers, where versions are evaluated: which one is, the learner hears with a heartbeat."""
+_FURTHER_KEPT: Final = 60
+_FURTHER_KEPT_BYTES: Final = 8 << 30
+"""Limits on masters kept beyond those four, where many steps pass between two heartbeats."""
 _STAGED: Final = "staged-"
 
 
@@ -73,6 +78,8 @@ class Progress:
     """None: not known yet."""
     evaluating_version: int | None = None
     """Under evaluation, and kept: it may become the best."""
+    announced_version: int = 0
+    """The newest that was announced when ``evaluating_version`` was told."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
 
@@ -131,12 +138,21 @@ class CheckpointStore:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         names = _names(self._directory)
-        recent = names[-_KEPT_WHILE_EVALUATED if progress.is_evaluated else -_KEPT :]
+        recent = self._recent(names, progress)
         for old in names[:-_KEPT]:
             if old in recent or self._is_kept(int(old), progress):
                 (self._directory / old / _OPTIMIZER).unlink(missing_ok=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
+
+    def _recent(self, names: Sequence[str], progress: Progress) -> Sequence[str]:
+        """Return the newest versions, among them any that is evaluated unbeknown to the learner."""
+        if not progress.is_evaluated:
+            return names[-_KEPT:]
+        since = _name(max(0, progress.announced_version - _BEFORE_ANNOUNCED))
+        size_bytes = (self._directory / names[-1] / _MODEL).stat().st_size
+        further = min(_FURTHER_KEPT, _FURTHER_KEPT_BYTES // size_bytes)
+        return [name for name in names[-_KEPT_WHILE_EVALUATED - further :] if name >= since]
 
     def _is_kept(self, version: int, progress: Progress) -> bool:
         if self._keep_every_versions and version % self._keep_every_versions == 0:

@@ -26,15 +26,15 @@ from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
-from node.run import StepRecord, StepReport
+from node.run import EvaluationNotice, StepRecord, StepReport
 from node.weights.assembly.held import HeldPolicy
 
 ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 """Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 
-Evaluations = Callable[[], tuple[int | None, int | None]]
-"""The version that did best on held-out prompts and the one under evaluation; None: none. Any thread."""
+Evaluations = Callable[[], EvaluationNotice]
+"""Called in any thread."""
 
 
 class TrainingError(HeteroRLError):
@@ -196,15 +196,16 @@ class TrainingState:
             staleness_versions=tuple(group.staleness_versions for group in line.groups),
         )
         rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
-        best_evaluated, evaluating = evaluations()
+        evaluated = evaluations()
         progress = Progress(
             version=line.report.version,
             step=line,
             unacknowledged=(*unacknowledged, record),
             trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
             recent_rewards=rewards,
-            best=self._best(record.version, rewards, best_evaluated=best_evaluated),
-            evaluating_version=evaluating,
+            best=self._best(record.version, rewards, best_evaluated=evaluated.best),
+            evaluating_version=evaluated.under_way,
+            announced_version=evaluated.announced,
         )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
@@ -258,6 +259,7 @@ class TrainingState:
             gradient_norm=outcome.gradient_norm,
             step_s=step_s,
             surprisal_nats=outcome.surprisal_nats,
+            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
         return StepLine(
             at_s=self._clock.now(),
@@ -271,7 +273,6 @@ class TrainingState:
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
-            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
         )
 
 

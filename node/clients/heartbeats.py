@@ -18,7 +18,7 @@ from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
 from node.rpc.channel import ConnectionLost, classified
-from node.run import StepReport
+from node.run import EvaluationNotice, StepReport
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
 from node.wire.members import metric_families_to_wire, revocations_from_wire, step_report_to_wire
@@ -42,6 +42,7 @@ class PeerReports:
     """What each heartbeat reports, asked anew for each; all called on the event loop's thread."""
 
     held: Callable[[], PolicyVersion | None]
+    """Asked again when an answer says that it must be repaired."""
     waits_for: Callable[[], str]
     metrics: Callable[[], tuple[MetricFamily, ...]]
     running_leases: Callable[[], Sequence[str]] = tuple
@@ -57,6 +58,7 @@ class Notices:
     verdict: Callable[[GroupVerdict], None] = lambda _: None
     lost_leases: Callable[[Sequence[str]], None] = lambda _: None
     must_repair: Callable[[], None] = lambda: None
+    """What the peer holds is not as signed."""
     revocations: Callable[[Revocations], None] = lambda _: None
     """Relays: who is shut out now. Called in a thread: it may write a file."""
 
@@ -67,8 +69,7 @@ class Heartbeats:
     Attributes:
         clock_offset_s: Coordinator's clock minus this peer's; add it to a local timestamp.
         longest_lag_versions: A learner is told how far the farthest sampler is behind; others: 0.
-        best_version: A learner is told which version did best on held-out prompts; None: none was evaluated.
-        evaluating_version: Likewise, which one is under evaluation; None: none.
+        evaluations: What a learner is told of them; others: nothing.
     """
 
     def __init__(
@@ -89,8 +90,7 @@ class Heartbeats:
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
-        self.best_version: int | None = None
-        self.evaluating_version: int | None = None
+        self.evaluations = EvaluationNotice()
 
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
@@ -119,10 +119,10 @@ class Heartbeats:
             stream.cancel()
 
     async def _send_one(self, stream: _Stream, sequence: int) -> None:
-        sent_at_s = self._clock.now()
+        sent_at_s, held = self._clock.now(), self._reports.held()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await stream.write(self._request(sequence, sent_at_s))
+                await stream.write(self._request(sequence, sent_at_s, held))
                 answer = await stream.read()
         except TimeoutError:
             raise ConnectionLost(f"no answer to heartbeat {sequence} within {ANSWER_TIMEOUT_S} s") from None
@@ -130,24 +130,29 @@ class Heartbeats:
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
-        self.best_version = answer.best_version if answer.HasField("best_version") else None
-        is_evaluating = answer.HasField("evaluating_version")
-        self.evaluating_version = answer.evaluating_version if is_evaluating else None
+        self.evaluations = EvaluationNotice(
+            best=answer.best_version if answer.HasField("best_version") else None,
+            under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
+            announced=answer.head.number,
+        )
         self._note_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))
-        if answer.must_repair:
+        # Unless what it reported was repaired or replaced since.
+        if answer.must_repair and self._reports.held() == held:
             self._notices.must_repair()
         if answer.HasField("revocations"):
             await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
 
-    def _request(self, sequence: int, sent_at_s: float) -> membership_pb2.HeartbeatRequest:
+    def _request(
+        self, sequence: int, sent_at_s: float, held: PolicyVersion | None
+    ) -> membership_pb2.HeartbeatRequest:
         step = self._reports.step_report()
         revocations = self._reports.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
-            held=optional_version_to_wire(self._reports.held()),
+            held=optional_version_to_wire(held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
             metrics=metric_families_to_wire(self._reports.metrics()),

@@ -22,7 +22,7 @@ from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import ClockComparison
-from node.run import Role, RunSettings
+from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
 from node.wire.members import role_to_wire, settings_from_wire
 from node.wire.policies import optional_version_to_wire
@@ -107,14 +107,9 @@ class MembershipClient:
         return self._heartbeats.longest_lag_versions
 
     @property
-    def best_version(self) -> int | None:
-        """The version that did best on held-out prompts, as a learner is told; None: none was evaluated."""
-        return self._heartbeats.best_version
-
-    @property
-    def evaluating_version(self) -> int | None:
-        """The version under evaluation, as a learner is told; None: none."""
-        return self._heartbeats.evaluating_version
+    def evaluations(self) -> EvaluationNotice:
+        """What a learner was told last."""
+        return self._heartbeats.evaluations
 
     async def tell_prompts(self, prompts: int) -> None:
         """Report how many prompts the run's task has here, now and at every later join.

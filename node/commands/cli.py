@@ -38,7 +38,7 @@ _EXIT_CODES: Final = """\
 exit codes:
   0  drained after SIGTERM, SIGINT, SIGHUP or the end of the work
   1  failed while running, or was late to drain
-  2  the configuration is wrong
+  2  the configuration is wrong, or needs a package that is not installed
   3  could not start
 """
 

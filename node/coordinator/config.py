@@ -1,5 +1,7 @@
 """Settings of the coordinator: the run's, which every peer gets, and its own."""
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Self
@@ -184,7 +186,7 @@ class CoordinatorConfig(BaseModel):
         if path is None or not (path.is_dir() or path.suffix == ".parquet"):
             return ()
         package = "datasets" if path.is_dir() else "pyarrow"
-        return (NeededPackage(f"coordinator.data.file = {str(path)!r}", package, extra="data"),)
+        return (NeededPackage("coordinator.data.file", str(path), package, extra="data"),)
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:
@@ -205,11 +207,17 @@ class CoordinatorConfig(BaseModel):
                 max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
             ),
             held_out_prompts=evaluation.prompts if self.data is None else 0,
+            task_options=self._task_options_digest,
         )
 
     @property
     def task_options_json(self) -> str:
         return options_json(self.task_options)
+
+    @property
+    def _task_options_digest(self) -> str:
+        canonical = json.dumps(self.task_options, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16] if self.task_options else ""
 
     @property
     def sampling(self) -> SamplingParameters:

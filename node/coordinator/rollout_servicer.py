@@ -61,7 +61,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
     ) -> rollout_pb2.ReleaseLeasesResponse:
-        """Take leases back, and count the attempts that failed."""
+        """Accept returned leases, and count the attempts that failed."""
         named = len(request.lease_ids) + len(request.failed)
         if named > LEASES_PER_PEER:
             raise RefusedError(
@@ -77,7 +77,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
-        """Take a group in; one that breaks a rule has a verdict, not an error."""
+        """Accept a group; one that breaks a rule has a verdict, not an error."""
         group: RolloutGroup | RefusedError
         try:
             group = group_from_wire(request.group)

@@ -56,7 +56,7 @@ class Spool:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Take over ``ledger``, ``accounts`` made from its balance, and ``rows``, where the run has data."""
+        """Serve a run from ``ledger``, ``accounts`` made from its balance, and ``rows``, if it has data."""
         self._transactions = Transactions(ledger, accounts, metrics=metrics, clock=clock)
         self._settle = self._transactions.settle
         self._accounts = accounts
@@ -121,7 +121,7 @@ class Spool:
     async def release(
         self, sampler_id: str, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...] = ()
     ) -> int:
-        """Take leases back, unbegun or ``failed``; return how many of them the sampler held."""
+        """Release leases, unbegun or ``failed``; return how many of them the sampler held."""
         released = await self._settle(
             lambda now: lease_returns.release(
                 self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
@@ -161,7 +161,7 @@ class Spool:
     async def submit(
         self, sampler_id: str, name: str, group: RolloutGroup | RefusedError, data: bytes
     ) -> Submitted:
-        """Take a group in, or return why not; what is SPOOLED is on disk.
+        """Accept a group, or return why not; what is SPOOLED is on disk.
 
         Raises:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
@@ -201,7 +201,7 @@ class Spool:
         await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
 
     async def admit_learner(self, learner: Learner) -> None:
-        """Let a learner be the run's; an older one's stream ends.
+        """Make a learner the run's, and end the stream of an older one.
 
         Raises:
             RefusedError: See ``history.learner_joins``.
@@ -265,7 +265,7 @@ class Spool:
             raise refusal
 
     async def judge(self, judged: GroupVerdict) -> None:
-        """Take the learner's verdict on a group.
+        """Apply the learner's verdict on a group.
 
         Raises:
             RefusedError: MALFORMED.

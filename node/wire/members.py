@@ -67,7 +67,8 @@ def step_report_from_wire(message: membership_pb2.StepReport) -> StepReport:
         wire = message.recommended_staleness
         versions = wire.versions if wire.HasField("versions") else None
         recommended = from_wire(RecommendedStaleness, wire, versions=versions)
-    return from_wire(StepReport, message, recommended_staleness=recommended)
+    metrics = dict(sorted(message.grader_metrics.items())[: limits.GROUP_METRICS])
+    return from_wire(StepReport, message, recommended_staleness=recommended, grader_metrics=metrics)
 
 
 def settings_to_wire(settings: RunSettings) -> membership_pb2.JoinResponse:

@@ -52,16 +52,14 @@ class GroupTally:
         self._since_s = now
         self._sums = _Sums()
 
-    def add(
-        self, group: RolloutGroup, verdict: Verdict, *, reward_mean: float, now: float
-    ) -> SubmittedGroups | None:
+    def add(self, group: RolloutGroup, verdict: Verdict, *, now: float) -> SubmittedGroups | None:
         """Count a group; return the sums and begin again if ``LOG_EVERY_S`` have passed."""
         sums = self._sums
         sums.oldest_version = min(sums.oldest_version, group.oldest_version)
         sums.newest_version = max(sums.newest_version, group.newest_version)
         sums.verdicts[verdict.value] += 1
         sums.tokens += group.tokens
-        sums.reward += reward_mean
+        sums.reward += group.reward_mean
         sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
         sums.graded_s += group.graded_at_s - group.sampling_finished_at_s
         for name, mean in group.metric_means.items():

@@ -73,12 +73,12 @@ class Leasing:
         self._changed.set()
 
     def give_back(self, lease_ids: Iterable[str]) -> None:
-        """Return leases back before the next request."""
+        """Queue leases to be returned before the next request."""
         self._unwanted += lease_ids
         self._changed.set()
 
     def give_up(self, failed: FailedLease) -> None:
-        """Return a lease back before the next request, with why its prompt could not be answered.
+        """Queue a failed lease to be returned before the next request, with why it failed.
 
         A prompt that is too long is so for every sampler: it says nothing of the task here.
         """
@@ -115,7 +115,7 @@ class Leasing:
                     await self._backoff.wait()
 
     async def give_back_now(self) -> None:
-        """Return back unwanted and failed leases.
+        """Return unwanted and failed leases to the hub.
 
         Raises:
             RefusedError, ConnectionLost: see ``SamplerRolloutClient``. The next call tries again; a lease

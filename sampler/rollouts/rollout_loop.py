@@ -15,40 +15,29 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
-
-import numpy as np
 
 from node.clients.membership_client import MembershipClient
 from node.clock import Clock
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
-from node.limits import PROMPT_TOKENS
-from node.rollout import (
-    Completion,
-    GroupVerdict,
-    LeasePurpose,
-    LogprobMode,
-    PromptLease,
-    RolloutGroup,
-    Verdict,
-)
+from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from node.run import RunSettings
 from node.waits import run_until
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import EngineFaultError
-from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import Dropped, SamplerMetrics
+from sampler.rollouts.graded_group import completion_texts, graded_group
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.group_tally import GroupTally, SubmittedGroups
 from sampler.rollouts.leasing import Leasing
-from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, Prompt, WorkQueue
+from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import TaskDescription, TaskError, TaskUnusableError
-from sampler.tasks.task import CompletionText, TaskSetup, unusable
+from sampler.tasks.grader_process import TaskError
+from sampler.tasks.task import TaskSetup
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +90,7 @@ class RolloutLoop:
 
     def forget_doubtful(self) -> None:
         """Drop the groups being generated: the policy they are drawn from may be no version at all."""
-        dropped = self._work_queue.drop({JobState.GENERATING})
-        self._drop(dropped, Dropped.DOUBTFUL)
-        self._leasing.give_back(dropped)
-
-    def _forget_failed(self) -> None:
-        """Drop the groups being generated: the engine failed, whatever the prompts were."""
-        dropped = self._work_queue.drop({JobState.GENERATING})
-        self._drop(dropped, Dropped.ENGINE)
-        self._leasing.give_back(dropped)
+        self._drop_generating(Dropped.DOUBTFUL)
 
     def note_verdict(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
@@ -123,9 +104,9 @@ class RolloutLoop:
         """Sample until ``stopping``, then submit what is finished.
 
         Raises:
-            ConfigError: this sampler does not know the run's task, cannot use its class, or task and data do
-                not fit each other.
-            StartupError: the task does not start, or its packages are not installed.
+            ConfigError: this sampler does not know the run's task, cannot use its class or lacks a package
+                that it needs, or task and data do not fit each other.
+            StartupError: the task does not start.
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
@@ -133,36 +114,33 @@ class RolloutLoop:
         graders = self._make_graders(setup)
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
-            description = await _started(graders, setup.path)
-            prompts = _prompts(description, settings, setup.path)
-            await run_until(stopping, self._membership.tell_prompts(prompts))
-            max_prompt_tokens = description.max_prompt_tokens or PROMPT_TOKENS
-            work = _Work(settings.task, prompts, max_prompt_tokens, setup.template_arguments, graders)
-            await self._sample(work, ready, stopping)
+            task = await RunTask.start(settings.task, setup, graders, rows=settings.prompts)
+            await run_until(stopping, self._membership.tell_prompts(task.prompts))
+            await self._sample(task, ready, stopping)
         finally:
             await graders.close()
 
-    async def _sample(self, work: "_Work", ready: Callable[[], None], stopping: asyncio.Event) -> None:
+    async def _sample(self, task: RunTask, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         preparing: set[asyncio.Task[None]] = set()
         grading: set[asyncio.Task[None]] = set()
 
         def start(step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
-            task = tasks.create_task(step)
-            among.add(task)
-            task.add_done_callback(among.discard)
+            started = tasks.create_task(step)
+            among.add(started)
+            started.add_done_callback(among.discard)
 
         def take(lease: PromptLease) -> bool:
-            if not self._takes(lease, work):
+            if not self._takes(lease, task):
                 return False
             self._work_queue.take(lease, now=self._clock.now())
-            start(self._prepare(lease, work), preparing)
+            start(self._prepare(lease, task), preparing)
             return True
 
         def grade(finished: FinishedRequest) -> None:
             job = self._work_queue.finish(finished.request_id, now=self._clock.now())
             self._begin_ready()
             if job is not None:
-                start(self._grade(job, finished, work), grading)
+                start(self._grade(job, finished, task), grading)
 
         has_ended = asyncio.Event()
         faults: list[Exception] = []
@@ -170,7 +148,7 @@ class RolloutLoop:
         async def generate() -> None:
             try:
                 await self._engine_thread.run(
-                    finished=grade, refused=self._refuse, failed=self._forget_failed
+                    finished=grade, refused=self._refuse, failed=lambda: self._drop_generating(Dropped.ENGINE)
                 )
             except (EngineFaultError, StartupError, ConfigError) as error:
                 faults.append(error)
@@ -181,8 +159,8 @@ class RolloutLoop:
             submitting = tasks.create_task(self._submitter.run(self._settle))
             ready()
             await run_until(stopping, run_until(has_ended, self._leasing.run(take)))
-            for task in preparing:
-                task.cancel()
+            for step in preparing:
+                step.cancel()
             await self._finish(grading)
             generating.cancel()
             submitting.cancel()
@@ -202,8 +180,8 @@ class RolloutLoop:
         except TimeoutError:
             logger.warning("finished groups not submitted", extra={"groups": len(self._work_queue)})
             self._metrics.dropped_groups.labels(Dropped.STOPPING).inc(len(self._work_queue))
-            for task in grading:
-                task.cancel()
+            for step in grading:
+                step.cancel()
         for purpose, tally in self._tallies.items():
             _log_totals(purpose, tally.rest(now=self._clock.monotonic()))
 
@@ -213,9 +191,8 @@ class RolloutLoop:
         except (ConnectionLost, RefusedError) as error:
             logger.warning("leases not given back; they will expire", extra={"detail": str(error)})
 
-    def _takes(self, lease: PromptLease, work: "_Work") -> bool:
-        is_known = bool(lease.row) or lease.prompt_index < work.prompts  # held-out rows come after the others
-        if lease.task == work.task_name and lease.prompt_index >= 0 and is_known:
+    def _takes(self, lease: PromptLease, task: RunTask) -> bool:
+        if task.has(lease):
             return True
         logger.warning(
             "lease for another task",
@@ -225,26 +202,14 @@ class RolloutLoop:
         self._leasing.give_back([lease.lease_id])
         return False
 
-    async def _prepare(self, lease: PromptLease, work: "_Work") -> None:
-        """Ask for the prompt once, and tokenize it in a thread: a long one takes a while."""
+    async def _prepare(self, lease: PromptLease, task: RunTask) -> None:
         try:
             with self._metrics.prompt_seconds.time():
-                made = await work.graders.prompt(lease.prompt_index, _row(lease))
-            token_ids = await asyncio.to_thread(self._engine.encode, made.content, work.template_arguments)
+                prompt = await task.prompt(lease, self._engine)
         except TaskError as error:
             self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
             return
-        except RefusedError as refused:
-            self._fail(lease.lease_id, Failure.PROMPT_FAILED, str(refused), Dropped.REFUSED)
-            return
-        if not len(token_ids):
-            self._fail(lease.lease_id, Failure.PROMPT_FAILED, "a prompt without tokens", Dropped.REFUSED)
-            return
-        if len(token_ids) > work.max_prompt_tokens:
-            detail = f"{len(token_ids)} tokens, max_prompt_tokens = {work.max_prompt_tokens}"
-            self._fail(lease.lease_id, Failure.PROMPT_TOO_LONG, detail, Dropped.REFUSED)
-            return
-        self._work_queue.make_ready(lease.lease_id, Prompt(made, token_ids), now=self._clock.now())
+        self._work_queue.make_ready(lease.lease_id, prompt, now=self._clock.now())
         self._begin_ready()
 
     def _begin_ready(self) -> None:
@@ -263,47 +228,31 @@ class RolloutLoop:
         self._fail(lease_id, fault, str(refused), Dropped.REFUSED)
         self._begin_ready()
 
-    async def _grade(self, job: Job, finished: FinishedRequest, work: "_Work") -> None:
-        assert job.prompt is not None, "a generated job has a prompt"
+    async def _grade(self, job: Job, finished: FinishedRequest, task: RunTask) -> None:
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
-        stop = job.lease.sampling.stop
-        texts = [
-            CompletionText(
-                text_before_stop(self._engine.decode(c.token_ids), stop), len(c.token_ids), c.finish.value
-            )
-            for c in finished.completions
-        ]
+        texts = completion_texts(finished, self._engine.decode, stop=job.lease.sampling.stop)
         try:
             with self._metrics.grade_seconds.time():
-                grades = await work.graders.grade(
-                    job.prompt.made, job.lease.prompt_index, texts, _row(job.lease)
-                )
+                grades = await task.grade(job, texts)
         except TaskError as error:
             self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
             return
         self._leasing.note_success()
-        # One offset for all three times, so that their differences are measured by one clock.
-        offset_s = self._membership.clock_offset_s
-        group = RolloutGroup(
+        group = graded_group(
+            job,
+            finished,
+            grades,
             run_id=self._run_id,
-            group_id=job.lease.lease_id,
             layout_digest=self._engine.layout.digest,
             tokenizer_digest=self._engine.tokenizer_digest,
-            task=job.lease.task,
-            prompt_index=job.lease.prompt_index,
-            prompt_token_ids=job.prompt.token_ids,
-            completions=_completions(finished, grades.rewards),
-            sampling=job.lease.sampling,
-            logprob_mode=LogprobMode.SAMPLED,
-            sampling_started_at_s=job.at_s + offset_s,
-            sampling_finished_at_s=finished_at_s + offset_s,
-            graded_at_s=self._clock.now() + offset_s,
-            metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
+            finished_at_s=finished_at_s,
+            graded_at_s=self._clock.now(),
+            offset_s=self._membership.clock_offset_s,
         )
         self._metrics.tokens.inc(group.tokens)
         if job.lease.purpose is LeasePurpose.TRAINING:
-            self._metrics.reward_mean.set(_reward_mean(group))
+            self._metrics.reward_mean.set(group.reward_mean)
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
         await self._submitter.put(group)
 
@@ -316,9 +265,8 @@ class RolloutLoop:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
-        reward_mean = _reward_mean(group)
         tally, now = self._tallies[purpose], self._clock.monotonic()
-        _log_totals(purpose, tally.add(group, verdict, reward_mean=reward_mean, now=now))
+        _log_totals(purpose, tally.add(group, verdict, now=now))
         logger.debug(
             "group",
             extra={
@@ -326,7 +274,7 @@ class RolloutLoop:
                 "purpose": purpose,
                 "prompt_index": group.prompt_index,
                 "verdict": verdict,
-                "reward_mean": round(reward_mean, 4),
+                "reward_mean": round(group.reward_mean, 4),
                 "oldest_version": group.oldest_version,
                 "newest_version": group.newest_version,
                 "tokens": group.tokens,
@@ -336,7 +284,7 @@ class RolloutLoop:
         )
 
     def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
-        """Return back a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
+        """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
         job = self._work_queue.settle(lease_id)
         if job is None:
             return
@@ -357,71 +305,17 @@ class RolloutLoop:
             self._metrics.count_prompt_fault(fault)
             self._leasing.give_up(FailedLease(lease_id, fault, detail))
 
+    def _drop_generating(self, reason: Dropped) -> None:
+        dropped = self._work_queue.drop({JobState.GENERATING})
+        self._drop(dropped, reason)
+        self._leasing.give_back(dropped)
+
     def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
         self._engine_thread.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
         self._begin_ready()
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The run's task and who serves it."""
-
-    task_name: str
-    prompts: int
-    max_prompt_tokens: int
-    template_arguments: Mapping[str, Any]
-    graders: GraderPool
-
-
-async def _started(graders: GraderPool, path: str) -> TaskDescription:
-    try:
-        return await graders.start()
-    except TaskUnusableError as error:
-        raise unusable(path, str(error)) from error
-    except TaskError as error:
-        raise StartupError(
-            f"the task {path} does not start: {error}",
-            fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is imported.",
-        ) from error
-
-
-def _prompts(description: TaskDescription, settings: RunSettings, path: str) -> int:
-    """Return how many prompts the run has: rows, where the coordinator has data, or else the task's own."""
-    if settings.prompts and not description.takes_rows:
-        raise unusable(
-            path,
-            "the run has data, and the task takes no rows: it needs prompt(self, index, row) and "
-            "grade(self, index, row, completion), or a coordinator without coordinator.data",
-        )
-    prompts = settings.prompts or description.prompts
-    if prompts is None:
-        raise unusable(path, "its prompts are rows, and the run has none: set coordinator.data.file")
-    return prompts
-
-
-def _row(lease: PromptLease) -> str:
-    return lease.row.decode(errors="replace")
-
-
-def _completions(finished: FinishedRequest, rewards: Iterable[float]) -> tuple[Completion, ...]:
-    return tuple(
-        Completion(
-            token_ids=sampled.token_ids,
-            behaviour_logprob=sampled.behaviour_logprob,
-            policy_version=sampled.policy_version,
-            reward=reward,
-            finish=sampled.finish,
-            kept_mass=sampled.kept_mass,
-        )
-        for sampled, reward in zip(finished.completions, rewards, strict=True)
-    )
-
-
 def _log_totals(purpose: LeasePurpose, totals: SubmittedGroups | None) -> None:
     if totals is not None:
         logger.info("groups submitted", extra={"purpose": purpose, **asdict(totals)})
-
-
-def _reward_mean(group: RolloutGroup) -> float:
-    return sum(completion.reward for completion in group.completions) / len(group.completions)

@@ -104,8 +104,8 @@ def task_setup(
         allowed_graders: Import paths that an option may name.
         has_chat_template: Whether this sampler's model has one.
     Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``, or an option cannot be had here.
-        StartupError: it needs a package that is not installed here.
+        ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
+            package that it needs is not installed here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -124,7 +124,9 @@ def task_setup(
             fix="Add it there, where you trust it and have it installed, or change the task's options.",
         )
     if checked is not None and checked.package is not None:
-        NeededPackage(f"the run's task {name!r}", checked.package, extra="tasks").check()
+        NeededPackage(
+            "coordinator.task", name, checked.package, extra="tasks", source="the coordinator"
+        ).check()
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:

@@ -70,7 +70,7 @@ class VersionAssembly(ABC):
         self._verified = np.zeros(len(self.layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Take the frames that the base has and the payloads that were kept; return the frames to repair."""
+        """Use the frames that the base has and the payloads that were kept; return the frames to repair."""
         records, spans = self.manifest.frames, self.layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
@@ -112,7 +112,7 @@ class VersionAssembly(ABC):
         self._set_verified(frame, digest)
 
     def repair(self, frame: int, words: Words) -> None:
-        """Take the words of a frame that was rebuilt from other artifacts.
+        """Set the words of a frame that was rebuilt from other artifacts.
 
         Raises:
             DamagedFrameError: they are not the signed ones.
@@ -162,7 +162,7 @@ class VersionAssembly(ABC):
     def _take_words(self, frame: int, words: Words) -> None: ...
 
     def _take_kept(self, frame: int) -> bool:
-        """Take the payload that arrived before a restart, if any; return False if its base is wrong."""
+        """Apply the payload that arrived before a restart, if any; return False if its base is wrong."""
         payload = None if self.payloads is None else self.payloads.payload(frame)
         try:
             if payload is not None:

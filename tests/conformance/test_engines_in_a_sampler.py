@@ -1,7 +1,5 @@
 """Every installed engine in a whole sampler: versions followed in flight, as the learner signed them."""
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +13,10 @@ from sampler.engines.engine import SampledCompletion
 from sampler.engines.torch_engine import TorchEngine
 from support.engines import WAYS, Driven, settings_of
 from support.hub import running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.mark.parametrize(("name", "apply"), WAYS, ids=["-".join(way) for way in WAYS])

@@ -1,7 +1,6 @@
 """What a hub or a relay can send that was never signed: named, counted, never served; the rest is kept."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +20,13 @@ from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
 from node.weights.transfer.advance import Remedy
 from support.fetching import fetch_version
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.policy_sync import IN_PLACE, syncing
 from support.waiting import until
 from support.weights import LAYOUT, SPECS, Learner, keys, put_version
 
 DELTA = ArtifactKey(1, 0)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.fixture(params=["in a spare copy", IN_PLACE])

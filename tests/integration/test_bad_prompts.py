@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from node.rollout import RolloutGroup
 from node.wire.rollouts import group_from_wire
@@ -15,9 +13,8 @@ from sampler.engines.torch_engine import TorchEngine
 from support.bad_prompts import is_bad
 from support.clock import ManualClock
 from support.hub import HandDrain, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import learning, sampling
-from support.tiny_model import make_tiny_model
 
 TASKS = {
     "too_long": ("TooLong", "prompt_too_long"),
@@ -28,28 +25,6 @@ TASKS = {
 }
 GROUPS = 60
 """Three epochs of twenty prompts, two of them bad."""
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def pass_time(clock: ManualClock) -> None:

@@ -19,13 +19,8 @@ from node.identity.revocation import RevocationList
 from node.process.bootstrap import obtain_identity
 from node.rpc.server import Audience
 from node.run import Role
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.rpc import serving
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @contextlib.asynccontextmanager

@@ -34,17 +34,12 @@ from node.telemetry.metrics import NodeMetrics
 from node.weights.transfer.watch import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.relay import running_relay
 from support.rpc import every_service, invoke, recheck_often, serving
 from support.waiting import until
 
 DAY_S = 86400.0
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 def joins(caplog: pytest.LogCaptureFixture) -> int:

@@ -32,11 +32,6 @@ TRAINED = common_pb2.VERDICT_TRAINED
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
-@pytest.fixture
 async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
     async with running_hub(made) as hub:
         yield hub

@@ -3,46 +3,21 @@
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.wire.rollouts import group_from_wire
 from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import running_hub
-from support.identity import MadeRun, make_run
+from support.hub import HandPeer, running_hub
+from support.identity import MadeRun
 from support.sampler import RunningSampler, learner_of, learning, sampling
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.mark.parametrize("apply", ["spare", "in_place"])
@@ -72,16 +47,7 @@ async def test_an_engine_out_of_memory_is_restarted_and_the_version_held_is_serv
         assert sampler.value("dropped_groups_total", reason="engine") >= 1
         assert sampler.value("swap_seconds_count") >= 3
         assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
-        before = int(sampler.value("groups_total", verdict="spooled"))
-        await until(lambda: sampler.value("groups_total", verdict="spooled") >= before + 9, within_s=100)
-        drain = await learner.drain(credits=before + 9)
-        groups: list[RolloutGroup] = []
-        while len(groups) < before + 9:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                groups.append(group_from_wire(response.group.group))
-                check_group(groups[-1], vocabulary_size=VOCABULARY_SIZE)
-        assert len({group.group_id for group in groups}) == len(groups)
+        groups = await spooled_from_now(learner, sampler, groups=9)
         # Those finished before may have been graded and submitted since.
         assert sum(group.newest_version == 1 for group in groups) >= 5
         assert await sampler.drained() is ExitCode.DRAINED
@@ -118,16 +84,7 @@ async def test_an_engine_whose_process_ends_or_hangs_is_loaded_again_and_nothing
         await until(lambda: sampler.value("held_version") == 1, within_s=100)
         assert sampler.value("dropped_groups_total", reason="engine") >= 1
         assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
-        before = int(sampler.value("groups_total", verdict="spooled"))
-        await until(lambda: sampler.value("groups_total", verdict="spooled") >= before + 6, within_s=100)
-        drain = await learner.drain(credits=before + 6)
-        groups: list[RolloutGroup] = []
-        while len(groups) < before + 6:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                groups.append(group_from_wire(response.group.group))
-                check_group(groups[-1], vocabulary_size=VOCABULARY_SIZE)
-        assert len({group.group_id for group in groups}) == len(groups)
+        await spooled_from_now(learner, sampler, groups=6)
         process = engine_process()
         assert await sampler.drained() is ExitCode.DRAINED
         assert not psutil.pid_exists(process)
@@ -182,6 +139,21 @@ async def test_a_sampler_whose_engine_is_broken_gives_its_leases_back_and_ends(
             assert await sampler.ending is ExitCode.FAILED
         assert sampler.value("engine_restarts_total") == 3
         assert (await learner.status()).slots.get("leased", 0) == 0
+
+
+async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups: int) -> list[RolloutGroup]:
+    """Wait for more groups; return all there are, which are whole and different."""
+    wanted = int(sampler.value("groups_total", verdict="spooled")) + groups
+    await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
+    drain = await learner.drain(credits=wanted)
+    found: list[RolloutGroup] = []
+    while len(found) < wanted:
+        response = await drain.hear()
+        if response.WhichOneof("message") == "group":
+            found.append(group_from_wire(response.group.group))
+            check_group(found[-1], vocabulary_size=VOCABULARY_SIZE)
+    assert len({group.group_id for group in found}) == len(found)
+    return found
 
 
 def engine_process() -> int:

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,12 @@ from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
 from support.hub import HandPeer, RunningHub, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
-from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 GRADER = "support.graded_texts:share_of_digits"
 EVALUATION = {"every_versions": 1, "prompts": 6}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 def ledger(made: MadeRun) -> Path:

@@ -21,11 +21,6 @@ from support.rpc import METHODS, every_service, invoke, serving
 MEMBERS_ONLY = [path for path in METHODS if RULES[path].roles is not None]
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
 def channel_of(identity: Identity, address: str) -> grpc.aio.Channel:
     # A moment at which even the bad ones look good to themselves: the hub must not rely on that.
     return dial(address, identity, purpose=Purpose.CONTROL, now=identity.not_before_s + 1)

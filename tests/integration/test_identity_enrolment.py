@@ -33,11 +33,6 @@ from support.rpc import Serving, every_service, invoke, serving
 from support.waiting import until
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
 @contextlib.asynccontextmanager
 async def enrolment_port(
     made: MadeRun, clock: ManualClock | None = None, *, listen: str = "127.0.0.1:0"

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import escape
 from pathlib import Path
@@ -50,34 +50,16 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
-from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 CLOCK = SystemClock()
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
 def context_of(
-    run: MadeRun, role: Role, *, hub: str | None = None, **sections: CoordinatorConfig | LearnerConfig
+    made: MadeRun, role: Role, *, hub: str | None = None, **sections: CoordinatorConfig | LearnerConfig
 ) -> RoleContext:
     registry = CollectorRegistry()
-    section = NodeSection(state_dir=run.directory, coordinator=hub, drain_timeout_s=10)
+    section = NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10)
     return RoleContext(
         role=role,
         config=NodeConfig(section, TelemetrySection(), **sections),
@@ -85,15 +67,15 @@ def context_of(
         node_metrics=NodeMetrics(registry, roles=[role], clock=CLOCK),
         transfer_metrics=TransferMetrics(registry),
         clock=CLOCK,
-        node_id=run.of(role).node_id,
-        state_dir=run.directory / role,
-        identity=run.of(role),
-        run=run.run,
+        node_id=made.of(role).node_id,
+        state_dir=made.directory / role,
+        identity=made.of(role),
+        run=made.run,
     )
 
 
 @asynccontextmanager
-async def coordinator(run: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[str]:
+async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[str]:
     """Serve a hub until the end of the block; gives its address."""
     config = CoordinatorConfig(
         task="addition",
@@ -105,7 +87,7 @@ async def coordinator(run: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[s
         listen="127.0.0.1:0",
         enrolment_listen="127.0.0.1:0",
     )
-    [hub] = await coordinator_role.build(context_of(run, Role.COORDINATOR, coordinator=config))
+    [hub] = await coordinator_role.build(context_of(made, Role.COORDINATOR, coordinator=config))
     assert isinstance(hub, CoordinatorService)
     is_ready, stopping = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(hub.run(ready=is_ready.set, stopping=stopping))
@@ -118,7 +100,7 @@ async def coordinator(run: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[s
         await asyncio.wait_for(serving, timeout=20)
 
 
-def answer(lease: PromptLease, run: MadeRun, model_dir: Path, layout_digest: bytes) -> RolloutGroup:
+def answer(lease: PromptLease, made: MadeRun, model_dir: Path, layout_digest: bytes) -> RolloutGroup:
     draws = np.random.default_rng(lease.prompt_index)
     completions = tuple(
         make_completion(4, reward=float(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
@@ -126,7 +108,7 @@ def answer(lease: PromptLease, run: MadeRun, model_dir: Path, layout_digest: byt
     )
     return make_group(
         lease.lease_id,
-        run_id=run.run_id,
+        run_id=made.run_id,
         prompt_index=lease.prompt_index,
         sampling=lease.sampling,
         completions=completions,
@@ -136,17 +118,17 @@ def answer(lease: PromptLease, run: MadeRun, model_dir: Path, layout_digest: byt
 
 
 @asynccontextmanager
-async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Counter[Verdict]]:
+async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Counter[Verdict]]:
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     layout_digest = load_policy(model_dir, device="cpu").layout.digest
     control, rollouts = (
-        dial(hub, run.sampler, purpose=purpose, now=CLOCK.now())
+        dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
     )
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
         control,
-        Member(run.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
+        Member(made.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
         reports=PeerReports(held=lambda: PolicyVersion(0), waits_for=str, metrics=tuple),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
         clock=CLOCK,
@@ -160,7 +142,7 @@ async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Cou
         while True:
             grant = await client.lease(4, PolicyVersion(0))
             for lease in grant.leases:
-                verdict, detail = await client.submit(answer(lease, run, model_dir, layout_digest))
+                verdict, detail = await client.submit(answer(lease, made, model_dir, layout_digest))
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
                 await pause.wait()
@@ -181,7 +163,7 @@ async def sampling(run: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Cou
 
 
 async def learn(
-    run: MadeRun, hub: str, model_dir: Path, *, max_versions: int, quarantine_mismatch_nats: float = 0.2
+    made: MadeRun, hub: str, model_dir: Path, *, max_versions: int, quarantine_mismatch_nats: float = 0.2
 ) -> tuple[ExitCode, RoleContext]:
     """Run the learner's daemon until it ends by itself."""
     config = LearnerConfig(
@@ -195,7 +177,7 @@ async def learn(
         max_versions=max_versions,
         quarantine_mismatch_nats=quarantine_mismatch_nats,
     )
-    context = context_of(run, Role.LEARNER, hub=hub, learner=config)
+    context = context_of(made, Role.LEARNER, hub=hub, learner=config)
 
     async def build() -> list[Service]:
         return await learner_role.build(context)
@@ -205,44 +187,44 @@ async def learn(
     return code, context
 
 
-def version_in_checkpoint(run: MadeRun, model_dir: Path) -> PolicyVersion:
+def version_in_checkpoint(made: MadeRun, model_dir: Path) -> PolicyVersion:
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    progress = CheckpointStore(run.directory / "learner" / "checkpoints").restore(policy, optimizer)
+    progress = CheckpointStore(made.directory / "learner" / "checkpoints").restore(policy, optimizer)
     words = np.empty(policy.layout.words, np.uint16)
     policy.snapshot(words)
     return HeldPolicy.of(progress.version, words, layout=policy.layout).version
 
 
 async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
-    run: MadeRun, model_dir: Path
+    made: MadeRun, model_dir: Path
 ) -> None:
-    async with coordinator(run) as hub, sampling(run, hub, model_dir):
-        assert (await learn(run, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
-        code, context = await learn(run, hub, model_dir, max_versions=5)
+    async with coordinator(made) as hub, sampling(made, hub, model_dir):
+        assert (await learn(made, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
+        code, context = await learn(made, hub, model_dir, max_versions=5)
         assert code is ExitCode.DRAINED
-        status = await fetch_status(hub, run.of(Role.OPERATOR))
+        status = await fetch_status(hub, made.of(Role.OPERATOR))
     [row] = [peer for peer in status.peers if peer.role is Role.LEARNER]
     assert (row.state, row.waits_for) == ("left", "done: version 5 of 5")
 
     lines = [
-        json.loads(line) for line in (run.directory / "learner" / "steps.jsonl").read_text().splitlines()
+        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
     ]
     assert [line["version"] for line in lines] == [1, 2, 3, 4, 5]
     trained = [group["group_id"] for line in lines for group in line["groups"]]
     assert len(set(trained)) == len(trained) == 10
-    assert (run.directory / "learner" / "epoch").read_text() == "2\n"
+    assert (made.directory / "learner" / "epoch").read_text() == "2\n"
 
     # The hub can serve the last version to a peer that has nothing but the base model.
     store = ArtifactStore(
-        run.directory / "coordinator" / "versions",
-        public_key=run.run.learner_public_key,
-        run_id=run.run_id,
+        made.directory / "coordinator" / "versions",
+        public_key=made.run.learner_public_key,
+        run_id=made.run_id,
         retained_keyframes=2,
     )
     announcement = store.announcement()
     assert announcement is not None
-    assert announcement.head == version_in_checkpoint(run, model_dir)
+    assert announcement.head == version_in_checkpoint(made, model_dir)
     assert announcement.head.number == 5
     assert any(artifact.key.base_version == NO_BASE for artifact in announcement.artifacts)
 
@@ -251,7 +233,7 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert away_nats[0] == 0.0
     assert min(away_nats[1:]) > 1e-6
 
-    samples = list(SamplesFile(run.directory / "learner" / "samples.jsonl").all())
+    samples = list(SamplesFile(made.directory / "learner" / "samples.jsonl").all())
     assert [group.version for group in samples] == [2, 4]
     assert {group.group_id for group in samples} <= set(trained)
     assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
@@ -261,19 +243,19 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert shown["heterorl_learner_trained_tokens_total"] == 2 * 2 * 2 * 4
 
 
-async def test_verdicts_reach_the_sampler_that_wrote_the_groups(run: MadeRun, model_dir: Path) -> None:
-    async with coordinator(run) as hub, sampling(run, hub, model_dir) as verdicts:
-        await learn(run, hub, model_dir, max_versions=2)
+async def test_verdicts_reach_the_sampler_that_wrote_the_groups(made: MadeRun, model_dir: Path) -> None:
+    async with coordinator(made) as hub, sampling(made, hub, model_dir) as verdicts:
+        await learn(made, hub, model_dir, max_versions=2)
         await until(lambda: verdicts[Verdict.TRAINED] >= 4)
 
 
-async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(run: MadeRun, model_dir: Path) -> None:
+async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(made: MadeRun, model_dir: Path) -> None:
     """Four steps of eight groups each, all drawn from version 0: four ages are measured."""
-    async with coordinator(run, batch_groups=8) as hub, sampling(run, hub, model_dir):
+    async with coordinator(made, batch_groups=8) as hub, sampling(made, hub, model_dir):
         # The sampler's logprobs are made up: without a limit it would be shut out.
-        code, _ = await learn(run, hub, model_dir, max_versions=4, quarantine_mismatch_nats=math.inf)
+        code, _ = await learn(made, hub, model_dir, max_versions=4, quarantine_mismatch_nats=math.inf)
         assert code is ExitCode.DRAINED
-        status = await fetch_status(hub, run.operator)
+        status = await fetch_status(hub, made.operator)
     assert status.step is not None
     recommended = status.step.recommended_staleness
     assert recommended is not None
@@ -287,14 +269,14 @@ async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(run: MadeR
 
 
 async def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(
-    run: MadeRun, tmp_path: Path
+    made: MadeRun, tmp_path: Path
 ) -> None:
     other = make_run(tmp_path / "elsewhere", now=time.time())
-    other.signing_key.save(run.directory / "learner" / "signing.key")
+    other.signing_key.save(made.directory / "learner" / "signing.key")
     config = LearnerConfig(model_dir=tmp_path / "no model here", learning_rate=1e-3)
-    context = context_of(run, Role.LEARNER, hub="127.0.0.1:1", learner=config)
+    context = context_of(made, Role.LEARNER, hub="127.0.0.1:1", learner=config)
     with pytest.raises(StartupError, match="not the key that run"):
         await learner_role.build(context)
-    (run.directory / "learner" / "signing.key").unlink()
+    (made.directory / "learner" / "signing.key").unlink()
     with pytest.raises(StartupError, match="no signing key"):
         await learner_role.build(context)

@@ -36,15 +36,15 @@ from node.errors import StartupError
 from node.identity.peer import Peer
 from node.rollout import Completion, DeliveredGroup, Verdict
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role, RunSettings
+from node.run import EvaluationNotice, Role, RunSettings
 from node.telemetry.metrics import NodeMetrics
 from support.groups import SAMPLING, make_completion, make_group
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 BATCH = 2
+NOT_EVALUATED = EvaluationNotice()
 RUN = RunSettings(
     task="addition",
     group_size=2,
@@ -55,11 +55,6 @@ RUN = RunSettings(
     sampling=SAMPLING,
 )
 STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=256)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +99,7 @@ async def learner(
     quarantine_mismatch_nats: float = math.inf,
     stop_at_reward: float | None = None,
     stop_window_versions: int = 16,
-    evaluations: tuple[int | None, int | None] = (None, None),
+    evaluations: EvaluationNotice = NOT_EVALUATED,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
@@ -415,7 +410,7 @@ async def test_the_best_version_is_that_of_the_best_window_until_versions_are_ev
             assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
             assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
             await until(lambda: running.shown("best_version") == 2)
-        told = {"evaluations": (3, 4), "stop_window_versions": 2}
+        told = {"evaluations": EvaluationNotice(best=3, under_way=4, announced=5), "stop_window_versions": 2}
         async with learner(hub, model_dir, tmp_path, **told) as running:  # type: ignore[arg-type]
             for version in (4, 5):
                 await train(running, version, 0.9)

@@ -1,7 +1,6 @@
 """Rows travel with leases: a real coordinator with data, and a sampler driven by hand."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,7 @@ import pytest
 from node.errors import ConfigError
 from node.limits import LEASED_ROWS_BYTES
 from support.hub import RunningHub, running_hub
-from support.identity import MadeRun, make_run
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
+from support.identity import MadeRun
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import shutil
 import socket
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -18,15 +17,10 @@ from node.run import StepRecord
 from node.telemetry.metrics import NodeMetrics
 from support.clock import ManualClock
 from support.hub import HandDrain, HandPeer, running_hub, step_record
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.waiting import until
 
 COPIED_AT, LAST = 3, 6
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def refusal(call: Awaitable[object]) -> tuple[str, str]:

@@ -18,15 +18,10 @@ from node.rpc.auth import RULES
 from node.rpc.channel import Purpose, classified, dial
 from node.run import Role
 from support.hub import RunningHub, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.rpc import METHODS, invoke, recheck_often
 
 GET_STATUS = "/heterorl.v1.MembershipService/GetStatus"
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandDrain, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import CLOCK, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
@@ -34,28 +32,6 @@ from support.waiting import until
 ROWS = 20
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}-"
 GRADER = "support.graded_texts:share_of_digits"
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.fixture

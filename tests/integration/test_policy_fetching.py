@@ -1,7 +1,6 @@
 """Policy versions over real connections: whatever happens on the way, bit-exact or not at all."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from node.weights.planning.cheapest_chain import plan_fresh
 from node.weights.transfer.advance import Remedy
 from node.weights.transfer.fetcher import Fetcher
 from support.fetching import fetch_version
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.waiting import until
 from support.weights import LAYOUT, Learner
@@ -31,11 +30,6 @@ from support.weights import LAYOUT, Learner
 DELTA = ArtifactKey(1, 0)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
 """Keyframe payloads of 1.5 MiB: two pieces and a bit on the wire."""
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def fetch(

@@ -1,7 +1,6 @@
 """Versions asked for before they exist: they come by themselves, and nothing is believed for it."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from node.weights.transfer.advance import Remedy
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
 from support.fetching import fetch_version
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Pushes, Pushing, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import running_relay
 from support.waiting import until
@@ -30,11 +29,6 @@ STEP = ArtifactKey(1, 0)
 STEP_OF_LEARNER = (1, 0)
 WIDE = Layout.of([TensorSpec("a", (40 * 4096,)), TensorSpec("b", (10,))], frame_words=4096)
 """41 frames."""
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @dataclass(slots=True)

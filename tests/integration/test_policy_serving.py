@@ -1,7 +1,6 @@
 """What a hub serves, announces and takes in: only what its store vouches for, whoever asks."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
 from node.weights.transfer.watch import watch_versions
 from node.wire.policies import artifact_key_to_wire
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.weights import flip_bit, frames_file, keys, offsets
 
 DELTA = ArtifactKey(1, 0)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The learner's hub is kept supplied, whatever happens to it; each frame travels once."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,11 @@ from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ARTIFACTS_PER_ROUND
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import PolicyHub, policy_hub
 from support.uploading import uploading
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def until_supplied(hub: PolicyHub, store: ArtifactStore) -> None:

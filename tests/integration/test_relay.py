@@ -18,7 +18,7 @@ from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.advance import Remedy
 from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.relay import RunningRelay, running_relay
 from support.uploading import uploading
@@ -28,11 +28,6 @@ DELTA = ArtifactKey(1, 0)
 KEYFRAME = ArtifactKey(1)
 WIDE = Layout.of([TensorSpec("a", (40 * 4096,)), TensorSpec("b", (10,))], frame_words=4096)
 """A keyframe is 41 frames, a quarter of a megabyte."""
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def fetch(

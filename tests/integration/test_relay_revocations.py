@@ -12,13 +12,8 @@ from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
 from node.rpc.channel import Purpose, call, dial
 from support.hub import running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.relay import running_relay
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def answer_to(identity: Identity, address: str) -> Reason:

@@ -13,16 +13,11 @@ from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
 from support.hub import HandPeer, answer_to, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
 from support.waiting import until
 
 SPOOLED = common_pb2.VERDICT_SPOOLED
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 def at(relay: RunningRelay) -> HandPeer:

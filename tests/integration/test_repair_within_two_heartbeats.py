@@ -1,13 +1,10 @@
 """A word gone bad in a sampler's memory is mended by its frame within two heartbeats of being noticed."""
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.identity.peer import Peer
@@ -19,31 +16,13 @@ from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
 from sampler.versions.memory_scrub import MemoryScrub
 from support.hub import running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.model_words import words_of
 from support.sampler import learner_of, learning, sampling
-from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 HEARTBEAT_S = 2.0
 """Time enough for one frame even on a machine that is busy: what is counted are heartbeats."""
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(slots=True)
@@ -91,13 +70,16 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[TorchEngine]:
 @pytest.mark.parametrize("noticed_by", ["the sampler", "the coordinator"])
 async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heartbeats(
     made: MadeRun,
+    base: TorchEngine,
     model_dir: Path,
     ears: Ears,
     engines: list[TorchEngine],
     monkeypatch: pytest.MonkeyPatch,
     noticed_by: str,
 ) -> None:
-    base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    if noticed_by == "the coordinator":
+        # Before the sampler starts: a scrub under way would notice too.
+        monkeypatch.setattr(MemoryScrub, "check_next", lambda self, live: None)
     learner = learner_of(made, base)
     async with (
         running_hub(made, heartbeat_interval_s=HEARTBEAT_S) as hub,
@@ -109,8 +91,6 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heart
         await until(lambda: (signed, False) in ears.heartbeats, within_s=30)
         (engine,) = engines
         live, layout = engine.weights.live, engine.layout
-        if noticed_by == "the coordinator":
-            monkeypatch.setattr(MemoryScrub, "check_next", lambda self, live: None)
         spoilt = live.read(layout.frames[0]).copy()
         spoilt[7] ^= 1
         before = len(ears.heartbeats)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -17,7 +16,7 @@ from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
 from node.run import Role
 from support.clock import ManualClock
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.rpc import METHODS, Serving, every_service, invoke, rpcs, serving
 from support.waiting import until
 
@@ -74,11 +73,6 @@ class Policies:
 async def answer_heartbeats(requests: Any, context: Any) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
     async for request in requests:
         yield membership_pb2.HeartbeatResponse(sequence=request.sequence)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 def learner_channel(made: MadeRun, hub: Serving, purpose: Purpose = Purpose.BULK) -> grpc.aio.Channel:

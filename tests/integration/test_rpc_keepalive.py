@@ -2,15 +2,13 @@
 
 import asyncio
 import time
-from pathlib import Path
 
 import grpc
 import grpc.aio
-import pytest
 
 from node.rpc.channel import Purpose, dial
 from node.rpc.keepalive import KEEPALIVE, Keepalive
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.rpc import every_service, invoke, serving
 
 MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
@@ -21,11 +19,6 @@ SUSPICIOUS = Keepalive(ping_after_s=60.0, allowed_every_s=300.0)
 """What a server does that was never told of our pings."""
 WATCHED_S = 6.0
 """Six pings: a connection is cut at the third that the server does not allow, the fourth in all."""
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def was_cut(made: MadeRun, server: Keepalive) -> bool:

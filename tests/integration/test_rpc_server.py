@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -12,17 +11,12 @@ import pytest
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError, StartupError
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.rpc import every_service, invoke, rpcs, serving
 
 MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
 FETCH = "/heterorl.v1.PolicyService/FetchFrames"
 WATCH = "/heterorl.v1.PolicyService/WatchVersions"
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 def sampler_channel(made: MadeRun, address: str) -> grpc.aio.Channel:

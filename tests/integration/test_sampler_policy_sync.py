@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +13,11 @@ from heterorl.v1 import policy_pb2
 from node.errors import Reason, StartupError
 from node.serving.policy_servicer import damage_first
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import IN_PLACE, syncing
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, offsets, random_words
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 @pytest.fixture(params=["in a spare copy", IN_PLACE])

@@ -1,15 +1,13 @@
 """The sampler as the daemon runs it, with a real coordinator over mTLS and a learner driven by hand."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
@@ -23,7 +21,7 @@ from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
 from support.hub import HandDrain, HandPeer, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.policy_hub import Registry, WatchedServicer
 from support.rpc import serving
 from support.sampler import learner_of, learning, sampling
@@ -31,28 +29,6 @@ from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def next_group(drain: HandDrain) -> RolloutGroup:

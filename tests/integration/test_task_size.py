@@ -1,45 +1,19 @@
 """How many prompts a run has is the task's to say: real coordinator, real sampler, real task."""
 
 import asyncio
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
-import torch
 
 from node.exit_code import ExitCode
 from node.rpc.channel import REASON_KEY
 from node.tokenizer import tokenizer_digest
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, running_hub
-from support.identity import MadeRun, make_run
+from support.identity import MadeRun
 from support.sampler import learning, sampling
-from support.tiny_model import make_tiny_model
 from support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
-@pytest.fixture(scope="module")
-def base(model_dir: Path) -> TorchEngine:
-    return TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path, now=time.time())
 
 
 async def refusal(peer: HandPeer, prompts: int, **model: bytes) -> tuple[str, str]:

@@ -292,7 +292,7 @@ def sampler_joins(
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
-    """Take the learner's verdict; the answer is None where nothing changes.
+    """Decide what the learner's verdict on a group changes; None: nothing.
 
     DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
     slot is lost, and neither delivered nor leased again.

@@ -26,7 +26,7 @@ def release(
     failed: tuple[FailedLease, ...],
     now: float,
 ) -> Decision[Released]:
-    """Take leases back: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
+    """Release leases: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
     evaluation, evaluation_faults = accounts.evaluations.given_back(sampler_id, lease_ids, failed, now=now)
     faults, details = [], {}

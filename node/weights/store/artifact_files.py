@@ -161,7 +161,7 @@ class ArtifactFiles:
         self._present[frame] = True
 
     def adopt(self, draft: Draft) -> None:
-        """Take over the payloads of a draft. They survive a crash once ``sync`` has returned.
+        """Adopt the payloads of a draft. They survive a crash once ``sync`` has returned.
 
         Raises:
             ValueError: they are not of the size that the manifest says.

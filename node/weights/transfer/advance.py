@@ -28,7 +28,7 @@ class VersionInProgress(Protocol):
     """A version being put together, as ``sampler.versions.staging.StagedVersion``. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
-        """Take what the base has already; return the frames to be repaired."""
+        """Use what the base has already; return the frames to be repaired."""
         ...
 
     def missing(self) -> tuple[int, ...]:
@@ -36,11 +36,11 @@ class VersionInProgress(Protocol):
         ...
 
     def put(self, frame: int, payload: bytes) -> None:
-        """Take a payload. Raises DamagedFrameError or WrongBaseError."""
+        """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
         ...
 
     def repair(self, frame: int, words: Words) -> None:
-        """Take the words of a frame."""
+        """Set the words of a frame that was rebuilt otherwise."""
         ...
 
 

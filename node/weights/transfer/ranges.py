@@ -249,7 +249,7 @@ class Transfer:
         return span
 
     def give_back(self, span: Range) -> None:
-        """Let any lane read a range again."""
+        """Offer a range to every lane again."""
         self.waiting.append(span)
         self.changed.set()
 

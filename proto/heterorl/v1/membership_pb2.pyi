@@ -361,6 +361,26 @@ class StepReport(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GraderMetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     REWARD_MEAN_FIELD_NUMBER: _builtins.int
     STALENESS_MEAN_VERSIONS_FIELD_NUMBER: _builtins.int
@@ -372,6 +392,7 @@ class StepReport(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     SURPRISAL_NATS_FIELD_NUMBER: _builtins.int
     RECOMMENDED_STALENESS_FIELD_NUMBER: _builtins.int
+    GRADER_METRICS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version the step made."""
     reward_mean: _builtins.float
@@ -396,6 +417,10 @@ class StepReport(_message.Message):
     def recommended_staleness(self) -> Global___RecommendedStaleness:
         """The staleness bound that the drift measured so far recommends. Unset: an older learner."""
 
+    @_builtins.property
+    def grader_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What graders measured besides the reward, by name: means over the batch's groups, at most 16."""
+
     def __init__(
         self,
         *,
@@ -410,10 +435,11 @@ class StepReport(_message.Message):
         step_s: _builtins.float = ...,
         surprisal_nats: _builtins.float = ...,
         recommended_staleness: Global___RecommendedStaleness | None = ...,
+        grader_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["recommended_staleness", b"recommended_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "gradient_norm", b"gradient_norm", "kl_nats", b"kl_nats", "recommended_staleness", b"recommended_staleness", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "grader_metrics", b"grader_metrics", "gradient_norm", b"gradient_norm", "kl_nats", b"kl_nats", "recommended_staleness", b"recommended_staleness", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -879,7 +905,9 @@ class Evaluation(_message.Message):
     first_prompt: _builtins.int
     """Index of the first held-out prompt in the task; the others follow."""
     sampling: _builtins.str
-    """What else its sampling depended on and was not at its default (top_p, top_k, min_p, stop), as JSON."""
+    """What else its scores depend on and was not at its default, as JSON: top_p, top_k, min_p, stop, and as
+    task_options the digest of the task's options.
+    """
     metrics: _builtins.str
     """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""
     def __init__(

@@ -157,7 +157,7 @@ class Decoder:
         return tokens
 
     def _admitted(self) -> list[RunningRequest]:
-        """Take from the queue, in its order, what fits beside what runs."""
+        """Dequeue, in order, the requests that fit beside those running."""
         taken = requests_of(self._rows)
         running = len(taken)
         while self._waiting and self._budget.has_room([*taken, self._waiting[0]]):
@@ -169,7 +169,7 @@ class Decoder:
         return TokenReading(self._model, [running.prompt[:-1] for running in requests])
 
     def _note(self, steps: Iterable[ReadDrawn]) -> None:
-        """Give each row what was drawn for it, and drop the rows that this ended."""
+        """Append to each row what was drawn for it, and drop the rows that this ended."""
         for step in steps:
             drawn = zip(step.rows, step.token_ids, step.logprobs, step.kept_masses, strict=True)
             for row, token, logprob, kept_mass in drawn:

@@ -209,7 +209,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def free(self) -> None:
-        """Let go of the buffers and of all views of them."""
+        """Release the buffers and all views of them."""
         self.keys = self.values = None
         self.buffers = []
 

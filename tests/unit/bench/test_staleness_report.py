@@ -44,7 +44,7 @@ def test_a_default_that_nothing_exceeds_is_tied_or_better_everywhere() -> None:
     stale, mismatched, fresh, lengths, separates, on_policy = answers(of_method(tis=0.5))
     assert [stale.holds, mismatched.holds, fresh.holds, lengths.holds, on_policy.holds] == [True] * 5
     assert separates.holds is False  # three of four methods reach 95 % of the best
-    assert "54 comparisons" in stale.details[0]  # three rivals, three tasks, six conditions
+    assert "72 comparisons" in stale.details[0]  # three rivals, four tasks, six conditions
     assert "maze, weibull 256: better than 1, tied with 2, worse than 0" in "\n".join(stale.details)
 
 
@@ -109,7 +109,7 @@ def test_a_whole_report_has_every_table_and_picture_and_its_own_time(tmp_path: P
     hours = len(cells) / 100
     assert f"{len(cells)} of {len(cells)} report cells have run" in text
     assert f"the report {hours:.2f}: {(hours + len(PLAN.tuning_cells()) / 100) / 2:.1f} hours" in text
-    assert "committed before. No method has run there with other settings." in text
+    assert "committed before. No method has run there with other numbers." in text
     for title in (
         "palindromes: score at the end",
         "maze: collapse, speed",
@@ -128,4 +128,4 @@ def test_a_report_says_what_has_not_run_and_what_ran_with_other_settings(
     others = PLAN.report_cells({"tis": Setting(3.0)})
     text = report(tmp_path, tuning, [*PLAN.report_cells(SETTINGS)[:8], others[0]])
     assert f"8 of {len(PLAN.report_cells(SETTINGS))} report cells have run" in text
-    assert "**With other settings, frozen earlier, ran there before: tis.**" in text
+    assert "**With other numbers, frozen earlier, ran there before: tis on routes.**" in text

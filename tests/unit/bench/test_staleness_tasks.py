@@ -9,6 +9,7 @@ import torch
 
 from bench.staleness_lab.answers import END, PAD, AnswerTask
 from bench.staleness_lab.codes import Codes
+from bench.staleness_lab.knapsack import Knapsack, most_value
 from bench.staleness_lab.letters import word_reversal
 from bench.staleness_lab.maze import Maze
 from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
@@ -28,8 +29,8 @@ def small_palindromes() -> AnswerTask:
 
 @pytest.fixture(
     scope="module",
-    params=[word_reversal, lambda: Codes(64), Routes, Maze, small_palindromes],
-    ids=["letters", "codes64", "routes", "maze", "palindromes"],
+    params=[word_reversal, lambda: Codes(64), Routes, Maze, Knapsack, small_palindromes],
+    ids=["letters", "codes64", "routes", "maze", "knapsack", "palindromes"],
 )
 def task(request: pytest.FixtureRequest) -> Task:
     """Every task that samples more than one token."""
@@ -97,6 +98,25 @@ def test_a_walk_ends_at_the_goal_and_is_rewarded_there_alone() -> None:
     length = completions.mask.sum(-1)
     assert (completions.reward[length < task.tokens] == 1).all()
     assert (length[completions.reward == 1] >= 4).all()
+
+
+def test_the_most_that_fits_is_the_most_of_all_choices() -> None:
+    rng = np.random.default_rng(4)
+    weight, value = rng.integers(1, 9, (5, 8)), rng.random((5, 8))
+    capacity = weight.sum(1) // 2
+    choices = np.array(list(itertools.product((0, 1), repeat=8)))
+    fits = choices @ weight.T <= capacity
+    assert most_value(weight, value, capacity) == pytest.approx(np.where(fits, choices @ value.T, 0).max(0))
+
+
+def test_a_sack_that_bursts_is_worth_nothing_and_any_other_the_value_in_it() -> None:
+    task = Knapsack()
+    uniform = torch.rand(1, 64, 8, task.tokens, generator=torch.Generator().manual_seed(2))
+    sacks = task.sample(task.start((0,)), torch.arange(64).view(1, 64), uniform)
+    has_burst = sacks.reward == 0
+    assert 0.5 < float(has_burst.float().mean()) < 0.95
+    assert sacks.mask[~has_burst].all()
+    assert 0.9 > float(sacks.reward.max()) > 0.5
 
 
 def test_a_palindrome_is_right_where_reasoning_gym_says_so() -> None:

@@ -112,6 +112,16 @@ def test_held_out_prompts_are_sampled_as_configured_and_otherwise_as_the_run() -
     assert (settings.temperature, settings.completions) == (0.7, 4)
 
 
+def test_evaluations_under_other_options_of_the_task_are_told_apart() -> None:
+    def seen(**options: object) -> str:
+        values = {**evaluated(), "task": "custom", "task_options": options}
+        return CoordinatorConfig.model_validate(values).evaluation_settings.task_options
+
+    assert seen() == ""
+    assert seen(a=1, b=[True]) == seen(b=[True], a=1)
+    assert len({"", seen(a=1), seen(a=2), seen(b=1)}) == 4
+
+
 def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> None:
     assert problem(**evaluated(prompts=100)).endswith(
         "prompts = 100, of which evaluation.prompts = 100 are held out: none is left to train on; "

@@ -344,6 +344,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
         replace(SETTINGS, held_out_prompts=5),
         replace(SETTINGS, completions=2, temperature=1.0),
         replace(SETTINGS, sampling=replace(SETTINGS.sampling, stop=("###",))),
+        replace(SETTINGS, task_options="5e11"),
     ],
 )
 def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
@@ -374,6 +375,14 @@ def test_everything_that_shapes_a_draw_is_part_of_the_terms(changes: dict[str, A
     assert before.terms(46) != after.terms(46)
     greedy = replace(SETTINGS, sampling=replace(SETTINGS.sampling, **changes))
     assert (greedy.terms(46) == SETTINGS.terms(46)) is ("stop" not in changes)
+
+
+def test_the_options_of_the_task_are_part_of_the_terms() -> None:
+    other = replace(SETTINGS, task_options="5e11")
+    assert other.terms(46) != SETTINGS.terms(46)
+    begun = other.begun(0, first_prompt=46, now=0.0)
+    assert json.loads(begun.sampling) == {"stop": ["\n"], "task_options": "5e11"}
+    assert replace(begun, sampling=BEGUN.sampling).terms == SETTINGS.terms(46)
 
 
 def test_scores_of_other_terms_are_not_compared(desk: Desk) -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.demo.checks import evaluate
+from deploy.demo.checks import promises_of_the_demo
 from deploy.demo.plan import FAR, NEAR
+from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import LedgerRecord, Step, Trained
 from support.demo_records import ledger_of, make_step, make_steps
 
@@ -16,12 +17,13 @@ DRAINED = {"coordinator": 0, "learner": 0}
 def _broken(
     steps: Sequence[Step], *, ledger: LedgerRecord | None = None, exit_codes: dict[str, int] | None = None
 ) -> list[str]:
-    checks = evaluate(
+    of_any_run = promises_of_any_run(
         versions=30,
         steps=steps,
         ledger=ledger or ledger_of(steps),
         exit_codes=DRAINED if exit_codes is None else exit_codes,
     )
+    checks = (*promises_of_the_demo(steps), *of_any_run)
     return [check.promise for check in checks if not check.is_kept]
 
 

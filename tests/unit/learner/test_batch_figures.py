@@ -60,7 +60,7 @@ def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
     ]
     means = mean_metrics(group.metric_means for group in groups)
     assert means == {"steps": 2.0, "words": 2.5}
-    line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), grader_metrics=means)
+    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, flops=0.0, groups=())
     assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
     assert json.loads(line.to_json())["grader_metrics"] == means
 
@@ -72,6 +72,21 @@ def test_names_that_one_sampler_made_up_do_not_displace_those_of_most_groups() -
     means = mean_metrics(group.metric_means for group in [*hostile, *honest])
     assert len(means) == GROUP_METRICS
     assert "words" in means
+
+
+def test_what_graders_measured_of_the_newest_batch_is_shown_by_name_and_nothing_older() -> None:
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
+    for of_step in ({"words": 2.5, "steps": 1.0}, {"words": 3.5}):
+        report = replace(REPORT, grader_metrics=of_step)
+        metrics.show_step(StepLine(0.0, report, tokens=12, flops=0.0, groups=()))
+        shown = {
+            sample.labels["name"]: sample.value
+            for family in registry.collect()
+            if family.name == "heterorl_learner_grader_metric"
+            for sample in family.samples
+        }
+        assert shown == of_step
 
 
 def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:

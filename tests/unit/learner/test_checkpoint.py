@@ -47,7 +47,12 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 def step_line(version: int) -> StepLine:
     numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    others = {"version": version, "staleness_max_versions": 1, "recommended_staleness": None}
+    others = {
+        "version": version,
+        "staleness_max_versions": 1,
+        "recommended_staleness": None,
+        "grader_metrics": {},
+    }
     report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
     return StepLine(
         at_s=1.5, report=report, tokens=9, flops=1e9, groups=(TrainedGroup("4.1", "sampler-a", 1),)
@@ -109,7 +114,8 @@ def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kep
         (9, BestVersion(3), 6),
         (10, BestVersion(6), None),
     ):
-        store.save(policy, optimizer, Progress(version=version, best=best, evaluating_version=evaluating))
+        told = Progress(version, best=best, evaluating_version=evaluating, announced_version=version - 1)
+        store.save(policy, optimizer, told)
         kept.append(versions_in(tmp_path))
     assert kept[:4] == [[1], [1, 2], [1, 2, 3], [1, 3, 4]]
     assert kept[4:7] == [[1, 3, 4, 5], [1, 3, 4, 5, 6], [1, 3, 4, 5, 6, 7]]
@@ -118,6 +124,35 @@ def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kep
     whole = [path.parent.name for path in tmp_path.glob("*/optimizer.safetensors")]
     assert sorted(whole) == ["000000000009", "000000000010"]
     assert store.restore(policy, optimizer).best == BestVersion(6)
+
+
+def test_versions_made_since_the_last_heartbeat_are_kept_until_it_is_known_which_one_is_evaluated(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+    for version in range(1, 31):  # a heartbeat each ten steps
+        heard = version // 10 * 10
+        evaluating, best = {0: (0, None), 10: (4, 0), 20: (17, 4), 30: (None, 17)}[heard]
+        told = Progress(
+            version,
+            best=None if best is None else BestVersion(best),
+            evaluating_version=evaluating,
+            announced_version=max(0, heard - 1),
+        )
+        store.save(policy, optimizer, told)
+        assert {evaluating, best, *range(max(1, heard), version)} - {None, 0} <= set(versions_in(tmp_path))
+    assert versions_in(tmp_path) == [17, 27, 28, 29, 30]
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_FURTHER_KEPT", 0), ("_FURTHER_KEPT_BYTES", 1)])
+def test_a_coordinator_that_is_not_heard_of_does_not_fill_the_disk_with_versions(
+    model_dir: Path, tmp_path: Path, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, limit, value)
+    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+    for version in range(1, 11):
+        store.save(policy, optimizer, Progress(version, evaluating_version=0, announced_version=1))
+    assert versions_in(tmp_path) == [7, 8, 9, 10]
 
 
 def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:

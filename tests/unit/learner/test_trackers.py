@@ -1,7 +1,6 @@
 import asyncio
 import json
 import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,14 @@ from wandb.proto import wandb_internal_pb2
 
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.step_log import BatchFigures, StepLine
-from node.errors import StartupError
 from node.run import StepReport
 from support.waiting import until
 
 
 def step_line(version: int) -> StepLine:
-    report = StepReport(version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
+    report = StepReport(
+        version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7, grader_metrics={"words": 2.5}
+    )
     figures = BatchFigures(5.0, 10.5, 11, 3.0, 0.25, 0.5, 0.5)
     at_s = 1000.0 + version
     return StepLine(
@@ -27,7 +27,6 @@ def step_line(version: int) -> StepLine:
         groups=(),
         learning_rate=1e-3,
         figures=figures,
-        grader_metrics={"words": 2.5},
     )
 
 
@@ -93,17 +92,3 @@ async def test_wandb_keeps_every_number_of_every_step_offline(
     assert history_in(file) == {version: numbers(version) for version in (1, 2)}
     [begun] = [record.run for record in records(file) if record.HasField("run")]
     assert (begun.project, begun.run_id) == ("arithmetic", "run-1")
-
-
-def test_an_extra_that_is_not_installed_is_said_with_the_key_and_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("torch.utils.tensorboard", "wandb"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        StartupError, match="tensorboard_dir is set, and tensorboard is not installed"
-    ) as said:
-        TensorBoardWriter(tmp_path)
-    assert "pip install 'heterorl-node[tensorboard]'" in said.value.fix
-    with pytest.raises(StartupError, match="wandb_project is set, and wandb is not"):
-        WandbWriter("p", run_id="run-1", directory=tmp_path, configuration={})

@@ -161,6 +161,21 @@ def test_a_dry_run_names_everything_that_is_not_there_and_makes_nothing(
     assert not Path("/nowhere").exists()
 
 
+def test_an_engine_that_is_not_installed_is_answered_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    sampler = ["--role", "sampler", "--state-dir", "/nowhere", "--coordinator", "localhost:1"]
+    flags = [*sampler, "--set", "sampler.model_dir=/m", "--set", "sampler.engine=vllm"]
+    for more in ([], ["--dry-run"]):
+        assert main([*flags, *more]) == 2
+        said = capsys.readouterr().err
+        assert (
+            "sampler.engine = 'vllm' (from the configuration): needs the package vllm, which is not" in said
+        )
+        assert "pip install 'heterorl-node[vllm]', or change the setting." in said
+
+
 def test_a_model_directory_that_is_none_is_answered_before_torch_loads(run_dir: Path) -> None:
     code, modules, _, error = call("--role", "learner", "--state-dir", str(run_dir), *LEARNER)
     assert code == 3

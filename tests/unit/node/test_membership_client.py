@@ -17,7 +17,7 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
-from node.run import Role
+from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import MetricFamily, MetricSample
 
 HELD = PolicyVersion(3, b"r" * 16)
@@ -36,6 +36,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         self.refuse_join: Reason | None = None
         self.refuse_heartbeat: Reason | None = None
         self.answers = True
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.repeats = False
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
@@ -65,6 +67,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
             if self.refuse_heartbeat is not None:
                 reason, self.refuse_heartbeat = self.refuse_heartbeat, None
                 await refuse(context, reason)
+            await self.may_answer.wait()
             if self.answers:
                 answer = membership_pb2.HeartbeatResponse(
                     sequence=request.sequence,
@@ -102,6 +105,7 @@ class Peering:
 
     def __init__(self, port: int, **notices: Callable[..., None]) -> None:
         self.readies = 0
+        self.held = HELD
         self.stopping = asyncio.Event()
         self.channel = dial(
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
@@ -110,7 +114,7 @@ class Peering:
             self.channel,
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
             reports=PeerReports(
-                held=lambda: HELD,
+                held=lambda: self.held,
                 waits_for=lambda: "prompt lease",
                 metrics=lambda: (FAMILY,),
                 running_leases=lambda: ("5.1",),
@@ -185,19 +189,36 @@ async def test_verdicts_lost_leases_and_repairs_are_passed_on() -> None:
         await repair.wait()
 
 
+async def test_what_was_repaired_before_the_answer_came_is_not_repaired_again() -> None:
+    hub, repaired, repairs = Hub(), PolicyVersion(HELD.number, b"s" * 16), list[PolicyVersion]()
+    hub.may_answer.clear()
+    async with serving(hub) as port, peering(port, must_repair=lambda: repairs.append(peer.held)) as peer:
+        assert (await hub.heartbeats.get()).held.root == HELD.root
+        peer.held, hub.answer = repaired, membership_pb2.HeartbeatResponse(must_repair=True)
+        hub.may_answer.set()
+        # A heartbeat acknowledges the answer to the one before.
+        assert (await hub.heartbeats.get()).held.root == repaired.root
+        assert repairs == []
+        hub.answer = membership_pb2.HeartbeatResponse(must_repair=True)
+        for _ in range(3):
+            await hub.heartbeats.get()
+        assert repairs == [repaired]
+
+
 async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluation() -> None:
     hub = Hub()
     hub.repeats = True
-    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8)
+    head = common_pb2.PolicyVersion(number=9)
+    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8, head=head)
     async with serving(hub) as port, peering(port) as peer:
-        assert (peer.client.best_version, peer.client.evaluating_version) == (None, None)
+        assert peer.client.evaluations == EvaluationNotice()
         while (await hub.heartbeats.get()).sequence < 2:
             pass
-        assert (peer.client.best_version, peer.client.evaluating_version) == (0, 8)
+        assert peer.client.evaluations == EvaluationNotice(best=0, under_way=8, announced=9)
         hub.answer = membership_pb2.HeartbeatResponse(best_version=8)
         for _ in range(3):
             await hub.heartbeats.get()
-        assert (peer.client.best_version, peer.client.evaluating_version) == (8, None)
+        assert peer.client.evaluations == EvaluationNotice(best=8)
 
 
 async def test_a_verdict_told_again_is_passed_on_once() -> None:

@@ -192,7 +192,8 @@ def test_a_package_that_is_configured_and_not_installed_is_found_with_the_comman
     assert "pip install 'heterorl-node[data]'" in found[0]
     assert "learner.tensorboard_dir" in found[1]
     assert found[2] == (
-        "learner.wandb_project = 'p' needs the package wandb, which is not installed. "
+        "learner.wandb_project = 'p' (from the configuration): needs the package wandb, which is not "
+        "installed. "
         "pip install 'heterorl-node[wandb]', or change the setting."
     )
 

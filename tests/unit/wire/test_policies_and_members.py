@@ -41,7 +41,7 @@ from node.wire.policies import (
 from support.groups import SAMPLING
 
 VERSION = PolicyVersion(3, b"r" * 16)
-STEP = StepReport(3, 0.5, 1.5, 4, 0.01, 0.9, 0.1, 1.2, 0.3, 2.2)
+STEP = StepReport(3, 0.5, 1.5, 4, 0.01, 0.9, 0.1, 1.2, 0.3, 2.2, grader_metrics={"words": 2.5})
 
 
 def test_an_announcement_survives_the_wire() -> None:

@@ -49,6 +49,8 @@ class EvaluationSettings:
     """As leased."""
     held_out_prompts: int
     """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
+    task_options: str = ""
+    """Digest of the task's options; empty: it has none."""
 
     def terms(self, first_prompt: int) -> EvaluationTerms:
         """Return what ``Evaluation.terms`` are under these settings."""
@@ -64,15 +66,17 @@ class EvaluationSettings:
             temperature=self.temperature,
             max_new_tokens=self.sampling.max_new_tokens,
             started_at_s=now,
-            sampling=self._other_sampling,
+            sampling=self._other_terms,
         )
 
     @property
-    def _other_sampling(self) -> str:
+    def _other_terms(self) -> str:
         """Return ``Evaluation.sampling``. What cuts the vocabulary never cuts the likeliest token."""
         names = ("stop",) if self.temperature == 0 else ("top_p", "top_k", "min_p", "stop")
         given = {name: getattr(self.sampling, name) for name in names}
         changed = {name: value for name, value in given.items() if value != getattr(_PLAIN, name)}
+        if self.task_options:
+            changed["task_options"] = self.task_options
         return json.dumps(changed) if changed else ""
 
 
@@ -219,7 +223,7 @@ class Evaluations:
     def given_back(
         self, holder: str, lease_ids: Iterable[str], failed: Iterable[FailedLease], *, now: float
     ) -> tuple[EvaluationChange | None, tuple[Failure, ...]]:
-        """Take leases back; return with them the faults of those that failed."""
+        """Release leases; return with them the faults of those that failed."""
         slots = {slot.number: slot for slot in self._leases.release(holder, self._own(lease_ids))}
         faults = []
         for lease in failed:

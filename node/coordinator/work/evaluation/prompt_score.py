@@ -29,7 +29,7 @@ def prompt_score(slot: int, group: RolloutGroup) -> PromptScore:
     """Return the score of the group that answers a slot."""
     return PromptScore(
         slot,
-        reward_mean=float(np.mean([completion.reward for completion in group.completions])),
+        reward_mean=group.reward_mean,
         cut_completions=sum(not completion.is_finished for completion in group.completions),
         tokens=group.tokens,
         oldest_version=group.oldest_version,

@@ -1,0 +1,108 @@
+"""The run's task on this sampler: which leases it has prompts for, and what they and their grades are."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from node.errors import RefusedError, StartupError
+from node.failure import Failure
+from node.limits import PROMPT_TOKENS
+from node.rollout import PromptLease
+from sampler.engines.engine import Engine
+from sampler.rollouts.work_queue import Job, Prompt
+from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import Grades, TaskDescription, TaskError, TaskUnusableError
+from sampler.tasks.task import CompletionText, TaskSetup, unusable
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """A task whose graders have started."""
+
+    name: str
+    prompts: int
+    """How many the run has to train on."""
+    max_prompt_tokens: int
+    template_arguments: Mapping[str, Any]
+    graders: GraderPool
+
+    @classmethod
+    async def start(cls, name: str, setup: TaskSetup, graders: GraderPool, *, rows: int) -> Self:
+        """Start the graders of a task.
+
+        Args:
+            rows: Of the run's data; 0: it has none.
+        Raises:
+            ConfigError: the task cannot be made, or it and the data do not fit each other.
+            StartupError: its process does not start.
+        """
+        try:
+            description = await graders.start()
+        except TaskUnusableError as error:
+            raise unusable(setup.path, str(error)) from error
+        except TaskError as error:
+            raise StartupError(
+                f"the task {setup.path} does not start: {error}",
+                fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is "
+                "imported.",
+            ) from error
+        return cls(
+            name,
+            prompts_of(description, rows=rows, path=setup.path),
+            description.max_prompt_tokens or PROMPT_TOKENS,
+            setup.template_arguments,
+            graders,
+        )
+
+    def has(self, lease: PromptLease) -> bool:
+        """Whether a lease is for a prompt of this task; held-out rows come after the others."""
+        is_known = bool(lease.row) or lease.prompt_index < self.prompts
+        return lease.task == self.name and lease.prompt_index >= 0 and is_known
+
+    async def prompt(self, lease: PromptLease, engine: Engine) -> Prompt:
+        """Ask for a lease's prompt once, and tokenize it in a thread: a long one takes a while.
+
+        Raises:
+            TaskError: there is none, it cannot be tokenized, or it is too long.
+        """
+        made = await self.graders.prompt(lease.prompt_index, _row(lease))
+        try:
+            token_ids = await asyncio.to_thread(engine.encode, made.content, self.template_arguments)
+        except RefusedError as refused:
+            raise TaskError(str(refused), fault=Failure.PROMPT_FAILED) from refused
+        if not len(token_ids):
+            raise TaskError("a prompt without tokens", fault=Failure.PROMPT_FAILED)
+        if len(token_ids) > self.max_prompt_tokens:
+            raise TaskError(
+                f"{len(token_ids)} tokens, max_prompt_tokens = {self.max_prompt_tokens}",
+                fault=Failure.PROMPT_TOO_LONG,
+            )
+        return Prompt(made, token_ids)
+
+    async def grade(self, job: Job, texts: Sequence[CompletionText]) -> Grades:
+        """Grade the completions of a generated job; raises as ``GraderPool.grade``."""
+        assert job.prompt is not None, "a generated job has a prompt"
+        return await self.graders.grade(job.prompt.made, job.lease.prompt_index, texts, _row(job.lease))
+
+
+def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
+    """Return how many prompts a run has: its rows, where it has data, or else the task's own.
+
+    Raises:
+        ConfigError: the task takes no rows, or the run has none for it.
+    """
+    if rows and not description.takes_rows:
+        raise unusable(
+            path,
+            "the run has data, and the task takes no rows: it needs prompt(self, index, row) and "
+            "grade(self, index, row, completion), or a coordinator without coordinator.data",
+        )
+    prompts = rows or description.prompts
+    if prompts is None:
+        raise unusable(path, "its prompts are rows, and the run has none: set coordinator.data.file")
+    return prompts
+
+
+def _row(lease: PromptLease) -> str:
+    return lease.row.decode(errors="replace")
