@@ -15,6 +15,7 @@ import mmap
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -47,7 +48,7 @@ from sampler.tasks.process_tree import kill_tree
 LOAD_LIMIT_S: Final = 3600.0
 """Longest time to load a model: hundreds of gigabytes from a slow disk, and compiling."""
 
-CLOSE_LIMIT_S: Final = 20.0
+CLOSE_LIMIT_S: Final = 10.0
 """Longest wait for a process to end that was asked to. Then it is killed, which loses nothing."""
 
 _FRAME_BYTES: Final = 2 * FRAME_WORDS
@@ -71,7 +72,7 @@ class ProcessEngine:
                 fix='Leave sampler.apply out, or set sampler.engine_process = "inside".',
             )
         self._tokenizer = ModelTokenizer(settings.model_dir)
-        self._process = _Process(words_channels=THREADS)
+        self._process = _Process(words_channels=THREADS, limit_s=step_limit_s)
         try:
             description = self._process.calls.ask(_told(name, settings), limit_s=LOAD_LIMIT_S)[0]
         except EngineEndedError as error:
@@ -229,9 +230,13 @@ class _WordsChannel(_Channel):
 class _Process:
     """The process, its connections and the shared memory."""
 
-    def __init__(self, *, words_channels: int) -> None:
+    def __init__(self, *, words_channels: int, limit_s: float) -> None:
         self._ending = threading.Lock()
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + words_channels)), strict=True)
+        for end in ours:
+            # A process that is stopped half way through a message reads and writes no more of it.
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
         # Without a name, nothing of it is left when both processes are gone.
         memory = os.memfd_create("heterorl-frames")
         os.ftruncate(memory, words_channels * _FRAME_BYTES)
@@ -281,6 +286,11 @@ class _Process:
         for _ in self._channels:
             # Whoever has one gets an error by now, and returns it.
             self.words.get().connection.close()
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("@ll", whole, int(1e6 * (seconds - whole)))
 
 
 def _told(name: str, settings: EngineSettings) -> Message:

@@ -93,12 +93,19 @@ def test_a_process_that_is_killed_is_an_engine_that_has_ended(engine: ProcessEng
         engine.step()
 
 
-def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path) -> None:
+@pytest.mark.parametrize("call", ["step", "add"])
+def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path, call: str) -> None:
     config = SamplerConfig(model_dir=model_dir, threads=1)
     engine = ProcessEngine("torch", config, step_limit_s=1.0)
     os.kill(engine.process_id, signal.SIGSTOP)
-    with pytest.raises(EngineEndedError, match="longer than 1 s to step, and was killed: exit code -9"):
-        engine.step()
+    if call == "step":
+        with pytest.raises(EngineEndedError, match="longer than 1 s to step, and was killed: exit code -9"):
+            engine.step()
+    else:
+        # More than the connection takes without a reader.
+        long = GenerationRequest("a", np.zeros(1 << 20, np.int32), 1, SAMPLING)
+        with pytest.raises(EngineEndedError, match="exit code -9"):
+            engine.add(long)
     assert not psutil.pid_exists(engine.process_id)
     engine.close()
 
