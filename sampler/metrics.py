@@ -58,6 +58,9 @@ class SamplerMetrics:
         )
         self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
+        self._grader_outages = counter(
+            "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
+        )
         self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
@@ -88,6 +91,9 @@ class SamplerMetrics:
 
     def count_prompt_fault(self, fault: Failure) -> None:
         self._prompt_faults.labels(fault).inc()
+
+    def count_grader_outage(self, reason: str, times: int) -> None:
+        self._grader_outages.labels(reason).inc(times)
 
     def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
         """Read these at every collection."""

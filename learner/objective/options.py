@@ -86,7 +86,7 @@ class DriftAwareOptions(Options):
     """How far a completion may have moved the way it is pushed, in standard deviations of the log ratios of
     tokens of its age. Lower it if reward falls back while staleness is high; raise it if learning is slow."""
 
-    most_nats: float = Field(default=1.0, gt=0)
+    most_nats: float = Field(default=0.5, gt=0)
     """Upper bound of that move, nats a token, whatever drift is measured. Lower it if measured drift keeps
     growing; raise it if drift is flat and late groups teach too slowly."""
 

@@ -14,7 +14,7 @@ generated, and submits the rest.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -57,7 +57,7 @@ class RolloutLoop:
         leasing: Leasing,
         submitter: GroupSubmitter,
         work_queue: WorkQueue,
-        task_setup: Callable[[str, Mapping[str, Any]], TaskSetup],
+        task_setup: Callable[..., TaskSetup],
         make_graders: Callable[[TaskSetup], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
@@ -66,7 +66,8 @@ class RolloutLoop:
         """Connect the parts.
 
         Args:
-            task_setup: Returns what a task of this name and these options is here; raises ConfigError.
+            task_setup: Returns what a task of this name and these options is here, given ``group_size``;
+                blocks for a moment, and raises ConfigError or StartupError.
             make_graders: Makes the graders of a task.
             flush_timeout_s: How long a stopping sampler tries to submit finished groups.
         """
@@ -110,7 +111,12 @@ class RolloutLoop:
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
-        setup = self._task_setup(settings.task, json.loads(settings.task_options_json or "{}"))
+        setup = await asyncio.to_thread(
+            self._task_setup,
+            settings.task,
+            json.loads(settings.task_options_json or "{}"),
+            group_size=settings.group_size,
+        )
         graders = self._make_graders(setup)
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:

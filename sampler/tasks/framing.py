@@ -5,6 +5,7 @@
                                            | {"odd": ...} | {"too_long": characters}
 {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
                                         -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
+                                           | {"unavailable": ...}, each also with {"outages": {reason: times}}
 """
 
 import json

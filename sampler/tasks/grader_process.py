@@ -21,6 +21,7 @@ from typing import Any, Final
 from node.failure import Failure
 from node.limits import GROUP_METRICS
 from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.grader_outage import Outage
 from sampler.tasks.process_tree import kill_tree
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
@@ -97,6 +98,7 @@ class Grader:
         cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
         killed: Called each time the process was killed or died.
+        failed: Called with why attempts to grade failed, and how many.
 
     Attributes:
         incarnation: How many processes were started; identifies the current one.
@@ -110,11 +112,13 @@ class Grader:
         cpu_limit_s: int,
         memory_limit_bytes: int,
         killed: Callable[[], None],
+        failed: Callable[[Outage, int], None] = lambda outage, times: None,
     ) -> None:
         self._setup = framed(asdict(setup))
         self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
         self._wall_limit_s = wall_limit_s
         self._killed = killed
+        self._failed = failed
         self._process: asyncio.subprocess.Process | None = None
         self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
@@ -173,8 +177,8 @@ class Grader:
             row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
-            TaskError: the grader raised, was killed at a limit, or returned something else; or the process
-                that has to do it has ended.
+            TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
+                what it needs is not available, or the process that has to do it has ended.
         """
         request = {
             "index": index,
@@ -216,9 +220,18 @@ class Grader:
                 # Otherwise its reply would be taken for the next request's.
                 await self._kill()
                 raise
+            self._count(reply.get("outages"))
             if "error" in reply:
                 raise TaskError(f"{kind.who} raised {reply['error']}", fault=kind.failed)
+            if "unavailable" in reply:
+                raise TaskError(f"{kind.who} is unavailable: {reply['unavailable']}", fault=None)
             return reply
+
+    def _count(self, outages: Any) -> None:
+        if isinstance(outages, dict):
+            for reason, times in outages.items():
+                if reason in set(Outage) and isinstance(times, int):
+                    self._failed(Outage(reason), times)
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None:

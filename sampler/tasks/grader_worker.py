@@ -13,12 +13,14 @@ import os
 import re
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.tasks.framing import PROMPT_CHARACTERS, framed
+from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, takes_rows
 
@@ -49,7 +51,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        reply = framed(_graded(task, request) if "completions" in request else _prompted(task, request))
+        reply = framed(_answered(task, request) if "completions" in request else _prompted(task, request))
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
         replies.write(reply)
@@ -98,17 +100,29 @@ def _is_chat(made: Any) -> bool:
     )
 
 
+def _answered(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    reply = _graded(task, request)
+    if isinstance(outages := getattr(task, "outages", None), Counter):
+        reply["outages"] = dict(outages)
+        outages.clear()
+    return reply
+
+
 def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        row = _row(request)
-        grades = [
-            _split(task.grade(request["index"], row, CompletionText(*completion)))
-            for completion in request["completions"]
-        ]
+        index, row = request["index"], _row(request)
+        completions = [CompletionText(*completion) for completion in request["completions"]]
+        if (grade_group := getattr(task, "grade_group", None)) is not None:
+            graded = grade_group(index, row, completions)
+        else:
+            graded = [task.grade(index, row, completion) for completion in completions]
+        grades = [_split(grade) for grade in graded]
         names = sorted({name for _, metrics in grades for name in metrics})
         _check_names(names)
         columns = {name: [metrics.get(name) for _, metrics in grades] for name in names}
         return {"rewards": [reward for reward, _ in grades], "metrics": columns}
+    except GraderOutageError as error:
+        return {"unavailable": f"{error.outage}: {error}"[:1000]}
     except Exception as error:
         # Likewise, for this group.
         return {"error": _told(error)}

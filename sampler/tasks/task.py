@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from node.errors import ConfigError
 from node.extras import NeededPackage
 from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
+from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 
 Message: TypeAlias = Mapping[str, str]
 """``{"role": ..., "content": ...}``, as chat templates take them."""
@@ -46,6 +47,10 @@ class Task(Protocol):
     then the process that made a prompt also grades it, and groups whose process was killed meanwhile are
     given back. Otherwise any process may grade. With ``max_prompt_tokens``, longer prompts are set aside.
 
+    A task whose grader works on several completions at once has ``grade_group(index, row, completions)``,
+    which is called instead and returns a list. It may raise ``GraderOutageError`` and count attempts that
+    failed in an attribute ``outages``, a ``Counter`` of ``Outage``.
+
     A task that needs neither rows nor more than the text may have ``prompt(index)`` and
     ``grade(index, text)``.
     """
@@ -77,6 +82,8 @@ class TaskSetup:
     """Its keyword arguments."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for prompts that are messages."""
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """Of this sampler's configuration, for a built-in task: its argument ``local``, where there is any."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -94,6 +101,8 @@ def task_setup(
     custom: Mapping[str, str],
     allowed_graders: Sequence[str],
     has_chat_template: bool,
+    group_size: int = 1,
+    local_graders: LocalGraders = NO_LOCAL_GRADERS,
 ) -> TaskSetup:
     """Return what the run's task is on this sampler.
 
@@ -103,9 +112,12 @@ def task_setup(
         custom: Task name -> import path, in addition to the built-in ones.
         allowed_graders: Import paths that an option may name.
         has_chat_template: Whether this sampler's model has one.
+        group_size: Completions of a group.
+        local_graders: What this sampler has for the graders that need more than a function.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
             package that it needs is not installed here.
+        StartupError: it needs a key or a program that is not here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -123,6 +135,7 @@ def task_setup(
             rule=f"sampler.allowed_graders has {allowed}",
             fix="Add it there, where you trust it and have it installed, or change the task's options.",
         )
+    local = local_graders.settings(checked, group_size) if isinstance(checked, JsonlOptions) else {}
     if checked is not None and checked.package is not None:
         NeededPackage(
             "coordinator.task", name, checked.package, extra="tasks", source="the coordinator"
@@ -136,7 +149,7 @@ def task_setup(
             options, "template_arguments are set, and this sampler's model has no chat template"
         )
     chat = checked.chat is not False and has_chat_template
-    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
+    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments, local)
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
@@ -165,7 +178,8 @@ def load_task(setup: TaskSetup) -> Task:
     """
     module, _, name = setup.path.partition(":")
     try:
-        task = getattr(importlib.import_module(module), name)(**setup.options)
+        local = {"local": setup.local} if setup.local else {}
+        task = getattr(importlib.import_module(module), name)(**setup.options, **local)
         takes = tuple(_takes(method) for method in (task.prompt, task.grade))
     except Exception as error:
         # Whatever a task raises while it is made is the answer to whoever configured it.

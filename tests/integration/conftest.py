@@ -1,5 +1,18 @@
-"""The run of the tiny model that most of these tests start from."""
+"""The run of the tiny model that most of these tests start from, and its coordinator."""
 
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.hub import RunningHub, running_hub
+from support.identity import MadeRun
+from support.policy_sync import state_dir
 from support.tiny_run import base, made, model_dir, same_threads_after
 
-__all__ = ["base", "made", "model_dir", "same_threads_after"]
+__all__ = ["base", "made", "model_dir", "same_threads_after", "state_dir"]
+
+
+@pytest.fixture
+async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
+    async with running_hub(made) as hub:
+        yield hub

@@ -22,18 +22,11 @@ from node.weights.transfer.advance import Remedy
 from support.fetching import fetch_version
 from support.identity import MadeRun
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
-from support.policy_sync import IN_PLACE, syncing
+from support.policy_sync import syncing
 from support.waiting import until
 from support.weights import LAYOUT, SPECS, Learner, keys, put_version
 
 DELTA = ArtifactKey(1, 0)
-
-
-@pytest.fixture(params=["in a spare copy", IN_PLACE])
-def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    directory = tmp_path / str(request.param)
-    directory.mkdir()
-    return directory
 
 
 def flipped(content: bytes, byte: int) -> bytes:

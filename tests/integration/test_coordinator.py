@@ -1,25 +1,18 @@
 """A real coordinator, real TLS, a real ledger: what peers are told, and what outlives a restart."""
 
 import asyncio
-import json
-import os
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
-from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
-from node.rpc.channel import REASON_KEY
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
-from support.hub import LEASE_TTL_S, RunningHub, answer_to, running_hub, step_record
+from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, step_record
 from support.identity import MadeRun, make_run
+from support.waiting import eventually
 from support.weights import Learner
 
 SPOOLED = common_pb2.VERDICT_SPOOLED
@@ -29,26 +22,6 @@ DUPLICATE = common_pb2.VERDICT_DUPLICATE
 FOREIGN = common_pb2.VERDICT_FOREIGN
 MALFORMED = common_pb2.VERDICT_MALFORMED
 TRAINED = common_pb2.VERDICT_TRAINED
-
-
-@pytest.fixture
-async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
-    async with running_hub(made) as hub:
-        yield hub
-
-
-async def reason(call: Awaitable[object]) -> str:
-    """Return why a call was refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again; each look is a round trip, upkeep is at most a second away."""
-    async with asyncio.timeout(10):
-        while not await condition():
-            pass
 
 
 async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of_it(hub: RunningHub) -> None:
@@ -184,7 +157,7 @@ async def test_a_newer_learner_fences_the_older_everywhere(hub: RunningHub) -> N
         assert await reason(drain.stream.read()) == "fenced"
         assert await reason(old.join(learner_epoch=1)) == "fenced"
         assert (
-            await reason(_first_answer(old.membership.Heartbeat, membership_pb2.HeartbeatRequest()))
+            await reason(first_answer(old.membership.Heartbeat, membership_pb2.HeartbeatRequest()))
             == "fenced"
         )
         assert await reason((await old.drain()).stream.read()) == "fenced"
@@ -247,37 +220,7 @@ async def test_a_drain_stream_begins_with_a_hello(hub: RunningHub) -> None:
     async with hub.peer() as learner:
         await learner.join()
         credit = rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=1))
-        assert await reason(_first_answer(learner.rollout.DrainRollouts, credit)) == "malformed"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"layout_digest": b"x" * 16}, "layout_mismatch"),
-        ({"layout_digest": b""}, "layout_mismatch"),
-        ({"tokenizer_digest": b"x" * 16}, "tokenizer_mismatch"),
-        ({"run_id": "other"}, "foreign_run"),
-        ({"role": common_pb2.ROLE_LEARNER}, "wrong_role"),
-        ({"role": 99}, "malformed"),
-    ],
-)
-async def test_a_peer_that_is_not_of_this_run_is_told_why(
-    hub: RunningHub, changes: dict[str, object], expected: str
-) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        assert await reason(sampler.join(**changes)) == expected
-        assert await reason(sampler.lease()) == "not_joined"
-
-
-async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        answer = await sampler.lease()
-        assert (len(answer.leases), answer.waits_for) == (0, "learner")
-        assert 0.2 <= answer.retry_after_s <= 2
-        await learner.join()
-        assert len((await sampler.lease(100)).leases) == 6  # (2 + 0 + 1) * 2
+        assert await reason(first_answer(learner.rollout.DrainRollouts, credit)) == "malformed"
 
 
 @pytest.mark.parametrize("max_leases", [0, -1, 257])
@@ -328,32 +271,6 @@ async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_for
         assert (row.version_lag_versions, row.lag_s) == (1, 5.0)
 
 
-async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_comes_back(
-    hub: RunningHub,
-) -> None:
-    async with (
-        hub.peer() as learner,
-        hub.peer(hub.made.sampler) as dead,
-        hub.peer(hub.made.other_sampler) as other,
-    ):
-        await learner.join()
-        await dead.join()
-        await other.join()
-        (lease,) = (await dead.lease()).leases
-        hub.clock.advance(LEASE_TTL_S - 1)
-        assert list((await dead.heartbeat(lease.lease_id)).lost_lease_ids) == []
-        hub.clock.advance(LEASE_TTL_S + 1)
-
-        async def is_available() -> bool:
-            return (await learner.status()).slots["available"] == 1
-
-        await eventually(is_available)
-        assert (await other.lease()).leases[0].lease_id == "0.2"
-        assert list((await dead.heartbeat(lease.lease_id)).lost_lease_ids) == ["0.1"]
-        assert (await dead.submit(lease)).verdict == SPOOLED  # first come, however late
-        assert hub.metric("heterorl_coordinator_lease_expiries_total") == 1
-
-
 async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
     async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
         await learner.join()
@@ -362,59 +279,6 @@ async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
         request = rollout_pb2.ReleaseLeasesRequest(lease_ids=[*leases, "99.1", "junk"])
         assert (await sampler.rollout.ReleaseLeases(request)).released == 2
         assert [lease.lease_id for lease in (await sampler.lease(3)).leases] == ["0.2", "1.2", "2.1"]
-
-
-async def test_a_heartbeat_is_stamped_on_arrival_and_departure_and_repeats_its_number(
-    hub: RunningHub,
-) -> None:
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        answer = await sampler.heartbeat(sequence=7)
-        assert answer.sequence == 7
-        assert answer.received_at_s == answer.sent_at_s == hub.clock.now()
-
-
-async def test_a_peer_that_did_not_join_must_join_before_it_heartbeats(hub: RunningHub) -> None:
-    async with hub.peer(hub.made.sampler) as sampler:
-        heartbeat = membership_pb2.HeartbeatRequest(sequence=1)
-        assert await reason(_first_answer(sampler.membership.Heartbeat, heartbeat)) == "not_joined"
-
-
-async def test_a_peer_that_ends_its_stream_has_left_and_one_that_is_cut_off_has_not(hub: RunningHub) -> None:
-    async with hub.peer(hub.made.sampler) as sampler, hub.peer(hub.made.other_sampler) as other:
-        await sampler.join()
-        await other.join()
-        await other.heartbeat()
-        stream = sampler.membership.Heartbeat()
-        await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
-        await stream.read()
-        await stream.done_writing()
-        assert await stream.read() is grpc.aio.EOF
-        states = {peer.node_id: peer.state for peer in (await sampler.status()).peers}
-        assert states == {"sampler-1": "left", "sampler-2": "live"}
-
-
-async def test_a_peer_that_stops_beating_is_shown_as_silent(hub: RunningHub) -> None:
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        hub.clock.advance(21)
-
-        async def is_silent() -> bool:
-            return [peer.state for peer in (await sampler.status()).peers] == ["silent"]
-
-        await eventually(is_silent)
-        await sampler.heartbeat()
-        assert [peer.state for peer in (await sampler.status()).peers] == ["live"]
-
-
-async def test_a_samplers_metrics_are_on_the_coordinators_page_under_its_name(hub: RunningHub) -> None:
-    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
-    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        await sampler.heartbeat(metrics=[family])
-        page = generate_latest(hub.registry).decode()
-    assert 'heterorl_sampler_tokens_total{node="sampler-1",role="sampler"} 5.0' in page
 
 
 async def test_everything_told_before_a_restart_is_true_after_it(made: MadeRun) -> None:
@@ -467,52 +331,6 @@ async def test_a_learner_that_has_trained_is_refused_by_a_ledger_that_knows_noth
         assert await reason(learner.join(held=held)) == "ledger_behind"
 
 
-async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub: RunningHub) -> None:
-    identity = hub.made.sampler
-    async with hub.peer() as learner, hub.peer(identity) as first, hub.peer(identity) as second:
-        await learner.join()
-        await first.join(instance="a")
-        heartbeats = first.membership.Heartbeat()
-
-        async def heartbeat(sequence: int) -> bool:
-            await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=sequence, instance="a"))
-            return isinstance(await heartbeats.read(), membership_pb2.HeartbeatResponse)
-
-        async def row() -> membership_pb2.PeerStatus:
-            (row,) = [peer for peer in (await learner.status()).peers if peer.node_id == "sampler-1"]
-            return row
-
-        assert await heartbeat(1)
-        for _ in range(2):
-            assert await reason(second.join(instance="b")) == "name_in_use"
-        # Nor does a stream without a join take the place of the one that goes on.
-        stranger = second.membership.Heartbeat()
-        await stranger.write(membership_pb2.HeartbeatRequest(sequence=1, instance="b"))
-        assert await reason(stranger.read()) == "name_in_use"
-        assert await heartbeat(2)
-        hub.clock.advance(5)
-        told = await row()
-        assert (told.state, told.joins, told.refused_twins, told.refused_twin_s) == ("live", 1, 3, 5.0)
-        assert hub.metric("heterorl_coordinator_refused_twins_total") == 3
-        # The first comes back after a cut that the coordinator has not noticed: the older stream ends later.
-        await first.join(instance="a")
-        newer = first.membership.Heartbeat()
-        await newer.write(membership_pb2.HeartbeatRequest(sequence=1, instance="a"))
-        await newer.read()
-        heartbeats.cancel()
-        assert await reason(second.join(instance="b")) == "name_in_use"
-        newer.cancel()
-
-        async def is_in() -> bool:
-            try:
-                return bool(await second.join(instance="b"))
-            except grpc.aio.AioRpcError:
-                return False
-
-        await eventually(is_in)
-        assert (await row()).state == "joined"
-
-
 async def test_a_stopping_coordinator_says_so_to_every_open_stream(hub: RunningHub) -> None:
     async with hub.peer() as learner:
         await learner.join()
@@ -536,28 +354,3 @@ async def test_a_port_that_is_taken_stops_the_start_and_frees_the_ledger(
             pass
     async with running_hub(other):
         pass
-
-
-@pytest.mark.parametrize("form", ["table", "json"])
-async def test_an_operator_sees_the_run_from_the_command_line(hub: RunningHub, form: str) -> None:
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        await sampler.heartbeat()
-        command = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "node", "status", "--state-dir", str(hub.made.directory)),
-            *("--coordinator", hub.address, *(["--json"] if form == "json" else [])),
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        output, _ = await command.communicate()
-    assert command.returncode == 0
-    if form == "json":
-        assert json.loads(output)["peers"][0]["node_id"] == "sampler-1"
-    else:
-        assert "sampler-1" in output.decode()
-
-
-async def _first_answer(rpc: Callable[[], object], request: object) -> object:
-    stream = rpc()
-    await stream.write(request)  # type: ignore[attr-defined]
-    return await stream.read()  # type: ignore[attr-defined]

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,11 +15,19 @@ from node.rollout import RolloutGroup, check_group
 from node.wire.rollouts import group_from_wire
 from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import HandPeer, running_hub
+from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningSampler, learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
+
+
+def failing(
+    made: MadeRun, hub: RunningHub, model_dir: Path, faults: Path, **settings: Any
+) -> AbstractAsyncContextManager[RunningSampler]:
+    """Run a sampler whose engine fails as the file ``faults`` says, once it is there."""
+    engine = {"engine": "support.failing_engine:load", "engine_options": {"faults": str(faults)}}
+    return sampling(made, hub.address, model_dir, **engine, **settings)
 
 
 @pytest.mark.parametrize("apply", ["spare", "in_place"])
@@ -28,14 +38,7 @@ async def test_an_engine_out_of_memory_is_restarted_and_the_version_held_is_serv
     async with (
         running_hub(made, max_new_tokens=60, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            engine="support.failing_engine:load",
-            engine_options={"faults": str(faults)},
-            apply=apply,
-        ) as sampler,
+        failing(made, hub, model_dir, faults, apply=apply) as sampler,
     ):
         await learner.publish(*learner_of(made, base).signed(1, None))
         await until(lambda: sampler.value("held_version") == 1)
@@ -62,15 +65,7 @@ async def test_an_engine_whose_process_ends_or_hangs_is_loaded_again_and_nothing
     async with (
         running_hub(made, max_new_tokens=60, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            engine="support.failing_engine:load",
-            engine_options={"faults": str(faults)},
-            engine_process="own",
-            engine_step_limit_s=8.0,
-        ) as sampler,
+        failing(made, hub, model_dir, faults, engine_process="own", engine_step_limit_s=8.0) as sampler,
     ):
         await learner.publish(*learner_of(made, base).signed(1, None))
         await until(lambda: sampler.value("held_version") == 1, within_s=100)
@@ -100,14 +95,7 @@ async def test_a_sampler_whose_engine_hangs_inside_it_gives_its_leases_back_and_
     async with (
         running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            engine="support.failing_engine:load",
-            engine_options={"faults": str(faults)},
-            engine_step_limit_s=4.0,
-        ) as sampler,
+        failing(made, hub, model_dir, faults, engine_step_limit_s=4.0) as sampler,
     ):
         await generating(sampler)
         faults.write_text("hang")
@@ -125,13 +113,7 @@ async def test_a_sampler_whose_engine_is_broken_gives_its_leases_back_and_ends(
     async with (
         running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            engine="support.failing_engine:load",
-            engine_options={"faults": str(faults)},
-        ) as sampler,
+        failing(made, hub, model_dir, faults) as sampler,
     ):
         await generating(sampler)
         faults.write_text("broken")

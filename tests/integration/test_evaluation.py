@@ -1,9 +1,7 @@
 """Held-out prompts on a real coordinator, ledger and sampler; the learner is driven by hand."""
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from support.graded_texts import share_of_digits
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
-from support.waiting import until
+from support.waiting import eventually, until
 
 GRADER = "support.graded_texts:share_of_digits"
 EVALUATION = {"every_versions": 1, "prompts": 6}
@@ -31,12 +29,6 @@ EVALUATION = {"every_versions": 1, "prompts": 6}
 
 def ledger(made: MadeRun) -> Path:
     return made.directory / "coordinator" / "ledger.sqlite"
-
-
-async def eventually(question: Callable[[], Awaitable[bool]], *, within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not await question():
-            pass
 
 
 async def newest(peer: HandPeer) -> Evaluation | None:
@@ -68,10 +60,10 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
             evaluation = await newest(learner)
             return evaluation is not None and evaluation.version == version
 
-        await eventually(lambda: has_evaluated(0))
+        await eventually(lambda: has_evaluated(0), within_s=30)
         await learner.publish(*learner_of(made, base).signed(1, None))
         await drain.step(1, await drain.group())
-        await eventually(lambda: has_evaluated(1))
+        await eventually(lambda: has_evaluated(1), within_s=30)
         status = run_status_from_wire(await learner.status())
         answer = await learner.heartbeat()
         assert answer.HasField("best_version")
@@ -109,7 +101,7 @@ async def begun(hub: RunningHub, learner: HandPeer, sampler: HandPeer) -> None:
     async def is_under_way() -> bool:
         return (await learner.status()).evaluation.HasField("under_way")
 
-    await eventually(is_under_way)
+    await eventually(is_under_way, within_s=30)
 
 
 async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_learner(made: MadeRun) -> None:
@@ -169,18 +161,25 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (6, 0)
 
 
-async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tmp_path: Path) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(20)))
-    settings = {
+ROWS = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]
+
+
+def settings_of_rows(directory: Path, *, held_out: int, **evaluation: Any) -> dict[str, Any]:
+    """Write the rows to a file and return the settings of a run on them."""
+    data = directory / "sums.jsonl"
+    data.write_text("\n".join(map(json.dumps, ROWS)))
+    return {
         "task": "jsonl",
         "prompts": None,
-        "data": {"file": data, "evaluation_rows": 8},
-        "evaluation": {**EVALUATION, "temperature": 0.5, "completions": 3, "max_new_tokens": 4},
-        "max_staleness_versions": 20,
+        "data": {"file": data, "evaluation_rows": held_out},
+        "evaluation": EVALUATION | evaluation,
     }
+
+
+async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tmp_path: Path) -> None:
+    settings = settings_of_rows(tmp_path, held_out=8, temperature=0.5, completions=3, max_new_tokens=4)
     async with (
-        running_hub(made, **settings) as hub,
+        running_hub(made, **settings, max_staleness_versions=20) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as sampler,
     ):
@@ -196,19 +195,9 @@ async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tm
 async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers(
     made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
 ) -> None:
-    data = tmp_path / "sums.jsonl"
-    rows = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]
-    data.write_text("\n".join(map(json.dumps, rows)))
-    settings = {
-        "task": "jsonl",
-        "prompts": None,
-        "data": {"file": data, "evaluation_rows": 6},
-        "task_options": {"grader": GRADER},
-        "evaluation": {**EVALUATION, "max_new_tokens": 20},
-        "max_staleness_versions": 9,
-    }
+    settings = settings_of_rows(tmp_path, held_out=6, max_new_tokens=20)
     async with (
-        running_hub(made, **settings) as hub,
+        running_hub(made, **settings, task_options={"grader": GRADER}, max_staleness_versions=9) as hub,
         learning(hub, base, model_dir) as learner,
         sampling(made, hub.address, model_dir, allowed_graders=[GRADER]),
     ):
@@ -217,10 +206,10 @@ async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers
         async def is_evaluated() -> bool:
             return await newest(learner) is not None
 
-        await eventually(is_evaluated)
+        await eventually(is_evaluated, within_s=30)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     rewards, tokens = [], []
-    for row in rows[14:]:
+    for row in ROWS[14:]:
         prompt = torch.tensor(base.encode(str(row["prompt"])))[None]
         (whole,) = model.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)
         written = whole[prompt.shape[1] :].numpy()

@@ -1,183 +1,30 @@
 """The training loop against a hub over a real socket: what is judged, trained on, recorded, repeated."""
 
 import asyncio
-import errno
 import json
 import math
-import os
-import resource
-import shutil
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 
-from learner.config import LearnerConfig
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.step_log import StepLog
-from learner.training.checkpoint import BestVersion, CheckpointStore, best_in, versions_in
+from learner.training.checkpoint import BestVersion, best_in, versions_in
 from learner.training.master_access import MasterAccess
-from learner.training.model import Policy, load_policy
-from learner.training.training_loop import TrainingLoop
-from learner.training.training_state import TrainingError, TrainingState
-from node import durable
-from node.clients.rollout_drain import RolloutDrain
-from node.clock import SystemClock
+from learner.training.training_state import TrainingError
 from node.errors import StartupError
-from node.identity.peer import Peer
-from node.rollout import Completion, DeliveredGroup, Verdict
-from node.rpc.channel import Backoff, Purpose, dial
-from node.run import EvaluationNotice, Role, RunSettings
-from node.telemetry.metrics import NodeMetrics
-from support.groups import SAMPLING, make_completion, make_group
-from support.scripted_hub import ScriptedHub, scripted_hub
-from support.step_settings import make_step_settings
+from node.rollout import Completion, Verdict
+from node.run import EvaluationNotice
+from support.groups import SAMPLING, make_completion
+from support.scripted_hub import scripted_hub
+from support.training_loop import BATCH, RUN, RunningLearner, learner
 from support.waiting import until
-
-BATCH = 2
-NOT_EVALUATED = EvaluationNotice()
-RUN = RunSettings(
-    task="addition",
-    group_size=2,
-    batch_groups=BATCH,
-    max_staleness_versions=1,
-    heartbeat_interval_s=1.0,
-    head=None,
-    sampling=SAMPLING,
-)
-STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=256)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@dataclass
-class RunningLearner:
-    loop: TrainingLoop
-    drain: RolloutDrain
-    access: MasterAccess
-    policy: Policy
-    registry: CollectorRegistry
-    tasks: list[asyncio.Task[None]]
-    stopping: asyncio.Event
-    written: list[tuple[int, int]]
-    """Version and number of groups of every step that observers were told of."""
-
-    def delivered(
-        self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
-    ) -> DeliveredGroup:
-        group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
-        return DeliveredGroup(replace(group, **changes), sampler_id=sampler_id, spooled_at_s=0.0)  # type: ignore[arg-type]
-
-    def shown(self, what: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(f"heterorl_learner_{what}", labels)
-
-
-@asynccontextmanager
-async def learner(
-    hub: ScriptedHub,
-    model_dir: Path,
-    state: Path,
-    *,
-    run: RunSettings = RUN,
-    buffer_groups: int = 8,
-    max_versions: int = 0,
-    quarantine_mismatch_nats: float = math.inf,
-    stop_at_reward: float | None = None,
-    stop_window_versions: int = 16,
-    evaluations: EvaluationNotice = NOT_EVALUATED,
-) -> AsyncIterator[RunningLearner]:
-    clock = SystemClock()
-    registry = CollectorRegistry()
-    metrics = LearnerMetrics(registry)
-    node_metrics = NodeMetrics(registry, roles=["learner"], clock=clock)
-    policy = load_policy(model_dir, device="cpu")
-    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-    checkpoints = CheckpointStore(state / "checkpoints")
-    training_state = TrainingState(
-        policy,
-        optimizer,
-        checkpoints=checkpoints,
-        settings=STEP,
-        reward_window_versions=stop_window_versions,
-        reference=None,
-        clock=clock,
-    )
-    channel = dial(
-        hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
-    )
-    drain = RolloutDrain(
-        channel,
-        learner_epoch=1,
-        version=training_state.version,
-        capacity_groups=buffer_groups,
-        unacknowledged=training_state.progress.unacknowledged,
-        backoff=Backoff(lambda: 0.1),
-        count_lost_stream=metrics.lost_drain_streams.inc,
-        waiting=node_metrics.waiting,
-    )
-
-    async def run_settings() -> RunSettings:
-        return run
-
-    async def announced(version: int) -> None:
-        assert stop_at_reward is not None or version == max_versions
-
-    written: list[tuple[int, int]] = []
-    log = StepLog(state / "steps.jsonl")
-    log.catch_up(training_state.progress.step)
-    loop = TrainingLoop(
-        training_state,
-        step_log=log,
-        config=LearnerConfig(
-            model_dir=model_dir,
-            learning_rate=1e-3,
-            buffer_groups=buffer_groups,
-            max_versions=max_versions,
-            quarantine_mismatch_nats=quarantine_mismatch_nats,
-            stop_at_reward=stop_at_reward,
-            stop_window_versions=stop_window_versions,
-        ),
-        run_id="run",
-        tokenizer_digest=b"t" * 16,
-        run_settings=run_settings,
-        drain=drain,
-        announced=announced,
-        evaluations=lambda: evaluations,
-        on_step=lambda line, batch: written.append((line.report.version, len(batch))),
-        coordinator_now=clock.now,
-        disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
-        metrics=metrics,
-        node_metrics=node_metrics,
-    )
-    stopping = asyncio.Event()
-    tasks = [
-        asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
-    ]
-    try:
-        yield RunningLearner(
-            loop, drain, training_state.master_access, policy, registry, tasks, stopping, written
-        )
-    finally:
-        stopping.set()
-        _, late = await asyncio.wait(tasks, timeout=5)
-        for task in late:
-            task.cancel()
-        await channel.close(None)
 
 
 async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, tmp_path: Path) -> None:
@@ -492,114 +339,3 @@ async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
         with pytest.raises(StartupError, match="never fills a batch of 9"):
             await asyncio.wait_for(running.tasks[1], timeout=30)
-
-
-@contextmanager
-def full_disk(size_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size: to a writer this is what a full disk looks like."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def waiting(running: RunningLearner) -> float:
-    return running.registry.get_sample_value("heterorl_node_waiting_tasks", {"for": "disk"}) or 0.0
-
-
-def refusals(running: RunningLearner) -> float:
-    labels = {"service": "Learner", "reason": "disk"}
-    return running.registry.get_sample_value("heterorl_node_refusals_total", labels) or 0.0
-
-
-def words_of(policy: Policy) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()]).numpy().copy()
-
-
-async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
-    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def train(state: Path, *, is_full: bool) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        async with scripted_hub() as hub, learner(hub, model_dir, state) as running:
-            await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
-            await hub.wait_until(lambda: len(hub.records) == 1)
-            with full_disk(20_000) if is_full else nullcontext():
-                await hub.give(*(running.delivered(f"{n}.1", version=1) for n in range(2, 4)))
-                if is_full:
-                    await until(lambda: refusals(running) >= 3, within_s=30)
-                    assert waiting(running) == 1
-                    assert not any(task.done() for task in running.tasks)
-                    # Nobody is told of what is not durable, and the publisher does not read it.
-                    assert (running.loop.version, len(hub.records)) == (1, 1)
-                    assert running.access.take() is None
-                    left = {path.name for path in (state / "checkpoints").iterdir()}
-                    assert "000000000001" in left
-                    assert not any(name.isdecimal() for name in left - {"000000000001"})
-            await hub.wait_until(lambda: len(hub.records) == 2)
-            await hub.give(*(running.delivered(f"{n}.1", version=2) for n in range(4, 6)))
-            await hub.wait_until(lambda: len(hub.records) == 3)
-            await until(lambda: (state / "steps.jsonl").read_text().count("\n") == 3)
-            assert waiting(running) == 0
-            assert hub.trained_group_ids == [f"{n}.1" for n in range(6)]
-            return words_of(running.policy)
-
-    undisturbed = await train(tmp_path / "undisturbed", is_full=False)
-    np.testing.assert_array_equal(await train(tmp_path / "full", is_full=True), undisturbed)
-    warnings = [record for record in caplog.records if record.message == "disk takes no writes"]
-    assert vars(warnings[0])["what"] == "the checkpoint of version 2"
-    assert "File too large" in vars(warnings[0])["detail"]
-    lines = [json.loads(line) for line in (tmp_path / "full" / "steps.jsonl").read_text().splitlines()]
-    assert [line["version"] for line in lines] == [1, 2, 3]
-    assert not list((tmp_path / "full" / "checkpoints").glob("staged-*"))
-
-
-async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waiting(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step itself is durable and told; every version has its line all the same."""
-    is_full = True
-    append = durable.append
-
-    def append_if_there_is_room(path: Path, content: bytes) -> None:
-        if is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(path, content)
-
-    monkeypatch.setattr(durable, "append", append_if_there_is_room)
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        await hub.give(*(running.delivered(f"{n}.1") for n in range(4)))
-        await hub.wait_until(lambda: len(hub.records) == 1)
-        await until(lambda: refusals(running) >= 2, within_s=30)
-        assert (waiting(running), len(hub.records)) == (1, 1)
-        is_full = False
-        await hub.wait_until(lambda: len(hub.records) == 2)
-        await until(lambda: (tmp_path / "steps.jsonl").read_text().count("\n") == 2)
-
-
-async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_after_the_next_start(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    async with scripted_hub() as hub:
-        async with learner(hub, model_dir, tmp_path) as running:
-            with full_disk(20_000):
-                await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
-                await until(lambda: refusals(running) >= 1, within_s=30)
-                running.stopping.set()
-                async with asyncio.timeout(10):
-                    await asyncio.gather(*running.tasks)
-            assert (running.loop.version, hub.records) == (0, [])
-        async with learner(hub, model_dir, tmp_path) as running:
-            await hub.wait_until(lambda: len(hub.records) == 1)
-            assert hub.trained_group_ids == ["0.1", "1.1"]
-            assert running.loop.version == 1
-    assert (tmp_path / "steps.jsonl").read_text().count("\n") == 1
-
-
-async def test_an_error_that_room_does_not_change_ends_the_learner(model_dir: Path, tmp_path: Path) -> None:
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        shutil.rmtree(tmp_path / "checkpoints")
-        await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
-        with pytest.raises(FileNotFoundError):
-            await asyncio.wait_for(running.tasks[1], timeout=10)

@@ -28,15 +28,13 @@ def whole_version(number: int) -> HeldPolicy:
 
 
 def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_makes(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    processes = [
-        spawn.Process(target=publish_share, args=(rank, RANKS, str(tmp_path))) for rank in range(RANKS)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    process = multiprocessing.get_context("spawn").Process(
+        target=publish_share, args=(1, RANKS, str(tmp_path))
+    )
+    process.start()
+    publish_share(0, RANKS, str(tmp_path))
+    process.join(timeout=60)
+    assert process.exitcode == 0
 
     shares = [share for rank in range(RANKS) for share in read_share(rank, tmp_path)]
     manifest = join(

@@ -1,8 +1,6 @@
 """A sampler's policy sync against a real hub: the newest signed version is served, or none that is not."""
 
 import asyncio
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,22 +8,14 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import policy_pb2
-from node.errors import Reason, StartupError
+from node.errors import Reason
 from node.serving.policy_servicer import damage_first
-from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE
+from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
-from support.policy_sync import IN_PLACE, syncing
+from support.policy_sync import syncing
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, offsets, random_words
-
-
-@pytest.fixture(params=["in a spare copy", IN_PLACE])
-def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return the directory of a sampler; its name says how versions are applied."""
-    directory = tmp_path / str(request.param)
-    directory.mkdir()
-    return directory
+from support.weights import LAYOUT, Learner, random_words
 
 
 async def test_the_base_model_is_served_until_a_version_is_announced(
@@ -164,48 +154,6 @@ async def test_it_follows_the_hub_through_a_restart(made: MadeRun, tmp_path: Pat
                 await serving.reaches(second.learner.versions[2])
 
 
-async def test_a_restarted_sampler_goes_on_from_its_copy(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[2])
-        hub.learner.put(hub.store, (3, 2))
-        hub.servicer.fetches.clear()
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[3])
-            assert serving.numbers == [2, 3]
-            assert {fetch.key.version for fetch in hub.servicer.fetches} == {3}
-
-
-async def test_between_two_copies_a_restarted_sampler_goes_on_from_its_log(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[2])
-            assert not (state_dir / HELD_FILE).exists()
-        hub.servicer.fetches.clear()
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[2])
-            assert serving.numbers == [2]
-            assert hub.servicer.fetches == []
-
-
-async def test_a_damaged_copy_is_fetched_anew(made: MadeRun, tmp_path: Path, state_dir: Path) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            await until((state_dir / HELD_FILE).exists)
-        flip_bit(state_dir / HELD_FILE, 3000)
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            assert serving.numbers == [0, 1]
-
-
 async def test_a_hub_rolled_back_behind_what_was_verified_is_refused(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -299,136 +247,3 @@ async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
             # What is older than the version served before is not handed to the engine again.
             assert serving.numbers[-2:] == [2, 2]
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
-
-
-async def test_a_sampler_killed_in_mid_fetch_goes_on_with_the_frames_it_had(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    sent: list[int] = []
-
-    async def stuck(number: int, answers: Answers) -> Answers:
-        async for answer in answers:
-            if len(sent) == 3:
-                await asyncio.Event().wait()
-            sent.append(len(answer.data))
-            yield answer
-
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, None))
-        sizes = [len(payload) for payload in hub.learner.encode(1, None).payloads]
-        hub.servicer.spoil = stuck
-        async with syncing(hub, state_dir) as serving:
-            await until(
-                lambda: len(sent) == 3 and serving.registry.transferred("keyframe", "in") == sum(sent)
-            )
-        hub.servicer.spoil = lambda number, answers: answers
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            # The last of them may not have been on disk yet.
-            again = serving.registry.transferred("keyframe", "in")
-            assert again <= sum(sizes) - sum(sent) + max(sent)
-
-
-async def test_a_payload_that_rots_in_the_log_is_fetched_again_and_a_logged_version_is_not_believed(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[2])
-        flip_bit(state_dir / LOG_DIRECTORY / "2-1" / "frames", 5)
-        hub.servicer.fetches.clear()
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[2])
-            assert serving.numbers == [1, 2]
-            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0]]
-
-
-async def test_the_log_is_folded_into_a_copy_and_begins_anew(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[2])
-            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
-            assert (state_dir / HELD_FILE).exists()
-
-
-async def test_an_older_version_on_the_way_to_a_newer_one_takes_no_place_on_disk(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async def stuck_at_4(number: int, answers: Answers) -> Answers:
-        if hub.servicer.fetches[-1].key.version == 4:
-            await asyncio.Event().wait()
-        async for answer in answers:
-            yield answer
-
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[2])
-        hub.learner.put(hub.store, (4, 1))
-        hub.servicer.spoil = stuck_at_4
-        async with syncing(hub, state_dir) as serving:
-            # By version 1, from the public base model: nothing leads on from version 2.
-            await until(lambda: any(fetch.key.version == 4 for fetch in hub.servicer.fetches))
-            assert serving.numbers == [2]
-        hub.servicer.spoil = lambda number, answers: answers
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[4])
-            assert serving.numbers == [2, 4]
-
-
-async def test_a_full_disk_costs_the_log_and_not_the_version(
-    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            with monkeypatch.context() as patched:
-                patched.setattr(os, "pwrite", full)
-                await serving.reaches(hub.learner.versions[1])
-            assert serving.refusals[Reason.DISK] >= 1
-            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
-            await serving.reaches(hub.learner.versions[2])
-        async with syncing(hub, state_dir, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[2])
-
-
-async def test_a_version_half_applied_is_never_served_and_the_one_on_disk_is(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    directory = tmp_path / IN_PLACE
-    directory.mkdir()
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, directory, save_every_s=3600) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            serving.is_taking.clear()
-            await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
-            await until(lambda: serving.offers == 3)
-            # Verified, and on disk: its third frame rots before it is read again, after two were written.
-            payloads = directory / LOG_DIRECTORY / "2-1" / "frames"
-            flip_bit(payloads, offsets(hub.learner.encode(2, 1).payloads)[2])
-            hub.servicer.fetches.clear()
-            serving.is_taking.set()
-            await serving.reaches(hub.learner.versions[2])
-            assert serving.numbers == [0, 1, 1, 2]
-            np.testing.assert_array_equal(serving.words[1], hub.learner.words(1))
-            assert serving.refusals[Reason.DAMAGED] == 1
-            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[2]]
-
-
-async def test_a_damaged_high_water_mark_is_not_ignored(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    (state_dir / MARK_FILE).write_text("{")
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        with pytest.raises(ExceptionGroup) as caught:
-            async with syncing(hub, state_dir):
-                pass
-        assert caught.value.subgroup(StartupError) is not None

@@ -34,7 +34,7 @@ SETTINGS = EvaluationSettings(
     held_out_prompts=6,
 )
 BOUNDS = Bounds(concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2)
-SEEDS = 30
+SEEDS = 20
 ACTIONS = 250
 
 

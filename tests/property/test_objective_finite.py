@@ -1,7 +1,6 @@
 """No objective returns a number that is not finite, whatever admission lets in, in either precision."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,15 +36,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 """By the option that an objective must have: what is far from its defaults, and the infinities."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors are done before a second thread is awake."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def variants() -> list[Objective]:
     found = []
     for name, entry in MENU.items():
@@ -71,7 +61,8 @@ def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
     loss = StepLoss(
         objective, kl_coefficient=0.005, reference_kl_coefficient=0.01, discounts_by_sample_size=True
     )
-    for measured in (objective(batch).loss, loss(batch).loss):
+    outcome = loss(batch)
+    for measured in (objective(batch).loss, outcome.loss):
         (gradient,) = torch.autograd.grad(measured, batch.learner_logprob)
         assert bool(measured.isfinite()), (
             f"{objective.name} {objective.options}: the loss is {measured.item()}"
@@ -82,7 +73,6 @@ def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
         assert math.isfinite(float(torch.linalg.vector_norm(gradient))), (
             f"{objective.name}: a norm beyond float"
         )
-    outcome = loss(batch)
     assert outcome.reference_kl_nats is not None
     for numbers in (outcome.objective.weight, outcome.kl_nats, outcome.reference_kl_nats):
         assert bool(numbers.isfinite().all()), objective.name

@@ -1,9 +1,7 @@
 """No admitted token holds more than a twentieth of the squared gradient of a learner with its defaults."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,15 +16,6 @@ from learner.training.step_loss import StepLoss
 GROUPS = COMPLETIONS // GROUP_SIZE
 PLACEMENTS = 10_000
 PLACED_AT_ONCE = 100
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors of 800 000 are done before a second thread is awake, where other tests run beside this one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def made_up_step(generator: torch.Generator) -> ObjectiveBatch:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc.aio
+import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import (
@@ -26,7 +27,7 @@ from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
 from node.rollout import RolloutGroup
-from node.rpc.channel import Purpose, dial
+from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -235,6 +236,20 @@ class HandDrain:
         done, _ = await asyncio.wait({reading}, timeout=for_s)
         reading.cancel()
         return not done
+
+
+async def reason(call: Awaitable[object]) -> str:
+    """Return why a call was refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])
+
+
+async def first_answer(rpc: Callable[[], object], request: object) -> object:
+    """Send one request on a new stream and return the answer."""
+    stream = rpc()
+    await stream.write(request)  # type: ignore[attr-defined]
+    return await stream.read()  # type: ignore[attr-defined]
 
 
 def step_record(version: int, *group_ids: str) -> rollout_pb2.StepRecord:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from node.clock import SystemClock
 from node.errors import Reason
@@ -30,6 +31,14 @@ from support.waiting import until
 
 IN_PLACE = "in place"
 """The name of a state directory whose sampler writes versions over the live one."""
+
+
+@pytest.fixture(params=["in a spare copy", IN_PLACE])
+def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return the directory of a sampler; its name says how versions are applied."""
+    directory = tmp_path / str(request.param)
+    directory.mkdir()
+    return directory
 
 
 class Serving:

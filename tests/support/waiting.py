@@ -1,7 +1,7 @@
 """Waiting for what has no event of its own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
 async def until(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
@@ -9,3 +9,10 @@ async def until(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.005)
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]], *, within_s: float = 10.0) -> None:
+    """Ask again and again until ``is_so``, with pauses in which the process that is asked can work."""
+    async with asyncio.timeout(within_s):
+        while not await is_so():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.02)

@@ -24,6 +24,10 @@ batch_groups = 24  # steps that take long enough for an evaluation to come betwe
 buffer_groups = 96
 heartbeat_interval_s = 0.1
 
+[coordinator.evaluation]
+every_versions = 10
+prompts = 27
+
 [coordinator.data]
 file = "{file}"
 evaluation_rows = 27
@@ -51,13 +55,14 @@ async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path
         seed=0,
         seconds=120.0,
         gain=-1.0,  # whatever a few versions bring
-        versions=25,
+        versions=15,
     )
     shown = io.StringIO()
     outcome = await real_run(plan, directory, Console(file=shown, width=200))
     assert [check for check in outcome.checks if not check.is_kept] == []
     assert outcome.export is not None
-    assert len(outcome.export.by_engine) == HELD_OUT
+    assert outcome.export.greedy_texts.keys() == {"transformers", "torch-engine"}
+    assert all(len(texts) == HELD_OUT for texts in outcome.export.greedy_texts.values())
     assert len(outcome.evaluations) >= 2  # the base model and a later one
     assert "all processes serve" in shown.getvalue()
     Console(file=shown).print(render(outcome))

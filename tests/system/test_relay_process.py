@@ -30,7 +30,7 @@ from support.weights import LAYOUT, Learner
 WIDE = Layout.of([TensorSpec("a", (200 * 4096,))], frame_words=4096)
 """200 frames: enough to be killed among them."""
 
-KILLS = 6
+KILLS = 4
 
 
 @pytest.fixture

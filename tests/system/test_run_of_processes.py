@@ -1,10 +1,11 @@
-"""A run of real processes over mutual TLS, each of them killed without warning in mid-work."""
+"""A run of real processes over mutual TLS that evaluates; each is killed without warning in mid-work."""
 
 import asyncio
 import json
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,24 +14,41 @@ from deploy.demo.plan import NEAR, Plan
 from deploy.demo.session import Session
 from deploy.runs.processes import Children
 from deploy.runs.promises import promises_of_any_run
-from deploy.runs.records import Step, read_ledger
+from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
+from node.commands.cli import main
+from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.errors import StartupError
 from support.waiting import until
 
 VERSIONS = 40
-KILLS = ((NEAR, 6), (LEARNER, 12), (COORDINATOR, 20), (LEARNER, 28))
-"""Who is killed once the run has come how far."""
+EVERY_VERSIONS = 10
+PROMPTS = 12
 
 
-def steps_of(directory: RunDirectory) -> list[Step]:
-    if not directory.step_log.exists():
-        return []
-    # A line that is being written has no end yet.
-    return [
-        Step.parse(line)
-        for line in directory.step_log.read_text().splitlines(keepends=True)
-        if line[-1] == "\n"
-    ]
+class EvaluatedSession(Session):
+    """A session whose coordinator evaluates."""
+
+    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
+        evaluation = json.dumps({"every_versions": EVERY_VERSIONS, "prompts": PROMPTS})
+        ours = {"HETERORL_COORDINATOR__EVALUATION": evaluation} if name == COORDINATOR else {}
+        await super().start(name, environ={**environ, **ours})
+
+
+def has_stepped(directory: RunDirectory, version: int) -> Callable[[], bool]:
+    steps = StepTail(directory.step_log)
+    return lambda: any(step.version >= version for step in steps.read())
+
+
+def is_half_evaluated(directory: RunDirectory, version: int) -> Callable[[], bool]:
+    def is_half_done() -> bool:
+        try:
+            evaluations = read_evaluations(directory.ledger)
+        except StartupError:  # it restarts
+            return False
+        return any(one.version >= version and one.counted_prompts for one in evaluations)
+
+    return is_half_done
 
 
 async def status_line(session: Session, directory: RunDirectory, label: str) -> str:
@@ -47,17 +65,25 @@ async def status_line(session: Session, directory: RunDirectory, label: str) -> 
 
 
 @pytest.mark.timeout(240)
-async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained_on_twice(
-    tmp_path: Path,
+async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_prompt_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.make_folders()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     async with Children(log_of=directory.log, environ=environ) as children:
-        session = Session(Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, children=children)
+        session = EvaluatedSession(
+            Plan(seed=0, versions=VERSIONS, has_chaos=False), directory, children=children
+        )
         await session.begin()
-        for name, version in KILLS:
-            await until(lambda version=version: len(steps_of(directory)) >= version, within_s=60)  # type: ignore[misc]
+        for name, moment in (
+            (COORDINATOR, is_half_evaluated(directory, 0)),
+            (NEAR, is_half_evaluated(directory, EVERY_VERSIONS)),
+            (LEARNER, has_stepped(directory, EVERY_VERSIONS + 2)),
+            (COORDINATOR, is_half_evaluated(directory, 2 * EVERY_VERSIONS)),
+            (LEARNER, has_stepped(directory, 2 * EVERY_VERSIONS + 4)),
+        ):
+            await until(moment, within_s=60)
             await session.kill(name)
             await session.start(name, environ={})
         assert await session.wait_for_last_step(timeout_s=60)
@@ -65,14 +91,19 @@ async def test_whatever_is_killed_versions_go_on_and_no_group_is_lost_or_trained
         exit_codes = await session.drain()
     promises = promises_of_any_run(
         versions=VERSIONS,
-        steps=steps_of(directory),
+        steps=StepTail(directory.step_log).read(),
         ledger=read_ledger(directory.ledger, run_id=directory.run_id),
         exit_codes=exit_codes,
     )
-    broken = [f"{c.promise}: {c.figures}" for c in promises if not c.is_kept]
-    assert broken == []
+    assert [f"{c.promise}: {c.figures}" for c in promises if not c.is_kept] == []
     # From what the learner has measured since it was last started.
     assert re.match(r"staleness beyond lag \d+ the effective sample size of token weights may halve", said)
     assert "(bound is 32 versions)" in said
     epoch = await asyncio.to_thread((directory.state(LEARNER) / LEARNER / "epoch").read_text)
     assert json.loads(epoch) == 3
+    finished = [one for one in read_evaluations(directory.ledger) if one.finished_at_s]
+    assert len(finished) >= 3
+    assert all(one.counted_prompts == PROMPTS and one.dropped_prompts == 0 for one in finished)
+    assert all(one.version <= one.oldest_version <= one.newest_version for one in finished)
+    assert main(["evaluations", "--ledger", str(directory.ledger)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > len(finished)

@@ -30,6 +30,12 @@ def pair(*, step: float = 3e-6) -> Pair:
     return Pair.of("made", base, words, names=NAMES, shapes=SHAPES)
 
 
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    """Return the line of every codec."""
+    return list(compare(pair(), only=None, repetitions=1))
+
+
 @pytest.mark.parametrize("step", [1e-8, 3e-6, 1e-3])
 @pytest.mark.parametrize("rival", RIVALS, ids=lambda rival: rival.name)
 def test_a_rival_gives_the_words_back(rival: Format, step: float) -> None:
@@ -72,17 +78,19 @@ def test_the_bound_is_the_one_worked_by_hand() -> None:
     assert 8 * bound == pytest.approx(12 * entropy + 2)
 
 
-def test_there_is_a_line_for_every_codec_and_ours_is_the_smallest() -> None:
-    lines = {line["codec"]: line for line in compare(pair(), only=None, repetitions=1)}
-    assert list(lines) == ["ours", "pulse", "gap_xor", "leb128", "dense_xor", "raw", "bound"]
-    sizes = {name: line["bytes"] for name, line in lines.items()}
+def test_there_is_a_line_for_every_codec_and_ours_is_the_smallest(lines: list[dict[str, Any]]) -> None:
+    of = {line["codec"]: line for line in lines}
+    assert list(of) == ["ours", "pulse", "gap_xor", "leb128", "dense_xor", "raw", "bound"]
+    sizes = {name: line["bytes"] for name, line in of.items()}
     assert sizes["bound"] < sizes["ours"] < min(sizes[rival.name] for rival in RIVALS)
     assert sizes["raw"] == 6 * pair().changes
-    assert lines["ours"]["encode_gb_s_per_core"] > 0
+    assert of["ours"]["encode_gb_s_per_core"] > 0
 
 
-def test_every_line_tells_how_fast_the_machine_copies_and_every_speed_what_part_of_that_it_is() -> None:
-    for line in compare(pair(), only=None, repetitions=1):
+def test_every_line_tells_how_fast_the_machine_copies_and_every_speed_what_part_of_that_it_is(
+    lines: list[dict[str, Any]],
+) -> None:
+    for line in lines:
         copied = line["copy_gb_s_per_core"]
         assert copied > 0
         for way in ("encode", "decode"):
@@ -303,9 +311,8 @@ def test_a_drawn_pair_changes_as_a_trained_one() -> None:
     assert changed[small].mean() > 4 * changed[~small].mean()
 
 
-def test_the_record_is_made_into_a_table_and_a_plot(tmp_path: Path) -> None:
-    lines = list(compare(pair(), only=None, repetitions=1))
-    lines.append(measured("--drawn", "5000", "--only", "ours", "--repetitions", "1"))
+def test_the_record_is_made_into_a_table_and_a_plot(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+    lines = [*lines, measured("--drawn", "5000", "--only", "ours", "--repetitions", "1")]
     made = table(lines)
     assert f"A core copies {np.median([line['copy_gb_s_per_core'] for line in lines[:-1]]):.2f} GB/s" in made
     assert f"| {lines[1]['encode_of_copy']:.2f} ({lines[1]['encode_of_copy']:.2f}) |" in made

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy import check
 
@@ -19,6 +20,15 @@ def needs(*tools: str) -> pytest.MarkDecorator:
 
 def copy(folder: str, to: Path) -> Path:
     return Path(shutil.copytree(check.DEPLOY / folder, to / folder))
+
+
+def copy_with_one_rule_test(to: Path) -> Path:
+    """Copy the monitoring files; all 22 tests of the rules take three seconds of a core."""
+    monitoring = copy("monitoring", to)
+    tests = yaml.safe_load((monitoring / "rules_test.yml").read_text())
+    tests["tests"] = [test for test in tests["tests"] if test["name"] == "the hub is gone"]
+    (monitoring / "rules_test.yml").write_text(yaml.safe_dump(tests))
+    return monitoring
 
 
 def damage(file: Path, old: str, new: str) -> None:
@@ -96,12 +106,12 @@ class TestMonitoring:
     def test_a_rule_that_fires_at_another_time_than_its_test_says_is_a_complaint(
         self, tmp_path: Path
     ) -> None:
-        monitoring = copy("monitoring", tmp_path)
+        monitoring = copy_with_one_rule_test(tmp_path)
         damage(monitoring / "rules.yml", "for: ", "for: 900m # ")
         assert "FAILED" in "".join(check.rule_complaints(monitoring))
 
     def test_a_server_configuration_with_an_unknown_field_is_a_complaint(self, tmp_path: Path) -> None:
-        monitoring = copy("monitoring", tmp_path)
+        monitoring = copy_with_one_rule_test(tmp_path)
         damage(monitoring / "prometheus.yml", "scrape_interval", "scrape_every")
         assert "scrape_every" in "".join(check.rule_complaints(monitoring))
 

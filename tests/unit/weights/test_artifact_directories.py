@@ -18,11 +18,6 @@ from support.weights import Learner, flip_bit, offsets
 KEY = ArtifactKey(1, 0)
 
 
-@pytest.fixture
-def learner() -> Learner:
-    return Learner()
-
-
 def opened(root: Path, learner: Learner) -> ArtifactDirectories:
     return ArtifactDirectories(root, public_key=learner.key.public_key, run_id=learner.run_id)
 

@@ -1,31 +1,16 @@
 """What a store says of artifacts that arrive, are damaged or come from several learners."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, refused
 
 KEY = ArtifactKey(1, 0)
-
-
-@pytest.fixture
-def learner() -> Learner:
-    return Learner()
-
-
-@pytest.fixture
-def store(learner: Learner, tmp_path: Path) -> ArtifactStore:
-    return learner.store(tmp_path)
-
-
-def refused(reason: Reason) -> AbstractContextManager[object]:
-    return pytest.raises(RefusedError, check=lambda error: error.reason is reason)
 
 
 def test_a_version_that_was_put_can_be_read_at_once(store: ArtifactStore, learner: Learner) -> None:

@@ -1,36 +1,17 @@
 """Artifacts on disk: nothing half-made is seen, nothing damaged is served, nothing goes back."""
 
-import os
-import resource
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_directories import INCOMING_ARTIFACTS
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version
-
-
-@pytest.fixture
-def learner() -> Learner:
-    return Learner()
-
-
-@pytest.fixture
-def store(learner: Learner, tmp_path: Path) -> ArtifactStore:
-    return learner.store(tmp_path)
-
-
-def refused(reason: Reason) -> AbstractContextManager[object]:
-    return pytest.raises(RefusedError, check=lambda error: error.reason is reason)
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version, refused
 
 
 def test_an_artifact_is_invisible_until_its_last_frame(store: ArtifactStore, learner: Learner) -> None:
@@ -122,121 +103,6 @@ def test_every_change_is_told_once_to_who_listens(store: ArtifactStore, learner:
         learner.put(store, (1, 0))
     learner.put(store, (3, 2))
     assert told == [[(1, 0)], [(1, 0), (2, 1)]]
-
-
-def test_everything_is_there_after_a_restart(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:
-    learner.put(store, (1, 0), (2, 1), (2, None))
-    before = store.announcement()
-    assert learner.store(tmp_path).announcement() == before
-
-
-def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learner, tmp_path: Path) -> None:
-    signed, payloads = learner.signed(1, 0)
-    child = os.fork()
-    if child == 0:
-        store = learner.store(tmp_path)
-        key = store.offer(signed)[0].key
-        for frame in (0, 3):
-            store.write_frame(key, frame, payloads[frame])
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    store = learner.store(tmp_path)
-    manifest, missing = store.offer(signed)
-    assert missing == (1, 2, 4)
-    for frame in missing:
-        store.write_frame(manifest.key, frame, payloads[frame])
-    assert [store.read_payload(manifest.key, frame) for frame in range(5)] == list(payloads)
-
-
-def test_a_kill_before_the_rename_loses_nothing(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0))
-    (tmp_path / "complete" / "1-0").rename(tmp_path / "incoming" / "1-0")
-    assert keys(learner.store(tmp_path)) == [(1, 0)]
-
-
-def test_a_half_written_frame_is_missing_after_a_restart(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    signed, payloads = learner.signed(1, 0)
-    key = store.offer(signed)[0].key
-    store.write_frame(key, 0, payloads[0])
-    store.write_frame(key, 1, payloads[1])
-    os.truncate(frames_file(tmp_path, key, room="incoming"), len(payloads[0]) + 3)
-    assert learner.store(tmp_path).missing(key) == (1, 2, 3, 4)
-
-
-def test_payloads_cut_short_while_nobody_looked_are_not_announced_after_a_restart(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0), (2, 1))
-    payloads = learner.signed(2, 1)[1]
-    os.truncate(frames_file(tmp_path, ArtifactKey(2, 1)), offsets(payloads)[3] + 1)
-    reopened = learner.store(tmp_path)
-    assert keys(reopened) == [(1, 0)]
-    assert reopened.missing(ArtifactKey(2, 1)) == (3, 4)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda directory: (directory / "manifest").write_bytes(b""),
-        lambda directory: flip_bit(directory / "manifest", 40),
-        lambda directory: (directory / "manifest").unlink(),
-        lambda directory: (directory / "frames").unlink(),
-        lambda directory: directory.rename(directory.with_name("7-6")),
-    ],
-    ids=["empty manifest", "flipped bit in the manifest", "no manifest", "no frames", "another name"],
-)
-def test_an_unusable_directory_is_dropped_and_the_rest_serves(
-    store: ArtifactStore, learner: Learner, tmp_path: Path, damage: object
-) -> None:
-    learner.put(store, (1, 0), (2, 1))
-    assert callable(damage)
-    damage(tmp_path / "complete" / "2-1")
-    reopened = learner.store(tmp_path)
-    assert keys(reopened) == [(1, 0)]
-    learner.put(reopened, (2, 1))
-    assert keys(reopened) == [(1, 0), (2, 1)]
-
-
-def test_the_head_does_not_go_back_when_its_artifact_is_lost(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0), (2, 1))
-    flip_bit(tmp_path / "complete" / "2-1" / "manifest", 40)
-    reopened = learner.store(tmp_path)
-    announcement = reopened.announcement()
-    assert announcement is not None
-    assert announcement.head == learner.versions[2].version
-    assert keys(reopened) == [(1, 0)]
-
-
-def test_a_lost_mark_is_made_again_from_what_is_retained(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.epoch = 5
-    learner.put(store, (1, 0), (2, 1))
-    before = store.announcement()
-    (tmp_path / "head.json").write_bytes(b"")
-    reopened = learner.store(tmp_path)
-    assert reopened.announcement() == before
-    learner.epoch = 4
-    with refused(Reason.FENCED):
-        learner.put(reopened, (3, 2))
-
-
-def test_a_new_epoch_fences_the_old_learner_across_a_restart(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0))
-    learner.epoch = 2
-    store.offer(learner.signed(2, 1)[0])
-    learner.epoch = 1
-    for each in (store, learner.store(tmp_path)):
-        with refused(Reason.FENCED):
-            each.offer(learner.signed(3, 1)[0])
 
 
 def test_a_version_behind_the_head_is_refused(store: ArtifactStore, learner: Learner) -> None:
@@ -412,86 +278,3 @@ def test_the_same_version_coded_again_replaces_only_what_was_unfinished(
     learner.epoch = 3
     assert store.offer(learner.signed(1, 0)[0])[1] == ()
     assert store.manifest(key)[1] == second[0]
-
-
-@contextmanager
-def disk_full_after(size_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size: to a writer this is what a full disk looks like."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_refuses_the_frame_and_serves_on(learner: Learner, tmp_path: Path) -> None:
-    store = learner.store(tmp_path)
-    learner.put(store, (1, 0))
-    signed, payloads = learner.signed(2, None)
-    key = store.offer(signed)[0].key
-    with disk_full_after(2000):
-        store.write_frame(key, 0, payloads[0])
-        with refused(Reason.DISK):
-            store.write_frame(key, 2, payloads[2])
-        assert 2 in store.missing(key)
-        assert store.read_payload(ArtifactKey(1, 0), 0) == learner.signed(1, 0)[1][0]
-    for frame in store.missing(key):
-        store.write_frame(key, frame, payloads[frame])
-    assert keys(store) == [(1, 0), (2, -1)]
-
-
-def test_a_disk_too_full_for_a_manifest_refuses_the_offer_and_takes_it_later(
-    learner: Learner, tmp_path: Path
-) -> None:
-    store = learner.store(tmp_path)
-    signed = learner.signed(1, 0)[0]
-    with disk_full_after(len(signed) - 1), refused(Reason.DISK):
-        store.offer(signed)
-    learner.put(store, (1, 0))
-    assert keys(store) == [(1, 0)]
-
-
-def test_a_directory_that_cannot_be_used_ends_the_start(learner: Learner, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StartupError, match="cannot be used"):
-        learner.store(tmp_path / "file")
-
-
-def test_a_draft_that_is_given_up_leaves_nothing_behind(store: ArtifactStore, tmp_path: Path) -> None:
-    def files() -> list[Path]:
-        return [path for path in tmp_path.rglob("*") if path.is_file()]
-
-    before = files()
-    with store.draft() as draft:
-        draft.append(b"x" * 100_000)
-        assert files() != before
-    assert files() == before
-
-
-def test_what_a_killed_process_was_making_is_gone_at_the_next_start(
-    learner: Learner, store: ArtifactStore, tmp_path: Path
-) -> None:
-    with store.draft():
-        assert len(list((tmp_path / "scratch").iterdir())) == 1
-        restarted = learner.store(tmp_path)
-        assert list((tmp_path / "scratch").iterdir()) == []
-    learner.put(restarted, (1, 0))
-    assert keys(restarted) == [(1, 0)]
-
-
-def test_payloads_that_are_not_the_manifests_are_our_own_mistake(
-    store: ArtifactStore, learner: Learner
-) -> None:
-    signed, payloads = learner.signed(1, 0)
-    with pytest.raises(ValueError, match="its manifest says"):
-        put_version(store, signed, payloads[:-1])
-    assert keys(store) == []
-
-
-def test_a_disk_without_room_for_a_draft_is_said(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    (tmp_path / "scratch").rmdir()
-    with refused(Reason.DISK):
-        learner.put(store, (1, 0))

@@ -1,0 +1,120 @@
+"""A learner whose disk is full: it waits, says so, and takes each step once."""
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from learner.training.model import Policy
+from node import durable
+from support.full_disk import full_disk
+from support.scripted_hub import scripted_hub
+from support.training_loop import RunningLearner, learner
+from support.waiting import until
+
+
+def waiting(running: RunningLearner) -> float:
+    return running.registry.get_sample_value("heterorl_node_waiting_tasks", {"for": "disk"}) or 0.0
+
+
+def refusals(running: RunningLearner) -> float:
+    labels = {"service": "Learner", "reason": "disk"}
+    return running.registry.get_sample_value("heterorl_node_refusals_total", labels) or 0.0
+
+
+def words_of(policy: Policy) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()]).numpy().copy()
+
+
+async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def train(state: Path, *, is_full: bool) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        async with scripted_hub() as hub, learner(hub, model_dir, state) as running:
+            await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+            await hub.wait_until(lambda: len(hub.records) == 1)
+            with full_disk(20_000) if is_full else nullcontext():
+                await hub.give(*(running.delivered(f"{n}.1", version=1) for n in range(2, 4)))
+                if is_full:
+                    await until(lambda: refusals(running) >= 3, within_s=30)
+                    assert waiting(running) == 1
+                    assert not any(task.done() for task in running.tasks)
+                    # Nobody is told of what is not durable, and the publisher does not read it.
+                    assert (running.loop.version, len(hub.records)) == (1, 1)
+                    assert running.access.take() is None
+                    left = {path.name for path in (state / "checkpoints").iterdir()}
+                    assert "000000000001" in left
+                    assert not any(name.isdecimal() for name in left - {"000000000001"})
+            await hub.wait_until(lambda: len(hub.records) == 2)
+            await hub.give(*(running.delivered(f"{n}.1", version=2) for n in range(4, 6)))
+            await hub.wait_until(lambda: len(hub.records) == 3)
+            await until(lambda: (state / "steps.jsonl").read_text().count("\n") == 3)
+            assert waiting(running) == 0
+            assert hub.trained_group_ids == [f"{n}.1" for n in range(6)]
+            return words_of(running.policy)
+
+    undisturbed = await train(tmp_path / "undisturbed", is_full=False)
+    np.testing.assert_array_equal(await train(tmp_path / "full", is_full=True), undisturbed)
+    warnings = [record for record in caplog.records if record.message == "disk takes no writes"]
+    assert vars(warnings[0])["what"] == "the checkpoint of version 2"
+    assert "File too large" in vars(warnings[0])["detail"]
+    lines = [json.loads(line) for line in (tmp_path / "full" / "steps.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in lines] == [1, 2, 3]
+    assert not list((tmp_path / "full" / "checkpoints").glob("staged-*"))
+
+
+async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waiting(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step itself is durable and told; every version has its line all the same."""
+    is_full = True
+    append = durable.append
+
+    def append_if_there_is_room(path: Path, content: bytes) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, content)
+
+    monkeypatch.setattr(durable, "append", append_if_there_is_room)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(4)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        await until(lambda: refusals(running) >= 2, within_s=30)
+        assert (waiting(running), len(hub.records)) == (1, 1)
+        is_full = False
+        await hub.wait_until(lambda: len(hub.records) == 2)
+        await until(lambda: (tmp_path / "steps.jsonl").read_text().count("\n") == 2)
+
+
+async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_after_the_next_start(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path) as running:
+            with full_disk(20_000):
+                await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+                await until(lambda: refusals(running) >= 1, within_s=30)
+                running.stopping.set()
+                async with asyncio.timeout(10):
+                    await asyncio.gather(*running.tasks)
+            assert (running.loop.version, hub.records) == (0, [])
+        async with learner(hub, model_dir, tmp_path) as running:
+            await hub.wait_until(lambda: len(hub.records) == 1)
+            assert hub.trained_group_ids == ["0.1", "1.1"]
+            assert running.loop.version == 1
+    assert (tmp_path / "steps.jsonl").read_text().count("\n") == 1
+
+
+async def test_an_error_that_room_does_not_change_ends_the_learner(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        shutil.rmtree(tmp_path / "checkpoints")
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+        with pytest.raises(FileNotFoundError):
+            await asyncio.wait_for(running.tasks[1], timeout=10)

@@ -1,0 +1,207 @@
+"""A publisher in the background of a test, and what a peer that fetches everything ends up with."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from prometheus_client import CollectorRegistry
+
+from bench.whole_versions import WholeVersion
+from learner.disk_wait import DiskWait
+from learner.metrics import LearnerMetrics
+from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.publishing.publisher import Publisher
+from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.signer import Signer
+from learner.training.master_access import MasterAccess
+from learner.training.master_words import MasterWords
+from node.clock import SystemClock
+from node.identity.signatures import SigningKey
+from node.policy import ArtifactKey, PolicyVersion
+from node.run import RunSettings
+from node.telemetry.metrics import NodeMetrics
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.planning.cheapest_chain import plan
+from node.weights.store.artifact_files import Draft
+from node.weights.store.artifact_store import ArtifactStore
+from support.groups import SAMPLING
+
+LAYOUT = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))])
+FRAMED = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))], frame_words=8)
+"""The same words in many frames."""
+KEY = SigningKey.generate()
+
+
+def words_of(version: int) -> Words:
+    """Some bf16 numbers near 1, a few of which differ from version to version."""
+    words = np.full(LAYOUT.words, 0x3F80, np.uint16)
+    words[: version % 10] += version
+    return words
+
+
+def held(version: int, layout: Layout = LAYOUT) -> HeldPolicy:
+    return HeldPolicy.of(version, words_of(version), layout=layout)
+
+
+def masters_of(version: int) -> dict[str, torch.Tensor]:
+    """The float32 numbers that round to ``words_of``."""
+    wide = torch.from_numpy(words_of(version)).view(torch.bfloat16).float()
+    return {span.name: wide[span.start_word :][: span.words].view(span.shape) for span in LAYOUT.tensors}
+
+
+def open_store(directory: Path) -> ArtifactStore:
+    return ArtifactStore(directory, public_key=KEY.public_key, run_id="run", retained_keyframes=2)
+
+
+@dataclass
+class Publishing:
+    access: MasterAccess
+    masters: dict[str, torch.Tensor]
+    store: ArtifactStore
+    task: asyncio.Task[None]
+    stopping: asyncio.Event
+    metrics: LearnerMetrics
+
+    async def step(self, version: int) -> None:
+        """Do what a training step does: write the masters when it may, then say what they hold."""
+        await asyncio.to_thread(self.access.begin_writing)
+        for name, tensor in masters_of(version).items():
+            self.masters[name].copy_(tensor)
+        self.access.hold(version)
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        await asyncio.wait_for(self.task, timeout=10)
+
+    async def stored(self, key: ArtifactKey) -> None:
+        """Wait until an artifact can be fetched."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        async with asyncio.timeout(10):
+            with self.store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+                while key not in self.keys:
+                    await changed.wait()
+                    changed.clear()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.task.get_loop()
+
+    @property
+    def head(self) -> int:
+        announcement = self.store.announcement()
+        return 0 if announcement is None else announcement.head.number
+
+    @property
+    def keys(self) -> list[ArtifactKey]:
+        announcement = self.store.announcement()
+        return [] if announcement is None else [artifact.key for artifact in announcement.artifacts]
+
+
+def make_disk_wait() -> DiskWait:
+    clock = SystemClock()
+    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
+    return DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1)
+
+
+@asynccontextmanager
+async def publishing(
+    directory: Path,
+    *,
+    start: HeldPolicy,
+    hub_head: PolicyVersion | None = None,
+    keyframe_every: int = 100,
+    public_every: int = 100,
+    lag: int = 0,
+    layout: Layout = LAYOUT,
+    threads: int = 2,
+) -> AsyncIterator[Publishing]:
+    async def run_settings() -> RunSettings:
+        return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
+
+    store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
+    access = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
+    masters = masters_of(start.version.number)
+    signer = Signer(KEY, "run", 1)
+    publisher = Publisher(
+        access,
+        MasterWords(masters, layout),
+        store,
+        start=start,
+        layout=layout,
+        signer=signer,
+        threads=threads,
+        schedule=PublishingSchedule(
+            store,
+            keyframe_every_versions=keyframe_every,
+            public_delta_every_versions=public_every,
+            longest_lag_versions=lambda: lag,
+        ),
+        catch_up=CatchUpDeltas(store, layout=layout, words0=words_of(0), signer=signer),
+        run_settings=run_settings,
+        disk_wait=make_disk_wait(),
+        clock=SystemClock(),
+        metrics=metrics,
+    )
+    is_ready = asyncio.Event()
+    task = asyncio.create_task(publisher.run(ready=is_ready.set, stopping=stopping))
+    ready = asyncio.create_task(is_ready.wait())
+    await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield Publishing(access, masters, store, task, stopping, metrics)
+    finally:
+        ready.cancel()
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def fetched(
+    store: ArtifactStore, *, base: HeldPolicy | None, version: int, layout: Layout = LAYOUT
+) -> HeldPolicy:
+    """Walk from ``base`` to ``version`` as a sampler does."""
+    announcement = store.announcement()
+    assert announcement is not None
+    path = plan(-1 if base is None else base.version.number, version, announcement.artifacts)
+    assert path is not None
+    for artifact in path:
+        manifest, _ = store.manifest(artifact.key)
+        stage = WholeVersion(
+            manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None
+        )
+        stage.take_held()
+        for frame in stage.missing():
+            stage.put(frame, store.read_payload(artifact.key, frame))
+        base = stage.finish()
+    assert base is not None
+    return base
+
+
+class SlowDisk:
+    """Holds ``put_version`` up in the thread that calls it."""
+
+    def __init__(self, put: Callable[[bytes, Draft], None]) -> None:
+        self._put = put
+        self._is_reached = threading.Event()
+        self.goes_on = threading.Event()
+
+    def __call__(self, signed: bytes, draft: Draft) -> None:
+        self._is_reached.set()
+        assert self.goes_on.wait(timeout=10)
+        self._put(signed, draft)
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._is_reached.wait, 10)
+
+
+@contextmanager
+def slow_disk(store: ArtifactStore) -> Iterator[SlowDisk]:
+    disk = SlowDisk(store.put_version)
+    with mock.patch.object(store, "put_version", disk):
+        yield disk

@@ -1,0 +1,120 @@
+"""A torch engine of the tiny model, driven step by step, and a slow twin that scores what it drew."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from node.rollout import SamplingParameters
+from node.weights.format.model_tensors import canonical_tensors
+from sampler.engines.decoding.readback import Readback
+from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch_options import TorchOptions
+from support.model_words import words_of
+from support.tiny_model import make_tiny_model
+
+PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def engine(model_dir: Path, request: pytest.FixtureRequest) -> TorchEngine:
+    return made(model_dir, like=request.param)
+
+
+def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
+    """Load an engine that reads what it drew, and fills gaps in its batch, as on such a device."""
+    engine = TorchEngine(
+        model_dir,
+        device="cpu",
+        compute_dtype=torch.float32,
+        threads=1,
+        seed=7,
+        options=TorchOptions(**options),
+    )
+    if like == "cuda":
+        engine._decoder._readback = Readback(depth=1)
+        engine._decoder._batch._keeps_order = False
+    return engine
+
+
+def other_words(tmp_path: Path, seed: int) -> NDArray[np.uint16]:
+    other = make_tiny_model(tmp_path / str(seed), seed=seed)
+    return live(TorchEngine(other, device="cpu", compute_dtype=torch.float32, threads=1, seed=0))
+
+
+def live(engine: TorchEngine) -> NDArray[np.uint16]:
+    return words_of(engine.weights.live, layout=engine.layout)
+
+
+def load(engine: TorchEngine, words: NDArray[np.uint16], version: int, *, in_place: bool = False) -> None:
+    """Change the live words as a verified version does."""
+    if in_place:
+        copy_words(ArrayWords(words), engine.weights.live, layout=engine.layout)
+        engine.weights.settle()
+    else:
+        spare = engine.weights.new_spare()
+        copy_words(ArrayWords(words), spare, layout=engine.layout)
+        engine.weights.swap(spare)
+    engine.serve(version)
+
+
+def request(
+    engine: TorchEngine,
+    prompt: str,
+    *,
+    name: str = "",
+    completions: int = 3,
+    sampling: SamplingParameters = PLAIN,
+) -> GenerationRequest:
+    return GenerationRequest(name or prompt, engine.encode(prompt), completions, sampling)
+
+
+def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:
+    finished: dict[str, FinishedRequest] = {}
+    while engine.running:
+        finished |= {f.request_id: f for f in engine.step()}
+    return finished
+
+
+def naive_logprob(
+    model_dir: Path,
+    words: dict[int, NDArray[np.uint16]],
+    prompt: NDArray[np.int32],
+    completion: SampledCompletion,
+    sampling: SamplingParameters = PLAIN,
+) -> NDArray[np.float32]:
+    """Score every token by a whole forward pass of its own: no cache, no batch, no padding.
+
+    Kept masses, where there are any, are checked on the way.
+    """
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    scores: list[float] = []
+    kept_masses: list[float] = []
+    with torch.no_grad():
+        for position, (token, version) in enumerate(
+            zip(completion.token_ids, completion.policy_version, strict=True)
+        ):
+            start = 0
+            for tensor in canonical_tensors(model.state_dict()).values():
+                part = torch.from_numpy(words[int(version)][start : start + tensor.numel()].copy())
+                tensor.copy_(part.view(torch.bfloat16).view(tensor.shape))
+                start += tensor.numel()
+            ids = np.concatenate([prompt, completion.token_ids[:position]])
+            logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
+            distribution = sampling_distribution(logits, RowSampling.of([sampling], device=logits.device))
+            scores.append(float(distribution.logprob[0, int(token)]))
+            kept_masses.append(float(distribution.kept_mass))
+    assert completion.kept_mass is None or np.allclose(completion.kept_mass, kept_masses, atol=1e-5)
+    return np.array(scores, np.float32)
