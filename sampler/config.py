@@ -41,6 +41,16 @@ class SamplerConfig(BaseModel):
     )
     """Options of the chosen engine; see ``sampler.engines.engine_options``."""
 
+    engine_process: Literal["inside", "own"] = "inside"
+    """Whether the engine runs inside the sampler's process or in one of its own, which costs some memory and
+    start-up time, and time for each swap. One that hangs or dies in a process of its own is loaded again and
+    the sampler goes on; inside, a hang ends the sampler, and a crash is the sampler's. New versions are
+    written in place in a process of its own."""
+
+    engine_step_limit_s: float = Field(default=900.0, gt=0)
+    """Longest time of one decode step, or of one change of version between two. Then the engine is taken to
+    hang. Too short a limit ends engines that read long prompts."""
+
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type to compute in. float32 holds published floats exactly; bfloat16 halves memory and makes
     behaviour logprobs differ from the learner's by some hundredths of a nat per token."""

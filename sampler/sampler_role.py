@@ -31,7 +31,8 @@ from node.tokenizer import chat_template, chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
-from sampler.engines.engine_registry import load_engine
+from sampler.engines.engine import Engine
+from sampler.engines.engine_registry import load_engine, load_in_own_process
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.metrics import SamplerMetrics
@@ -68,7 +69,7 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
     clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
-    engine = await asyncio.to_thread(RestartableEngine, lambda: load_engine(config.engine, config))
+    engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
     leases, submissions = (
@@ -94,7 +95,13 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=context.transfer_metrics,
     )
     metrics = SamplerMetrics(context.registry)
-    engine_thread = EngineThread(engine, metrics=metrics, lost=lambda: policy_sync.lose())
+    engine_thread = EngineThread(
+        engine,
+        # A process of its own bounds every call itself.
+        step_limit_s=None if config.engine_process == "own" else config.engine_step_limit_s,
+        metrics=metrics,
+        lost=lambda: policy_sync.lose(),
+    )
     work_queue = WorkQueue(
         concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
@@ -230,3 +237,14 @@ async def build(context: RoleContext) -> list[Service]:
     syncing = StopsAfter(policy_sync)
     sampling = StopsAfter(rollouts, other=syncing)
     return [StopsAfter(membership, other=sampling), syncing, sampling]
+
+
+def load_configured_engine(config: SamplerConfig) -> Engine:
+    """Load the engine that a sampler's configuration names, in the process it names.
+
+    Raises:
+        ConfigError, StartupError: see ``load_engine``.
+    """
+    if config.engine_process == "own":
+        return load_in_own_process(config.engine, config, step_limit_s=config.engine_step_limit_s)
+    return load_engine(config.engine, config)

@@ -18,6 +18,7 @@ from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_checks import identity_on_disk
 from node.identity.identity_store import Identity, expiries
 from node.identity.run_description import RunDescription
+from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.preflight import no_certificate
@@ -46,7 +47,9 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
     keep_freed_memory()
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
+        exit_code = runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
+    exit_without_them(exit_code)
+    return exit_code
 
 
 async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> ExitCode:

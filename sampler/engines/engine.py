@@ -63,7 +63,7 @@ class EngineSettings(Protocol):
     @property
     def seed(self) -> int | None: ...
     @property
-    def engine_options(self) -> Mapping[str, object]: ...
+    def engine_options(self) -> Mapping[str, Any]: ...
 
 
 class Engine(Protocol):
@@ -137,7 +137,10 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; ignore those not running."""
+        """Forget requests; ignore those not running.
+
+        Without any this asks whether the engine still answers.
+        """
         ...
 
     def step(self) -> list[FinishedRequest]:

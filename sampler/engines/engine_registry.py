@@ -58,6 +58,17 @@ def has_vllm(device: str) -> bool:
     return is_cpu_build == (device == "cpu")
 
 
+def load_in_own_process(name: str, settings: EngineSettings, *, step_limit_s: float) -> Engine:
+    """Load an engine in a process of its own, which is killed when a call takes longer than the limit.
+
+    Raises:
+        ConfigError, StartupError: as ``load_engine`` does.
+    """
+    module = importlib.import_module("sampler.engines.own_process.process_engine")
+    engine: Engine = module.ProcessEngine(name, settings, step_limit_s=step_limit_s)
+    return engine
+
+
 def load_engine(name: str, settings: EngineSettings) -> Engine:
     """Import an engine and load the base model into it. Takes seconds to minutes.
 

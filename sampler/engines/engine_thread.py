@@ -11,6 +11,9 @@ another change succeeds.
 Every version is probed: a fixed prompt is completed by one token along with the requests. An engine that
 raises, or that draws the probe with no finite logprob, is closed and loaded again; its requests and its words
 are lost. A version that fails two probes is not sampled from.
+
+A call that takes longer than the limit hangs. An engine in a process of its own is then killed, and fails
+like any other. One inside this process cannot be ended: its thread is abandoned, and the sampler ends.
 """
 
 import asyncio
@@ -25,9 +28,10 @@ import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
+from node.process.abandoned_threads import abandon
 from node.rollout import SamplingParameters
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.restartable_engine import FAULTS, EngineFaultError, RestartableEngine
+from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
 
 logger = logging.getLogger(__name__)
@@ -35,6 +39,9 @@ logger = logging.getLogger(__name__)
 RESTARTS: Final = 3
 """Faults of the engine without a finished request in between that are answered by a restart. What three do
 not mend, such as a broken CUDA context, a new process may."""
+
+IDLE_CHECK_S: Final = 10.0
+"""How often an engine with nothing to do is asked whether it still answers."""
 
 _PROBE_ID: Final = "probe"
 _PROBE: Final = np.arange(4, dtype=np.int32)
@@ -44,6 +51,10 @@ Result = TypeVar("Result")
 
 Change = Callable[[], PolicyVersion | None]
 """Changes the live words between two steps and returns their version; None: do not sample from them."""
+
+
+class EngineHungError(EngineFaultError):
+    """A call of the engine does not return, and nothing can end it but the end of the process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +71,21 @@ class EngineThread:
     """
 
     def __init__(
-        self, engine: RestartableEngine, *, metrics: SamplerMetrics, lost: Callable[[], None]
+        self,
+        engine: RestartableEngine,
+        *,
+        step_limit_s: float | None,
+        metrics: SamplerMetrics,
+        lost: Callable[[], None],
     ) -> None:
-        """Drive ``engine``; ``lost`` is called when it has failed and its words will be the base model's."""
+        """Drive ``engine``.
+
+        Args:
+            step_limit_s: Longest time of a call; None: the engine sees to that itself.
+            lost: Called when the engine has failed and its words will be the base model's.
+        """
         self._engine = engine
+        self._step_limit_s = step_limit_s
         self._metrics = metrics
         self._lost = lost
         self._offered: _Offer | None = None
@@ -73,6 +95,7 @@ class EngineThread:
         self._something_to_do = asyncio.Event()
         self._faults = 0
         """Since a request was finished."""
+        self._is_hung = False
         self._suspect: PolicyVersion | None = None
         """The version whose probe has failed once."""
         self.served: PolicyVersion | None = None
@@ -125,22 +148,22 @@ class EngineThread:
             refused: Called with the id of each request the engine refuses.
             failed: Called when what was added and is not finished is lost.
         Raises:
-            EngineFaultError: the engine fails again and again.
+            EngineFaultError: the engine fails again and again, or hangs and cannot be ended.
             ConfigError, StartupError: it does not load any more.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            try:
-                while True:
-                    self._something_to_do.clear()
-                    try:
-                        is_idle = await self._turn(thread, finished=finished, refused=refused, failed=failed)
-                    except EngineFaultError as error:
-                        await self._restart(error, thread, failed=failed)
-                        continue
-                    if is_idle:
-                        await self._something_to_do.wait()
-            finally:
-                thread.submit(self._engine.close).result()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        try:
+            while True:
+                self._something_to_do.clear()
+                try:
+                    if await self._turn(thread, finished=finished, refused=refused, failed=failed):
+                        await self._idle(thread)
+                except EngineHungError:
+                    raise
+                except EngineFaultError as error:
+                    await self._restart(error, thread, failed=failed)
+        finally:
+            await self._close(thread)
 
     async def _turn(
         self,
@@ -157,11 +180,11 @@ class EngineThread:
         if self._added or self._cancelled:
             added, self._added = self._added, []
             cancelled, self._cancelled = self._cancelled, []
-            for refusal in await _in(thread, lambda: self._pass_on(added, cancelled)):
+            for refusal in await self._in(thread, lambda: self._pass_on(added, cancelled)):
                 refused(*refusal)
         if not self._engine.running or self.served is None:
             return True
-        done = {request.request_id: request for request in await _in(thread, self._step)}
+        done = {request.request_id: request for request in await self._in(thread, self._step)}
         probe = done.pop(_PROBE_ID, None)
         if probe is not None and not self._has_passed(probe):
             failed()
@@ -170,6 +193,27 @@ class EngineThread:
             self._faults = 0
             finished(request)
         return False
+
+    async def _idle(self, thread: ThreadPoolExecutor) -> None:
+        """Wait for something to do, but not for longer than until the engine is to be looked after."""
+        try:
+            async with asyncio.timeout(IDLE_CHECK_S):
+                await self._something_to_do.wait()
+        except TimeoutError:
+            await self._in(thread, lambda: self._engine.cancel([]))
+
+    async def _close(self, thread: ThreadPoolExecutor) -> None:
+        if self._is_hung:
+            thread.shutdown(wait=False)
+            abandon("engine")
+            return
+        closing = asyncio.get_running_loop().run_in_executor(thread, self._engine.close)
+        thread.shutdown(wait=False)
+        try:
+            await asyncio.wait({closing}, timeout=self._step_limit_s)
+        finally:
+            if not closing.done():
+                abandon("engine")
 
     def _has_passed(self, probe: FinishedRequest) -> bool:
         """Return whether the probe has finite logprobs; if not, the version is not served any more.
@@ -206,7 +250,7 @@ class EngineThread:
 
     async def _make(self, offer: _Offer, thread: ThreadPoolExecutor) -> None:
         try:
-            version = await _in(thread, lambda: self._change(offer.change))
+            version = await self._in(thread, lambda: self._change(offer.change))
         except RefusedError as error:
             self.withdraw()
             if not offer.made.done():
@@ -242,10 +286,40 @@ class EngineThread:
         for request in added:
             try:
                 self._engine.add(request)
+            except EngineEndedError:
+                raise
             except RefusedError as error:
                 refusals.append((request.request_id, error))
         self._engine.cancel(cancelled)
         return refusals
+
+    async def _in(self, thread: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Call the engine in its thread.
+
+        Raises:
+            EngineFaultError: it failed.
+            EngineHungError: it did not return in time.
+        """
+
+        def guarded() -> Result:
+            try:
+                return call()
+            except (EngineEndedError, *FAULTS) as error:
+                raise EngineFaultError(f"the engine failed: {error!r}") from error
+
+        calling = asyncio.get_running_loop().run_in_executor(thread, guarded)
+        try:
+            await asyncio.wait({calling}, timeout=self._step_limit_s)
+        except asyncio.CancelledError:
+            calling.cancel()
+            raise
+        if not calling.done():
+            self._is_hung = True
+            raise EngineHungError(
+                f"a step took longer than engine_step_limit_s = {self._step_limit_s:g}, and an engine "
+                "inside this process cannot be ended alone"
+            )
+        return calling.result()
 
     def _step(self) -> list[FinishedRequest]:
         started = time.perf_counter()
@@ -253,19 +327,3 @@ class EngineThread:
         self._metrics.decode_steps.inc()
         self._metrics.generate_seconds.inc(time.perf_counter() - started)
         return finished
-
-
-async def _in(thread: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
-    """Call the engine in its thread.
-
-    Raises:
-        EngineFaultError: it failed.
-    """
-
-    def guarded() -> Result:
-        try:
-            return call()
-        except FAULTS as error:
-            raise EngineFaultError(f"the engine failed: {error!r}") from error
-
-    return await asyncio.get_running_loop().run_in_executor(thread, guarded)

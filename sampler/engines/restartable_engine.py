@@ -29,6 +29,16 @@ class EngineFaultError(Exception):
     """The engine failed, and what it was generating is lost."""
 
 
+class EngineEndedError(RefusedError):
+    """The engine's own process has ended, or was killed because it did not answer.
+
+    Who drives the engine takes it for a fault; for others its words cannot be read for the moment.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Reason.DAMAGED, what)
+
+
 class RestartableEngine:
     """See ``Engine``. ``restart`` and ``close`` are for the thread that drives the engine."""
 

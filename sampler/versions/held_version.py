@@ -21,6 +21,7 @@ from node.weights.store.head_file import Head, StoreMark
 from node.weights.store.high_water import HighWater
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words, frame_digests
+from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.memory_scrub import MemoryScrub
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
@@ -222,7 +223,10 @@ class HeldVersion:
         async with self._is_changing:
             if self._is_lost:
                 return None
-            return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
+            try:
+                return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
+            except EngineEndedError:
+                return None  # the engine's thread finds out by itself
 
     def damaged_frames(self, manifest: Manifest) -> list[int]:
         """Return the frames of the live words that are not as the manifest says. Reads all of them."""

@@ -21,6 +21,7 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.head_file import StoreMark
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words
+from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.version_assembly import InPlaceAssembly
 from sampler.versions.version_files import PublicBase, load_held, save_held
@@ -116,6 +117,8 @@ class SavedPolicy:
             weights.settle()
             try:
                 return self._walked(held, weights)
+            except EngineEndedError:
+                raise
             except RefusedError as refused:
                 # At most once for each artifact, because this one was dropped.
                 logger.warning("logged version not usable", extra={"detail": str(refused)})
@@ -178,6 +181,8 @@ class SavedPolicy:
                 assembly.take_held()
                 assembly.finish()
                 assembly.apply()
+            except EngineEndedError:
+                raise  # the artifact may be right
             except RefusedError:
                 self._log.drop(logged.manifest.key)
                 raise

@@ -11,7 +11,7 @@ from node.rollout import RolloutGroup, check_group
 from node.wire.rollouts import group_from_wire
 from sampler.engines.engine import SampledCompletion
 from sampler.engines.torch_engine import TorchEngine
-from support.engines import OPTIONS, WAYS, Driven
+from support.engines import WAYS, Driven, settings_of
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
@@ -30,9 +30,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
     async with (
         running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as peer,
-        sampling(
-            made, hub.address, model_dir, engine=name, apply=apply, engine_options=dict(OPTIONS[name])
-        ) as sampler,
+        sampling(made, hub.address, model_dir, apply=apply, **settings_of(name)) as sampler,
     ):
         await until(lambda: sampler.value("decode_steps_total") > 5, within_s=100)
         await peer.publish(*learner.signed(1, None))

@@ -1,17 +1,21 @@
 """An engine that fails in the middle of a whole sampler: restarted, leases given back, nothing doubled."""
 
 import asyncio
+import os
+import signal
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.wire.rollouts import group_from_wire
+from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import RunningHub, running_hub
+from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningSampler, learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE
@@ -41,24 +45,64 @@ async def test_an_engine_out_of_memory_is_restarted_and_the_version_held_is_serv
         await generating(sampler)
         fetched = sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in")
         faults.write_text("out of memory")
-        await until(lambda: sampler.value("engine_restarts_total") == 1, within_s=60)
-        await until(lambda: sampler.value("held_version") == 1, within_s=60)
+        await until(lambda: sampler.value("engine_restarts_total") == 1, within_s=100)
+        await until(lambda: sampler.value("held_version") == 1, within_s=100)
         assert sampler.value("dropped_groups_total", reason="engine") >= 1
         assert sampler.value("swap_seconds_count") >= 3
         assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
-        before = int(sampler.value("groups_total", verdict="spooled"))
-        await until(lambda: sampler.value("groups_total", verdict="spooled") >= before + 9, within_s=60)
-        drain = await learner.drain(credits=before + 9)
-        groups: list[RolloutGroup] = []
-        while len(groups) < before + 9:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                groups.append(group_from_wire(response.group.group))
-                check_group(groups[-1], vocabulary_size=VOCABULARY_SIZE)
-        assert len({group.group_id for group in groups}) == len(groups)
+        groups = await spooled_from_now(learner, sampler, groups=9)
         # Those finished before may have been graded and submitted since.
         assert sum(group.newest_version == 1 for group in groups) >= 5
         assert await sampler.drained() is ExitCode.DRAINED
+        assert (await learner.status()).slots.get("leased", 0) == 0
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "out of memory"])
+async def test_an_engine_whose_process_ends_or_hangs_is_loaded_again_and_nothing_is_doubled(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path, fault: str
+) -> None:
+    faults = tmp_path / "faults"
+    async with (
+        running_hub(made, max_new_tokens=60, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir) as learner,
+        failing(made, hub, model_dir, faults, engine_process="own", engine_step_limit_s=8.0) as sampler,
+    ):
+        await learner.publish(*learner_of(made, base).signed(1, None))
+        await until(lambda: sampler.value("held_version") == 1, within_s=100)
+        await generating(sampler)
+        fetched = sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in")
+        if fault == "out of memory":
+            faults.write_text(fault)
+        else:
+            os.kill(engine_process(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        await until(lambda: sampler.value("engine_restarts_total") == 1, within_s=100)
+        await until(lambda: sampler.value("held_version") == 1, within_s=100)
+        assert sampler.value("dropped_groups_total", reason="engine") >= 1
+        assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
+        await spooled_from_now(learner, sampler, groups=6)
+        process = engine_process()
+        assert await sampler.drained() is ExitCode.DRAINED
+        assert not psutil.pid_exists(process)
+        assert (await learner.status()).slots.get("leased", 0) == 0
+
+
+async def test_a_sampler_whose_engine_hangs_inside_it_gives_its_leases_back_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned: list[str] = []
+    monkeypatch.setattr(engine_thread, "abandon", abandoned.append)
+    faults = tmp_path / "faults"
+    async with (
+        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir) as learner,
+        failing(made, hub, model_dir, faults, engine_step_limit_s=4.0) as sampler,
+    ):
+        await generating(sampler)
+        faults.write_text("hang")
+        async with asyncio.timeout(60):
+            assert await sampler.ending is ExitCode.FAILED
+        faults.unlink()
+        assert abandoned == ["engine"]
         assert (await learner.status()).slots.get("leased", 0) == 0
 
 
@@ -77,6 +121,28 @@ async def test_a_sampler_whose_engine_is_broken_gives_its_leases_back_and_ends(
             assert await sampler.ending is ExitCode.FAILED
         assert sampler.value("engine_restarts_total") == 3
         assert (await learner.status()).slots.get("leased", 0) == 0
+
+
+async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups: int) -> list[RolloutGroup]:
+    """Wait for more groups; return all there are, which are whole and different."""
+    wanted = int(sampler.value("groups_total", verdict="spooled")) + groups
+    await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
+    drain = await learner.drain(credits=wanted)
+    found: list[RolloutGroup] = []
+    while len(found) < wanted:
+        response = await drain.hear()
+        if response.WhichOneof("message") == "group":
+            found.append(group_from_wire(response.group.group))
+            check_group(found[-1], vocabulary_size=VOCABULARY_SIZE)
+    assert len({group.group_id for group in found}) == len(found)
+    return found
+
+
+def engine_process() -> int:
+    """Return the number of the process that this one's engine has for itself."""
+    children = psutil.Process().children()
+    [process] = [child.pid for child in children if "engine_worker" in " ".join(child.cmdline())]
+    return process
 
 
 async def generating(sampler: RunningSampler) -> None:

@@ -16,8 +16,9 @@ from node.weights.format.model_tensors import canonical_tensors
 from sampler.config import SamplerConfig
 from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
-from sampler.engines.engine_registry import ENGINES, has_vllm, load_engine
+from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.sampler_role import load_configured_engine
 from support.model_words import words_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -26,29 +27,43 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "vllm": {"kv_cache_bytes": 64 << 20},
 }
 
+OWN, TWO = "-own", "-two"
+"""End the name of an engine that is to run in a process of its own, or on two devices."""
+
 WAYS = [
     (engine, apply)
-    for engine, apply in (("torch", "spare"), ("torch", "in_place"), ("vllm", "in_place"))
-    if engine != "vllm" or has_vllm("cpu")
+    for engine, apply in (
+        ("torch", "spare"),
+        ("torch", "in_place"),
+        ("torch-own", "in_place"),
+        ("vllm", "in_place"),
+        ("vllm-own", "in_place"),
+        ("vllm-two", "in_place"),
+    )
+    if not engine.startswith("vllm") or has_vllm("cpu")
 ]
-"""Every engine that is installed here, with every way to give it a version."""
+"""Every engine that is installed here, in every process and with every way to give it a version."""
 
 assert set(ENGINES) == set(OPTIONS)
 
 
+def settings_of(engine: str, **options: Any) -> dict[str, Any]:
+    """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory."""
+    name = engine.removesuffix(OWN).removesuffix(TWO)
+    if engine.endswith(TWO):
+        options["tensor_parallel"] = 2
+    return {
+        "engine": name,
+        "engine_process": "own" if engine.endswith(OWN) else "inside",
+        "engine_options": {**OPTIONS[name], **options},
+    }
+
+
 def load(engine: str, model_dir: Path, *, apply: str = "auto", **options: Any) -> Engine:
     """Load an engine with the smallest memory, to compute in float32 in one thread."""
-    config = SamplerConfig.model_validate(
-        {
-            "model_dir": model_dir,
-            "engine": engine,
-            "engine_options": {**OPTIONS[engine], **options},
-            "apply": apply,
-            "threads": 1,
-            "seed": 7,
-        }
-    )
-    return load_engine(config.engine, config)
+    settings = {"model_dir": model_dir, "apply": apply, "threads": 1, "seed": 7}
+    config = SamplerConfig.model_validate({**settings, **settings_of(engine, **options)})
+    return load_configured_engine(config)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """The torch engine, made to fail as real ones do: an engine of one's own, named by its import path."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,8 @@ class FailingEngine(TorchEngine):
             raise torch.OutOfMemoryError("tried to allocate 20 GiB")
         if kind == "broken":
             raise RuntimeError("an illegal memory access was encountered")
+        while kind == "hang" and self.faults.exists():
+            time.sleep(0.01)
         return finished
 
 

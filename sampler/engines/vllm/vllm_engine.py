@@ -1,8 +1,8 @@
-"""The vLLM engine: vLLM's own scheduler and kernels, in this process, on one device.
+"""The vLLM engine: vLLM's own scheduler in this process, its kernels here or in a process for each device.
 
     add -> vLLM's queue -> its batch, one token per step -> finished
 
-New weights are written over the old ones between two steps (``vllm_words``). Then either every running
+New weights are written over the old ones between two steps (``vllm_worker``). Then either every running
 request is preempted and its cache computed again, so that every later logprob is exactly that of the new
 weights (``kv_cache = "recompute"``), or running requests go on with the keys and values they have
 (``"keep"``): their logprobs are still those the tokens were drawn from, but of no version. No new request is
@@ -27,11 +27,13 @@ from node.rollout import Finish
 from node.weights.format.layout import Layout
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.model_words import LiveWords
 from sampler.engines.vllm.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
 os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine in this process: its parameters are at hand
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # it takes a step when it is told to, and none between
+    VLLM_WORKER_MULTIPROC_METHOD="spawn",  # a fork would have half of this process's threads' locks
     VLLM_USE_V2_MODEL_RUNNER="0",  # the sampler of the other one cannot be replaced
     VLLM_CONFIGURE_LOGGING="0",
     VLLM_NO_USAGE_STATS="1",
@@ -46,8 +48,9 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from sampler.engines.vllm.vllm_sampler import KeptMassSampler, kept_masses
-from sampler.engines.vllm.vllm_words import DeclaredTensors, LiveParameters, live_parameters, words_kept
+from sampler.engines.vllm.declared_tensors import DeclaredTensors
+from sampler.engines.vllm.sharded_words import ShardedWords
+from sampler.engines.vllm.vllm_sampler import kept_masses
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
@@ -97,6 +100,7 @@ class VllmEngine:
         """
         self._threads = threads or torch.get_num_threads()
         self._thread: int | None = None
+        self._workers_answer = threading.Lock()
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
@@ -107,8 +111,8 @@ class VllmEngine:
                 model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
             )
             self._take_thread()
-            with words_kept():
-                self._engine: Any = LLMEngine.from_engine_args(arguments)
+            self._engine: Any = LLMEngine.from_engine_args(arguments)
+            held = self._ask("hold_words", str(model_dir))
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise StartupError(
                 f"vLLM does not load the model in {model_dir} on {device}: {error}",
@@ -117,10 +121,16 @@ class VllmEngine:
             ) from error
         finally:
             torch.set_num_threads = _set_num_threads
-        runner = self._engine.model_executor.driver_worker.worker.model_runner
-        runner.sampler = KeptMassSampler()
+        for answer in held:
+            if isinstance(answer, str):
+                self.close()
+                raise StartupError(answer, fix="Set sampler.engine = 'torch'.")
         self._layout = declared.layout
-        self._weights = live_parameters(runner.get_model(), declared, model_dir=model_dir)
+        self._weights: LiveWords
+        if options.tensor_parallel == 1:
+            self._weights = self._engine.model_executor.driver_worker.worker.sampler_words
+        else:
+            self._weights = ShardedWords(self._ask, declared.layout, elements=held)
         self._context_tokens: int = self._engine.model_config.max_model_len
         self._engine.set_weight_version("0")
 
@@ -129,7 +139,7 @@ class VllmEngine:
         return self._layout
 
     @property
-    def weights(self) -> LiveParameters:
+    def weights(self) -> LiveWords:
         return self._weights
 
     @property
@@ -210,6 +220,8 @@ class VllmEngine:
 
     def step(self) -> list[FinishedRequest]:
         self._take_thread()
+        with self._workers_answer:
+            outputs = self._engine.step()
         return [
             FinishedRequest(
                 output.request_id,
@@ -218,7 +230,7 @@ class VllmEngine:
                     for completion in sorted(output.outputs, key=lambda completion: completion.index)
                 ),
             )
-            for output in self._engine.step()
+            for output in outputs
             if output.finished and (request := self._running.pop(output.request_id, None)) is not None
         ]
 
@@ -233,9 +245,16 @@ class VllmEngine:
     def close(self) -> None:
         self._running = {}
         self._engine.engine_core.shutdown()
-        del self._engine, self._weights
+        vars(self).pop("_weights", None)
+        del self._engine
         gc.collect()
         cleanup_dist_env_and_memory()
+
+    def _ask(self, method: str, *arguments: object) -> list[Any]:
+        """Call a method of every worker, once the step that they are in has ended."""
+        with self._workers_answer:
+            answers: list[Any] = self._engine.collective_rpc(method, args=arguments)
+        return answers
 
     def _take_thread(self) -> None:
         """Set the number of threads for tensor work, which each thread has for itself."""
@@ -284,6 +303,9 @@ def _arguments(
                 "enforce_eager": is_cpu,
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,
+                "tensor_parallel_size": options.tensor_parallel,
+                "distributed_executor_backend": "uni" if options.tensor_parallel == 1 else "mp",
+                "worker_extension_cls": "sampler.engines.vllm.vllm_worker.SamplerWorker",
                 "disable_log_stats": True,
                 **options.extra_arguments,
             }

@@ -15,9 +15,10 @@ _OURS: Final[Mapping[str, str]] = {
     "gpu_memory_utilization": "set memory_share",
     "kv_cache_memory_bytes": "set kv_cache_bytes",
     "tensor_parallel_size": "set tensor_parallel",
-    "pipeline_parallel_size": "the engine runs on one device",
-    "data_parallel_size": "the engine runs on one device",
-    "distributed_executor_backend": "the engine runs on one device",
+    "pipeline_parallel_size": "devices share each layer: set tensor_parallel",
+    "data_parallel_size": "start a sampler for each replica of the model",
+    "distributed_executor_backend": "it follows from tensor_parallel",
+    "worker_extension_cls": "it writes new versions",
     "quantization": "it would compute with other words than the learner signed",
     "load_format": "the model's safetensors files are verified after loading",
     "enable_lora": "it would compute with other words than the learner signed",
@@ -27,12 +28,6 @@ _OURS: Final[Mapping[str, str]] = {
     "skip_tokenizer_init": "stop strings need the tokenizer",
 }
 """Arguments of vLLM's that are set here or must not be set, and why."""
-
-
-def _check_tensor_parallel(devices: int) -> int:
-    if devices != 1:
-        raise ValueError("must be 1: this engine runs on one device; start a sampler for each device instead")
-    return devices
 
 
 def _check_extra_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -66,8 +61,9 @@ class VllmOptions(BaseModel):
     costs one pass over their tokens and makes every logprob that of the version it names. ``keep`` costs
     nothing; logprobs are still those the tokens were drawn from, but of a mixture of versions."""
 
-    tensor_parallel: Annotated[int, AfterValidator(_check_tensor_parallel)] = 1
-    """Devices that share the model. Only 1 today."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Devices that share the model, each with a worker process of its own. At most the number of the model's
+    key-value heads, of which it must be a divisor."""
 
     extra_arguments: Annotated[dict[str, Any], AfterValidator(_check_extra_arguments)] = Field(
         default_factory=dict

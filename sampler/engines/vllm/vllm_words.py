@@ -3,33 +3,28 @@
     layout    model.layers.0.self_attn.q_proj.weight   ...k_proj.weight   ...v_proj.weight
     vLLM      |------------------ model.layers.0.self_attn.qkv_proj.weight ----------------|
 
-Each of vLLM's fused parameters is the checkpoint's tensors one after the other, so a frame is a few
-contiguous slices, and a version is written in place: parameters never change their address, which CUDA graphs
-hold. On a CPU vLLM computes with a packed copy of each matrix; ``settle`` packs them again.
+Each of vLLM's fused parameters is the checkpoint's tensors one after the other, so a frame is a few slices.
+A version is written in place: parameters never change their address, which CUDA graphs hold. Where devices
+share the model, each has some rows or some columns of most tensors, and the whole of the others. On a CPU
+vLLM computes with a packed copy of each matrix; ``settle`` packs them again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 import vllm.model_executor.layers.utils as vllm_layers
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.errors import StartupError
-from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16
-from node.weights.format.layout import FrameSpan, Layout, TensorSpan
-from node.weights.format.model_files import StoredDtypes, weight_files
-from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-
-_SHIFT: Final = 16
-"""bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
+from node.weights.format.layout import TensorSpan
+from node.weights.format.model_files import weight_files
+from sampler.engines.vllm.declared_tensors import DeclaredTensors
+from sampler.engines.vllm.parameter_words import SHIFT, ParameterWords, Shard
 
 _COMPUTED: Final = 2e-2
 """How far, relative to its length, a layer's output may be from the one computed with its words: bfloat16
@@ -40,52 +35,9 @@ kernels differ by less than 1e-2, a layer that computes with other words by abou
 class _Part:
     """One of the checkpoint's tensors in a parameter of vLLM's."""
 
-    flat: Tensor
-    owner: nn.Module
-
-
-class ParameterWords:
-    """See ``ModelWords``."""
-
-    def __init__(self, flat: Mapping[str, Tensor], layout: Layout) -> None:
-        """Look at the words in ``flat``: each tensor of the layout, by name, as one dimension."""
-        self._flat = flat
-        self._layout = layout
-        self._numbers = {frame.start_word: number for number, frame in enumerate(layout.frames)}
-
-    def read(self, frame: FrameSpan) -> Words:
-        words = np.empty(frame.words, np.uint16)
-        halves = torch.from_numpy(words.view(np.int16))
-        for part, place, is_wide in self._parts(frame):
-            if is_wide:
-                bits = part.view(torch.int32)
-                # The lower half is zero. A bit that flips there changes the word, so the damage is found.
-                halves[place] = (bits >> _SHIFT ^ bits).to(torch.int16)
-            else:
-                halves[place] = part.view(torch.int16)
-        return words
-
-    def write(self, frame: FrameSpan, words: Words) -> None:
-        # torch refuses views of read-only memory.
-        halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
-        for part, place, is_wide in self._parts(frame):
-            if is_wide:
-                part.view(torch.int32).copy_(halves[place]).bitwise_left_shift_(_SHIFT)
-            else:
-                part.view(torch.int16).copy_(halves[place])
-
-    def memory(self, frame: FrameSpan) -> Words | None:
-        return None
-
-    def _parts(self, frame: FrameSpan) -> Iterator[tuple[Tensor, slice, bool]]:
-        """Yield the parts of a frame, where they lie in it, and whether they are bfloat16 held as float32."""
-        for overlap in self._layout.overlaps(self._numbers[frame.start_word]):
-            flat = self._flat[overlap.tensor.name]
-            is_wide = overlap.tensor.dtype is BFLOAT16 and flat.dtype is torch.float32
-            # An element that is not wide has as many words as bytes / 2.
-            halves = flat if is_wide else flat.view(torch.int16)
-            part = halves[overlap.tensor_word : overlap.tensor_word + overlap.words]
-            yield part, slice(overlap.frame_word, overlap.frame_word + overlap.words), is_wide
+    values: Tensor
+    """[rows, columns]"""
+    owner: Any
 
 
 class LiveParameters:
@@ -93,7 +45,11 @@ class LiveParameters:
 
     spares = None
 
-    def __init__(self, live: ParameterWords, owners: Iterable[nn.Module]) -> None:
+    def __init__(
+        self, live: ParameterWords, owners: Iterable[nn.Module], *, elements: Mapping[str, int]
+    ) -> None:
+        """Look at parameters of ``owners``; ``elements`` says how many of each tensor are here."""
+        self.elements = elements
         self._live = live
         self._packed = [owner for owner in owners if hasattr(owner, "cpu_linear")]
 
@@ -106,60 +62,14 @@ class LiveParameters:
             vllm_layers.dispatch_cpu_unquantized_gemm(owner, remove_weight=False)
 
 
-@contextmanager
-def words_kept() -> Iterator[None]:
-    """Let vLLM keep the matrices that it packs for a CPU; it throws them away otherwise."""
+def keep_packed_words() -> None:
+    """Let vLLM keep the matrices that it packs for a CPU, from now on; it throws them away otherwise."""
     pack: Callable[..., None] = vllm_layers.dispatch_cpu_unquantized_gemm
 
     def pack_and_keep(layer: nn.Module, remove_weight: bool) -> None:
         pack(layer, remove_weight=False)
 
     vllm_layers.dispatch_cpu_unquantized_gemm = pack_and_keep
-    try:
-        yield
-    finally:
-        vllm_layers.dispatch_cpu_unquantized_gemm = pack
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeclaredTensors:
-    """What a model directory publishes.
-
-    Attributes:
-        names: Name in the layout -> every name that shares its storage.
-    """
-
-    layout: Layout
-    names: Mapping[str, Sequence[str]]
-
-    @classmethod
-    def of(cls, model_dir: Path) -> "DeclaredTensors":
-        """Read them from the configuration and the headers of the files, as the learner derives them.
-
-        Raises:
-            OSError, ValueError: the directory holds no such model.
-        """
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        model.tie_weights()
-        state = {name: _Declared(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
-        same: dict[int, list[str]] = {}
-        for name, tensor in state.items():
-            same.setdefault(tensor.data_ptr(), []).append(name)
-        names = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        return cls(Layout.of(tensor_specs(state, StoredDtypes.of(model_dir))), names)
-
-
-class _Declared:
-    """A tensor without memory. On "meta" every address is 0, but tied weights are one object."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-        self._tensor = tensor
-
-    def data_ptr(self) -> int:
-        return id(self._tensor)
 
 
 def live_parameters(model: nn.Module, declared: DeclaredTensors, *, model_dir: Path) -> LiveParameters:
@@ -174,18 +84,22 @@ def live_parameters(model: nn.Module, declared: DeclaredTensors, *, model_dir: P
     for names in declared.names.values():
         _tie(model, names)
     parts = _parts_of(model)
-    flat: dict[str, Tensor] = {}
+    shards: dict[str, Shard] = {}
     owners: dict[int, nn.Module] = {}
     for span in declared.layout.tensors:
         found = [parts[name] for name in declared.names[span.name] if name in parts]
-        flat[span.name] = _checked(span, found)
+        shards[span.name] = _checked(span, found)
         owners |= {id(part.owner): part.owner for part in found}
-    if len({tensor.data_ptr() for tensor in flat.values()}) != len(flat):
+    if len({shard.values.data_ptr() for shard in shards.values()}) != len(shards):
         raise _unusable("vLLM ties weights that the model publishes apart")
-    weights = LiveParameters(ParameterWords(flat, declared.layout), owners.values())
-    _verify_files(flat, declared, model_dir=model_dir)
+    weights = LiveParameters(
+        ParameterWords(shards, declared.layout),
+        owners.values(),
+        elements={name: shard.values.numel() for name, shard in shards.items()},
+    )
+    _verify_files(shards, declared, model_dir=model_dir)
     weights.settle()
-    _verify_settling(weights, flat, owners.values())
+    _verify_settling(weights, shards, owners.values())
     return weights
 
 
@@ -207,44 +121,64 @@ def _parts_of(model: Any) -> dict[str, _Part]:
         stem, _, module = path.rpartition(".")
         owner, data = model.get_submodule(path), parameter.data
         if module in fused and hasattr(owner, "output_sizes"):
-            rows = data.split(list(owner.output_sizes))
+            rows = data.split(list(owner.output_partition_sizes))
             parts |= {
-                f"{stem}.{part}.{leaf}": _Part(rows_of_part.view(-1), owner)
+                f"{stem}.{part}.{leaf}": _Part(_as_matrix(rows_of_part), owner)
                 for part, rows_of_part in zip(fused[module], rows, strict=True)
             }
         else:
-            # The vocabulary is padded to a multiple of 64.
-            data = data[: getattr(owner, "org_vocab_size", len(data))] if data.ndim else data
-            parts[name] = _Part(data.view(-1), owner)
+            if (vocabulary := getattr(owner, "shard_indices", None)) is not None:
+                # It is padded to a multiple of 64.
+                data = data[: vocabulary.num_org_elements]
+            parts[name] = _Part(_as_matrix(data), owner)
     return parts
 
 
-def _checked(span: TensorSpan, found: Sequence[_Part]) -> Tensor:
-    """Return the one place that holds a tensor."""
-    if len({part.flat.data_ptr() for part in found}) != 1:
+def _as_matrix(data: Tensor) -> Tensor:
+    return data.view(len(data) if data.ndim else 1, -1)
+
+
+def _checked(span: TensorSpan, found: Sequence[_Part]) -> Shard:
+    """Return the one place that holds a tensor, or this device's share of it."""
+    if len({part.values.data_ptr() for part in found}) != 1:
         where = "nowhere" if not found else f"{len(found)} times"
         raise _unusable(f"tensor {span.name!r} is {where} among vLLM's parameters, and must be there once")
-    flat = found[0].flat
-    if flat.numel() != span.elements:
-        raise _unusable(
-            f"tensor {span.name!r} has {span.elements} elements, vLLM computes with {flat.numel()}"
+    values, owner = found[0].values, found[0].owner
+    rows, columns = values.shape
+    whole_rows = span.shape[0] if span.shape else 1
+    whole_columns = span.elements // whole_rows
+    devices, device = getattr(owner, "tp_size", 1), getattr(owner, "tp_rank", 0)
+    if (vocabulary := getattr(owner, "shard_indices", None)) is not None:
+        shard = Shard(values, vocabulary.org_vocab_start_index, 0)
+        has_share = columns == whole_columns
+    else:
+        shard = Shard(
+            values,
+            device * rows if rows < whole_rows else 0,
+            device * columns if columns < whole_columns else 0,
         )
-    held = str(flat.dtype).removeprefix("torch.")
+        has_share = rows * columns in (span.elements, span.elements // devices)
+    if not has_share:
+        raise _unusable(
+            f"tensor {span.name!r} has shape {span.shape}, of which vLLM has {rows} x {columns} on each of "
+            f"{devices} devices"
+        )
+    held = str(values.dtype).removeprefix("torch.")
     if held != span.dtype.name and (held, span.dtype) != ("float32", BFLOAT16):
         raise _unusable(f"tensor {span.name!r} is published as {span.dtype.name}, vLLM computes with {held}")
-    return flat
+    return shard
 
 
-def _verify_files(flat: Mapping[str, Tensor], declared: DeclaredTensors, *, model_dir: Path) -> None:
+def _verify_files(shards: Mapping[str, Shard], declared: DeclaredTensors, *, model_dir: Path) -> None:
     canonical = {name: first for first, names in declared.names.items() for name in names}
-    missing = set(flat)
+    missing = set(shards)
     for path in weight_files(model_dir):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 if name not in canonical:
                     continue
                 first = canonical[name]
-                stored, held = file.get_tensor(name).view(-1), flat[first]
+                stored, held = shards[first].of(file.get_tensor(name)), shards[first].values
                 if len(declared.names[first]) > 1 and first in missing:
                     held.copy_(stored)
                 if not _has_bits(held, stored):
@@ -256,15 +190,15 @@ def _verify_files(flat: Mapping[str, Tensor], declared: DeclaredTensors, *, mode
 
 def _has_bits(held: Tensor, stored: Tensor) -> bool:
     if held.dtype is torch.float32 and stored.dtype is torch.bfloat16:
-        bits = stored.view(torch.int16).to(held.device).to(torch.int32) << _SHIFT
+        bits = stored.contiguous().view(torch.int16).to(held.device).to(torch.int32) << SHIFT
         return torch.equal(held.view(torch.int32), bits)
     return held.dtype is stored.dtype and torch.equal(
-        held.view(torch.uint8), stored.view(torch.uint8).to(held.device)
+        held.view(torch.uint8), stored.contiguous().view(torch.uint8).to(held.device)
     )
 
 
 def _verify_settling(
-    weights: LiveParameters, flat: Mapping[str, Tensor], owners: Iterable[nn.Module]
+    weights: LiveParameters, shards: Mapping[str, Shard], owners: Iterable[nn.Module]
 ) -> None:
     """Flip the sign of every word and back, and look each time whether the layers compute with it.
 
@@ -272,9 +206,9 @@ def _verify_settling(
     no digest.
     """
     for _ in range(2):
-        for tensor in flat.values():
-            if tensor.is_floating_point():
-                tensor.neg_()
+        for shard in shards.values():
+            if shard.values.is_floating_point():
+                shard.values.neg_()
         weights.settle()
         for owner in owners:
             _verify_computed(owner)

@@ -40,7 +40,7 @@ def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
         ("batch = 0", "batch = 0 must be greater than or equal to 1"),
         ("memory_share = 1.5", "memory_share = 1.5 must be less than or equal to 1"),
         ('kv_cache = "drop"', "kv_cache = 'drop' must be 'recompute' or 'keep'"),
-        ("tensor_parallel = 2", "tensor_parallel = 2 must be 1: this engine runs on one device"),
+        ("tensor_parallel = 0", "tensor_parallel = 0 must be greater than or equal to 1"),
         (
             'extra_arguments = {quantization = "fp8"}',
             "must not have 'quantization': it would compute with other",

@@ -1,4 +1,6 @@
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +14,14 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
+from sampler.engines import engine_thread
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.engine_registry import load_engine
-from sampler.engines.engine_thread import RESTARTS, EngineThread
+from sampler.engines.engine_thread import RESTARTS, EngineHungError, EngineThread
 from sampler.engines.model_words import ArrayWords, copy_words, version_of
+from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
+from sampler.sampler_role import load_configured_engine
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 from support.waiting import until
@@ -32,20 +36,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Generating:
-    def __init__(self, model_dir: Path, faults: Path) -> None:
+    def __init__(self, model_dir: Path, faults: Path, *, step_limit_s: float, process: str) -> None:
         config = SamplerConfig(
             model_dir=model_dir,
             engine="support.failing_engine:load",
             engine_options={"faults": str(faults)},
+            engine_process="own" if process == "own" else "inside",
             threads=1,
             seed=3,
         )
         self.faults = faults
-        self.engine = RestartableEngine(lambda: load_engine(config.engine, config))
+        self.engine = RestartableEngine(lambda: load_configured_engine(config))
         self.registry = CollectorRegistry()
         self.lost: list[str] = []
         self.engine_thread = EngineThread(
-            self.engine, metrics=SamplerMetrics(self.registry), lost=lambda: self.lost.append("words")
+            self.engine,
+            step_limit_s=step_limit_s,
+            metrics=SamplerMetrics(self.registry),
+            lost=lambda: self.lost.append("words"),
         )
         self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
@@ -71,8 +79,10 @@ class Generating:
 
 
 @asynccontextmanager
-async def generating(model_dir: Path) -> AsyncIterator[Generating]:
-    made = Generating(model_dir, model_dir / "faults")
+async def generating(
+    model_dir: Path, *, step_limit_s: float = 60.0, process: str = "inside"
+) -> AsyncIterator[Generating]:
+    made = Generating(model_dir, model_dir / "faults", step_limit_s=step_limit_s, process=process)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(
             made.engine_thread.run(
@@ -274,6 +284,52 @@ async def test_a_change_in_which_the_engine_fails_is_refused(model_dir: Path) ->
             await made.engine_thread.hand_over(change)
         await made.serve(1)
         assert made.value("engine_restarts_total") == 1
+
+
+async def test_a_process_that_ends_while_its_engine_is_idle_is_noticed(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "IDLE_CHECK_S", 0.5)
+    async with generating(model_dir, process="own") as made:
+        await made.serve(1)
+        version, killed = made.version(2), made.engine.current
+        assert isinstance(killed, ProcessEngine)
+        os.kill(killed.process_id, signal.SIGKILL)
+        await until(lambda: made.value("engine_restarts_total") == 1, within_s=60)
+        assert made.lost == ["words", "requests"]
+        # Made once the engine is there again.
+        assert await made.engine_thread.hand_over(lambda: version) == version
+        made.add("next", SHORT)
+        assert (await made.finished.get()).request_id == "next"
+
+
+async def test_an_engine_that_hangs_in_this_process_ends_its_thread_and_is_not_waited_for(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned: list[str] = []
+    monkeypatch.setattr(engine_thread, "abandon", abandoned.append)
+    made: list[Generating] = []
+
+    async def hang() -> None:
+        async with generating(model_dir, step_limit_s=2.0) as hanging:
+            made.append(hanging)
+            await hanging.serve(1)
+            hanging.add("first", SHORT)
+            await hanging.finished.get()
+            hanging.faults.write_text("hang")
+            hanging.add("lost", LONG)
+            await asyncio.Event().wait()
+
+    try:
+        with pytest.raises(ExceptionGroup) as ended:
+            await hang()
+    finally:
+        (model_dir / "faults").unlink(missing_ok=True)
+    [error] = ended.value.exceptions
+    assert isinstance(error, EngineHungError)
+    assert "longer than engine_step_limit_s = 2" in str(error)
+    assert abandoned == ["engine"]
+    assert made[0].value("engine_restarts_total") == 0
 
 
 async def test_a_version_without_finite_logprobs_is_not_sampled_from(model_dir: Path) -> None:

@@ -1,0 +1,113 @@
+"""Words of a version in parameters, each of which may be a rectangle of one of the layout's tensors.
+
+    frame     |----------- words ------------|         in the order of the layout
+    tensor       |..xx|..xx|..xx|                      its rows; x: the columns that are here
+
+A run of words in row-major order is three rectangles at most: the end of a row, whole rows, part of a row.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.weights.format.digests import Words
+from node.weights.format.dtypes import BFLOAT16
+from node.weights.format.layout import FrameSpan, Layout
+
+SHIFT: Final = 16
+"""bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """What is here of a tensor, taken as [rows, columns]: a rectangle of it, or all of it."""
+
+    values: Tensor
+    first_row: int
+    first_column: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the same rectangle of the whole tensor."""
+        rows, columns = self.values.shape
+        whole = whole.reshape(len(whole) if whole.ndim else 1, -1)
+        return whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
+
+
+class ParameterWords:
+    """See ``ModelWords``; what is not here is left as it is, and read as zero."""
+
+    def __init__(self, shards: Mapping[str, Shard], layout: Layout) -> None:
+        """Look at the words in ``shards``, by the names of the layout's tensors."""
+        self._shards = shards
+        self._layout = layout
+        self._numbers = {frame.start_word: number for number, frame in enumerate(layout.frames)}
+
+    def read(self, frame: FrameSpan) -> Words:
+        words = np.zeros(frame.words, np.uint16)
+        for part, place, is_wide in self._parts(frame, torch.from_numpy(words.view(np.int16))):
+            if is_wide:
+                bits = part.view(torch.int32)
+                # The lower half is zero. A bit that flips there changes the word, so the damage is found.
+                place.copy_((bits >> SHIFT ^ bits).to(torch.int16))
+            else:
+                place.copy_(part)
+        return words
+
+    def write(self, frame: FrameSpan, words: Words) -> None:
+        # torch refuses views of read-only memory.
+        halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
+        for part, place, is_wide in self._parts(frame, halves):
+            if is_wide:
+                part.view(torch.int32).copy_(place).bitwise_left_shift_(SHIFT)
+            else:
+                part.copy_(place)
+
+    def memory(self, frame: FrameSpan) -> Words | None:
+        return None
+
+    def _parts(self, frame: FrameSpan, words: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Yield parts of parameters, their part of ``words``, and whether bfloat16 is held as float32."""
+        for overlap in self._layout.overlaps(self._numbers[frame.start_word]):
+            shard, span = self._shards[overlap.tensor.name], overlap.tensor
+            is_wide = span.dtype is BFLOAT16 and shard.values.dtype is torch.float32
+            # An element that is not wide has as many words as bytes / 2.
+            held = shard.values if is_wide else shard.values.view(torch.int16)
+            element_words = held.shape[1] // shard.values.shape[1]
+            row_words = span.words // (span.shape[0] if span.shape else 1)
+            first_column = shard.first_column * element_words
+            begin = overlap.frame_word
+            for row, rows, column, columns in _rectangles(overlap.tensor_word, overlap.words, row_words):
+                place = words[begin : begin + rows * columns].view(rows, columns)
+                begin += rows * columns
+                top, bottom = _common(row, rows, shard.first_row, held.shape[0])
+                left, right = _common(column, columns, first_column, held.shape[1])
+                if top < bottom and left < right:
+                    yield (
+                        held[
+                            top - shard.first_row : bottom - shard.first_row,
+                            left - first_column : right - first_column,
+                        ],
+                        place[top - row : bottom - row, left - column : right - column],
+                        is_wide,
+                    )
+
+
+def _rectangles(start: int, words: int, row_words: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut ``words`` in row-major order into rectangles, three at most: row, rows, column, columns."""
+    while words:
+        row, column = divmod(start, row_words)
+        if column or words < row_words:
+            rows, columns = 1, min(words, row_words - column)
+        else:
+            rows, columns = words // row_words, row_words
+        yield row, rows, column, columns
+        start += rows * columns
+        words -= rows * columns
+
+
+def _common(first: int, count: int, other_first: int, other_count: int) -> tuple[int, int]:
+    return max(first, other_first), min(first + count, other_first + other_count)

@@ -1,0 +1,94 @@
+"""Words in parameters that are rectangles of tensors, as on several devices, against one flat array."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.errors import StartupError
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout, TensorSpec
+from sampler.engines.vllm.parameter_words import ParameterWords, Shard
+from sampler.engines.vllm.sharded_words import ShardedWords
+
+DEVICES = 2
+SPLITS = {"rows.weight": (6, 5), "columns.weight": (3, 8), "vector.bias": (4,), "whole.weight": (7,)}
+
+
+def layout(frame_words: int) -> Layout:
+    specs = [TensorSpec(name, shape) for name, shape in SPLITS.items()]
+    return Layout.of([*specs, TensorSpec("exact.weight", (2, 4), "float32")], frame_words=frame_words)
+
+
+def shards(device: int, dtype: torch.dtype) -> dict[str, Shard]:
+    """Return what one of two devices has, filled with what no version holds."""
+
+    def shard(rows: int, columns: int, *, row: int = 0, column: int = 0, as_: torch.dtype = dtype) -> Shard:
+        return Shard(torch.full((rows, columns), torch.nan, dtype=as_), row, column)
+
+    return {
+        "rows.weight": shard(3, 5, row=3 * device),
+        "columns.weight": shard(3, 4, column=4 * device),
+        "vector.bias": shard(2, 1, row=2 * device),
+        "whole.weight": shard(7, 1),
+        "exact.weight": shard(2, 2, column=2 * device, as_=torch.float32),
+    }
+
+
+class Devices:
+    """Two devices' words, asked as vLLM's workers are."""
+
+    def __init__(self, of: Layout, dtype: torch.dtype) -> None:
+        self.layout = of
+        self.held = [ParameterWords(shards(device, dtype), of) for device in range(DEVICES)]
+
+    def ask(self, method: str, frame: int, *words: Words) -> list[Any]:
+        return [
+            getattr(held, method.removesuffix("_words"))(self.layout.frames[frame], *words)
+            for held in self.held
+        ]
+
+    @property
+    def elements(self) -> list[dict[str, int]]:
+        return [
+            {name: shard.values.numel() for name, shard in shards(device, torch.float32).items()}
+            for device in range(DEVICES)
+        ]
+
+
+@given(frame_words=st.integers(2, 60), seed=st.integers(0, 99), wide=st.booleans())
+def test_words_written_to_all_devices_are_read_back_from_them_together(
+    frame_words: int, seed: int, wide: bool
+) -> None:
+    devices = Devices(layout(frame_words), torch.float32 if wide else torch.bfloat16)
+    words = ShardedWords(devices.ask, devices.layout, elements=devices.elements)
+    version = np.random.default_rng(seed).integers(0, 1 << 16, devices.layout.words, np.uint16)
+    for frame in devices.layout.frames:
+        words.write(frame, version[frame.slice])
+    for frame in devices.layout.frames:
+        np.testing.assert_array_equal(words.read(frame), version[frame.slice])
+
+
+def test_a_word_that_devices_hold_differently_is_read_as_neither() -> None:
+    devices = Devices(layout(64), torch.bfloat16)
+    words = ShardedWords(devices.ask, devices.layout, elements=devices.elements)
+    for frame in devices.layout.frames:
+        words.write(frame, np.ones(frame.words, np.uint16))
+    for number, frame in enumerate(devices.layout.frames):
+        damaged = np.ones(frame.words, np.uint16)
+        for overlap in devices.layout.overlaps(number):
+            if overlap.tensor.name == "whole.weight":
+                damaged[overlap.frame_word] = 0
+                devices.held[1].write(frame, damaged)
+                assert words.read(frame)[overlap.frame_word] not in (0, 1)
+                assert (np.delete(words.read(frame), overlap.frame_word) == 1).all()
+
+
+def test_a_tensor_that_no_devices_have_together_is_refused() -> None:
+    devices = Devices(layout(64), torch.bfloat16)
+    first, second = devices.elements
+    with pytest.raises(StartupError, match=r"'rows.weight' of 30 elements into \[15, 30\]"):
+        ShardedWords(devices.ask, devices.layout, elements=[first, {**second, "rows.weight": 30}])

@@ -1,0 +1,119 @@
+"""An engine's own process: what it says, and what is left when it ends in the wrong moment."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from node.errors import ConfigError, Reason, RefusedError, StartupError
+from node.rollout import Finish, SamplingParameters
+from sampler.config import SamplerConfig
+from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.own_process.messages import (
+    error_from,
+    error_message,
+    finished_from,
+    finished_message,
+    packed,
+    request_from,
+    request_message,
+    unpacked,
+)
+from sampler.engines.own_process.process_engine import ProcessEngine
+from sampler.engines.restartable_engine import EngineEndedError
+from support.tiny_model import make_tiny_model
+
+SAMPLING = SamplingParameters(0.7, 0.9, 5, max_new_tokens=200, min_p=0.01, stop=("a\n", "b"))
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, layers=1)
+
+
+@pytest.fixture
+def engine(model_dir: Path) -> Iterator[ProcessEngine]:
+    made = ProcessEngine("torch", SamplerConfig(model_dir=model_dir, threads=1), step_limit_s=LIMIT_S)
+    yield made
+    made.close()
+    assert not psutil.pid_exists(made.process_id)
+
+
+def test_requests_and_completions_arrive_as_they_were() -> None:
+    request = GenerationRequest("a", np.arange(3, dtype=np.int32), 4, SAMPLING)
+    back = request_from(*unpacked(packed(*request_message(request))))
+    assert (back.request_id, back.completions, back.sampling) == ("a", 4, SAMPLING)
+    np.testing.assert_array_equal(back.prompt_token_ids, request.prompt_token_ids)
+    drawn = SampledCompletion(
+        np.array([7, 8], np.int32),
+        np.array([-0.1, np.nan], np.float32),
+        np.array([3, 4], np.int32),
+        Finish.STOP,
+        np.array([0.5, 1.0], np.float32),
+    )
+    whole = replace(drawn, kept_mass=None, finish=Finish.END)
+    finished = [FinishedRequest("a", (drawn, whole)), FinishedRequest("b", (whole,))]
+    told = finished_from(*unpacked(packed(*finished_message(finished))))
+    assert [one.request_id for one in told] == ["a", "b"]
+    for group, expected in zip(told, finished, strict=True):
+        for one, other in zip(group.completions, expected.completions, strict=True):
+            assert one.finish is other.finish
+            for name in ("token_ids", "behaviour_logprob", "policy_version", "kept_mass"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RefusedError(Reason.OVER_LIMIT, "too long", fix="shorten it"),
+        StartupError("no device", fix="Buy one."),
+        ConfigError(key="k", value="v", source="here", rule="must not", fix="Do not."),
+        ValueError("version 0 is older"),
+        RuntimeError("RuntimeError: broken"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_mean_the_same_on_the_other_side(error: Exception) -> None:
+    told = error_from(unpacked(packed(error_message(error)))[0])
+    assert type(told) is type(error)
+    assert str(error) in str(told)
+
+
+def test_a_process_that_is_killed_is_an_engine_that_has_ended(engine: ProcessEngine) -> None:
+    os.kill(engine.process_id, signal.SIGKILL)
+    with pytest.raises(EngineEndedError, match="exit code -9"):
+        engine.weights.read(engine.layout.frames[0])
+    with pytest.raises(EngineEndedError, match="exit code -9"):
+        engine.step()
+
+
+@pytest.mark.parametrize("call", ["step", "add"])
+def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path, call: str) -> None:
+    config = SamplerConfig(model_dir=model_dir, threads=1)
+    engine = ProcessEngine("torch", config, step_limit_s=1.0)
+    os.kill(engine.process_id, signal.SIGSTOP)
+    if call == "step":
+        with pytest.raises(EngineEndedError, match="longer than 1 s to step, and was killed: exit code -9"):
+            engine.step()
+    else:
+        # More than the connection takes without a reader.
+        long = GenerationRequest("a", np.zeros(1 << 20, np.int32), 1, SAMPLING)
+        with pytest.raises(EngineEndedError, match="exit code -9"):
+            engine.add(long)
+    assert not psutil.pid_exists(engine.process_id)
+    engine.close()
+
+
+def test_what_keeps_an_engine_from_loading_is_said_here(model_dir: Path, tmp_path: Path) -> None:
+    own = SamplerConfig(model_dir=model_dir, engine="support.failing_engine:no_such")
+    with pytest.raises(ConfigError, match="no_such"):
+        ProcessEngine(own.engine, own, step_limit_s=LIMIT_S)
+    spare = SamplerConfig(model_dir=model_dir, apply="spare")
+    with pytest.raises(StartupError, match="written over the old one"):
+        ProcessEngine("torch", spare, step_limit_s=LIMIT_S)
