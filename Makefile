@@ -14,15 +14,18 @@ $(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,data,tasks,bench,dev]'
+	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,data,tasks,judge,bench,dev]'
 	@touch $@
 
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym, ENGINES=torch,vllm, SEED=n, MINUTES=n)
-	$(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $(or $(SEED),0) \
-	  --minutes $(or $(MINUTES),30)
+real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+	failed=0; for seed in $(or $(SEED),0); do \
+	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
+	    --minutes $(or $(MINUTES),30); \
+	  code=$$?; [ $$code -le 1 ] || exit $$code; [ $$code = 0 ] || failed=1; \
+	done; exit $$failed
 
 test: install ## Every test; needs no GPU and no network
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
@@ -91,7 +94,7 @@ format: install ## ruff, changing what it can
 wheel-check: install ## Run the tests against the built wheel instead of the working tree
 	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv --system-site-packages .venv-wheel
-	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,data,tasks,bench,dev]"
+	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,data,tasks,judge,bench,dev]"
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create

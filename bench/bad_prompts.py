@@ -10,12 +10,10 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -24,7 +22,7 @@ from bench import bad_prompt_tasks as tasks
 from deploy.runs.observation import is_ready
 from deploy.runs.processes import ChildError, Children
 from deploy.runs.records import StepTail
-from deploy.runs.run_directory import Section, to_toml
+from deploy.runs.run_directory import Section, free_ports, to_toml
 from node.commands.status_command import fetch_status
 from node.identity.peer import Peer
 from node.run import Role
@@ -91,7 +89,7 @@ async def measure(
         ChildError: a process ended by itself, or did not begin to train.
     """
     (root / "logs").mkdir(parents=True)
-    ports = _free_ports(1 + len(DAEMONS))
+    ports = free_ports(1 + len(DAEMONS))
     hub, telemetry = f"127.0.0.1:{ports[0]}", dict(zip(DAEMONS, ports[1:], strict=True))
     async with Children(
         log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
@@ -230,15 +228,6 @@ def _configurations(
         }
         section["telemetry"] = {"http_listen": f"127.0.0.1:{telemetry[name]}", "log_format": "json"}
     return sections
-
-
-def _free_ports(n: int) -> list[int]:
-    """Find ports that are free now; a process that finds its own taken meanwhile says so and ends."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _say(text: str) -> None:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kill_lab.plan import COORDINATOR, LEARNER
 from bench.kill_lab.stage import Stage
 from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
+from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.commands.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -184,14 +184,14 @@ class Campaign:
         """Start what was stopped, in this order; return the newest version before the coordinator serves."""
         if order is Order.LEARNER_FIRST:
             await self._stage.kill(LEARNER)
-            await self._stage.start(LEARNER)
+            await self._stage.launch(LEARNER, environ={})
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
         since = self.version
         await self._start(COORDINATOR)
         if order in (Order.COORDINATOR_FIRST, Order.TWICE):
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(LEARNER)
-            await self._stage.start(LEARNER)
+            await self._stage.launch(LEARNER, environ={})
         if order is Order.TWICE:
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(COORDINATOR)
@@ -216,8 +216,7 @@ class Campaign:
         return next((line for line in log.decode().splitlines() if "knows of no learner" in line), "")
 
     async def _start(self, name: str) -> None:
-        await self._stage.start(name)
-        await self._stage.wait_until_ready(name)
+        await self._stage.start(name, environ={})
 
     async def _answer(self, since: int) -> tuple[str, float]:
         """Wait until the run has gone on, or says what is missing; return that, and how long it took."""

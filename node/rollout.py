@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node import limits
 from node.errors import Reason, RefusedError
+
+Entry = TypeVar("Entry", bound=np.generic)
 
 
 class Verdict(enum.StrEnum):
@@ -126,7 +129,10 @@ class GroupVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One completion, n >= 1 tokens, including the end token or the stop string that ended it."""
+    """One completion, n >= 1 tokens, including the end token or the stop string that ended it.
+
+    A completion of several turns holds, between what the policy wrote, what the task replied.
+    """
 
     token_ids: NDArray[np.int32]
     """[n]"""
@@ -139,6 +145,23 @@ class Completion:
     kept_mass: NDArray[np.float32] | None = None
     """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that min-p, top-k and
     top-p kept at each draw. None without truncation, or where the engine does not know it."""
+    is_drawn: NDArray[np.bool_] | None = None
+    """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
+    mass 1 and the version of the token before it. None: all were drawn."""
+
+    @property
+    def drawn(self) -> NDArray[np.bool_]:
+        """[n], whether the policy drew each token."""
+        return np.ones(len(self.token_ids), np.bool_) if self.is_drawn is None else self.is_drawn
+
+    def of_drawn(self, column: NDArray[Entry]) -> NDArray[Entry]:
+        """Return the entries of a column, [n], that are of tokens the policy drew."""
+        return column if self.is_drawn is None else column[self.is_drawn]
+
+    @property
+    def drawn_tokens(self) -> int:
+        """How many tokens the policy drew."""
+        return len(self.token_ids) if self.is_drawn is None else int(self.is_drawn.sum())
 
     @property
     def is_finished(self) -> bool:
@@ -194,8 +217,13 @@ class RolloutGroup:
 
     @property
     def tokens(self) -> int:
-        """Completion tokens of the whole group."""
+        """Completion tokens of the whole group, replies included."""
         return sum(len(c.token_ids) for c in self.completions)
+
+    @property
+    def drawn_tokens(self) -> int:
+        """Tokens of the whole group that the policy drew."""
+        return sum(c.drawn_tokens for c in self.completions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,8 +330,32 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
         raise RefusedError(Reason.MALFORMED, f"{where} names a negative policy version")
     if (np.diff(completion.policy_version) < 0).any():
         raise RefusedError(Reason.MALFORMED, f"{where} goes back to an older policy version")
+    if completion.is_drawn is not None:
+        _check_replies(completion, completion.is_drawn, where=where)
     if not math.isfinite(completion.reward):
         raise RefusedError(Reason.NON_FINITE, f"{where} has reward {completion.reward}")
+
+
+def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where: str) -> None:
+    n = len(completion.token_ids)
+    if len(is_drawn) != n:
+        raise RefusedError(
+            Reason.MALFORMED, f"{where} has {n} tokens, and says of {len(is_drawn)} whether they were drawn"
+        )
+    if not (is_drawn[0] and is_drawn[-1]):
+        raise RefusedError(
+            Reason.MALFORMED, f"{where} begins or ends with a token that the policy did not draw"
+        )
+    replied = np.flatnonzero(~is_drawn)
+    versions, kept_mass = completion.policy_version, completion.kept_mass
+    if (
+        completion.behaviour_logprob[replied].any()
+        or (versions[replied] != versions[replied - 1]).any()
+        or (kept_mass is not None and (kept_mass[replied] != 1).any())
+    ):
+        raise RefusedError(
+            Reason.MALFORMED, f"{where} has a logprob, version or kept mass for a token that was not drawn"
+        )
 
 
 def _check_kept_mass(kept_mass: NDArray[np.float32], n: int, *, where: str) -> None:

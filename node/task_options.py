@@ -7,7 +7,7 @@ Options are data: the coordinator sends them to samplers as JSON. What a task do
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,13 +18,16 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-GRADERS: Final = ("exact", "contains", "number", "math_verify")
+GRADERS: Final = ("exact", "contains", "number", "math_verify", "judge", "code")
+
+JUDGE_FIELD: Final = re.compile(r"\{(question|answer|completion)\}")
 
 
 def _check_grader(grader: str) -> str:
@@ -62,9 +65,17 @@ class TaskOptions(BaseModel):
     takes_rows: ClassVar[bool] = False
     """Whether its prompts are the rows of ``[coordinator.data]``."""
 
+    extra: ClassVar[str] = "tasks"
+    """The extra that installs ``package``."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Option -> the column that it names, which rows need."""
+        return {}
+
     @property
     def package(self) -> str | None:
-        """The package of the extra ``tasks`` that samplers need."""
+        """The package that samplers need."""
         return None
 
 
@@ -96,6 +107,87 @@ class PromptOptions(TaskOptions):
         return arguments
 
 
+class JudgeOptions(BaseModel):
+    """What a model is asked about each completion; where that model is, each sampler's configuration says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: str = Field(min_length=1, max_length=200)
+    """Its name. Samplers have it in ``sampler.judge.models``, or refuse the run."""
+    template: str = Field(min_length=1)
+    """What it is asked: {question}, {answer} and {completion} stand for the prompt, the right answer and what
+    the policy wrote, which is put between two lines that the policy cannot know."""
+    system: str = ""
+    """Its system prompt; a warning against instructions in the completion is appended."""
+    score_pattern: str | None = Field(default=None, max_length=500)
+    """Regular expression whose first group is the score; its last match counts."""
+    score_key: str | None = Field(default=None, min_length=1, max_length=100)
+    """Key of the score in the JSON object that the judge answers with, instead of ``score_pattern``."""
+    lowest: float = 0.0
+    """The score that is worth reward 0."""
+    highest: float = 10.0
+    """The score that is worth reward 1. An answer beyond the scale is no answer."""
+    max_tokens: int = Field(default=512, ge=1, le=8192)
+    """Of the judge's answer, which is drawn at temperature 0."""
+
+    @field_validator("template")
+    @classmethod
+    def _has_the_completion(cls, template: str) -> str:
+        if "{completion}" not in template:
+            raise ValueError("must have {completion}, and may have {question} and {answer}")
+        return template
+
+    @field_validator("score_pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            if pattern is not None and not re.compile(pattern).groups:
+                raise ValueError("must have a group for the score, such as Score: ([0-9]+)")
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from error
+        return pattern
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> Self:
+        if (self.score_pattern is None) is (self.score_key is None):
+            raise ValueError("set either score_pattern or score_key")
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest = {self.lowest} must be below highest = {self.highest}")
+        return self
+
+
+class CodeOptions(BaseModel):
+    """How a program that the policy wrote is tested, in a sandbox, where ``sampler.run_code`` allows it.
+
+    The program is the completion's last fenced block, or all of it; the tests are the column ``answer``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tests: Literal["asserts", "stdin"] = "asserts"
+    """``asserts``: Python source with asserts, or a list of them (MBPP, HumanEval); each is a test.
+    ``stdin``: inputs and outputs (APPS, LiveCodeBench), each pair a run of the program."""
+    setup: str | None = None
+    """Column with source that comes before the asserts, such as imports."""
+    entry_point: str | None = None
+    """Column with the name of the function that the asserts of a function ``check`` are about (HumanEval)."""
+    prefix: str | None = None
+    """Column with the source that the completion continues, such as the prompt itself (HumanEval)."""
+    reward: Literal["share", "all"] = "share"
+    """The share of the tests that passed, or 1 if all did, else 0."""
+    time_limit_s: int = Field(default=2, ge=1, le=60)
+    """CPU time of a run. After the first that takes longer, the others count as failed. All together get
+    twice as much of wall time, and a second a run to start."""
+    memory_limit_bytes: int = Field(default=512 << 20, ge=64 << 20, le=16 << 30)
+    """Address space of the program."""
+    most_tests: int = Field(default=10, ge=1, le=256)
+    """Pairs of input and output that are run, the first ones. Asserts all are."""
+
+
+TABLES: Final[Mapping[str, type[BaseModel]]] = {"judge": JudgeOptions, "code": CodeOptions}
+"""Option that is a table -> its keys."""
+
+
 class JsonlOptions(PromptOptions):
     """Options of ``jsonl``: prompts and answers are columns of the rows."""
 
@@ -109,8 +201,25 @@ class JsonlOptions(PromptOptions):
     """Column with the right answer."""
     grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
     """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
-    worth. ``package.module:function`` is called with row and completion, where samplers have it in
-    ``sampler.allowed_graders``."""
+    worth; ``judge`` asks a model; ``code`` runs tests. ``package.module:function`` is called with row and
+    completion, where samplers have it in ``sampler.allowed_graders``."""
+    judge: JudgeOptions | None = None
+    """Of the grader ``judge``: a table [coordinator.task_options.judge]."""
+
+    code: CodeOptions | None = None
+    """Of the grader ``code``: a table [coordinator.task_options.code]."""
+
+    @model_validator(mode="after")
+    def _has_the_graders_options(self) -> Self:
+        for name in TABLES:
+            if (getattr(self, name) is not None) is not (self.grader == name):
+                raise ValueError(f"grader = {name!r} and the table {name} go together: set both or neither")
+        return self
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        question = {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+        return question | ({"answer": self.answer} if self.grader in GRADERS else {})
 
     @property
     def package(self) -> str | None:
@@ -135,10 +244,36 @@ class ReasoningGymOptions(PromptOptions):
         return "reasoning_gym"
 
 
+class VerifiersOptions(TaskOptions):
+    """Options of ``verifiers``: prompts, turns, tools and rewards of an environment of that library."""
+
+    extra = "verifiers"
+
+    environment: str = Field(pattern=r"^([a-z0-9-]+/)?[a-z][a-z0-9_-]*$")
+    """Its id, such as ``wordle``. Samplers have it installed, and in ``sampler.allowed_graders`` as
+    ``wordle:load_environment``."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of its ``load_environment``."""
+    template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """As of ``jsonl``; an environment's tools are among them already."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @property
+    def package(self) -> str | None:
+        return "verifiers"
+
+    @property
+    def loader(self) -> str:
+        """The function that makes the environment."""
+        return f"{self.environment.split('/')[-1].replace('-', '_')}:load_environment"
+
+
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
     "addition": TaskOptions,
     "jsonl": JsonlOptions,
     "reasoning_gym": ReasoningGymOptions,
+    "verifiers": VerifiersOptions,
 }
 """Task name -> its options."""
 
@@ -167,12 +302,13 @@ def checked_options(task: str, options: Mapping[str, JsonValue]) -> TaskOptions 
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        known = ", ".join(model.model_fields) or "none"
-        raise ValueError(
-            "; ".join(
-                f"{'.'.join(map(str, details['loc']))}: task {task!r} has no such option, known are {known}"
-                if details["type"] == "extra_forbidden"
-                else f"{'.'.join(map(str, details['loc']))}: {details['msg'].removeprefix('Value error, ')}"
-                for details in error.errors(include_url=False)
-            )
-        ) from error
+        faults = error.errors(include_url=False)
+        raise ValueError("; ".join(_fault(dict(fault), task, model) for fault in faults)) from error
+
+
+def _fault(fault: Mapping[str, Any], task: str, model: type[TaskOptions]) -> str:
+    key = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        fields = TABLES[fault["loc"][0]].model_fields if len(fault["loc"]) > 1 else model.model_fields
+        return f"{key}: task {task!r} has no such option, known are {', '.join(fields) or 'none'}"
+    return ": ".join(filter(None, (key, fault["msg"].removeprefix("Value error, "))))

@@ -9,6 +9,7 @@ from node.config.settings import Target
 from node.extras import NeededPackage
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
+from sampler.tasks.judge_endpoint import JudgeEndpoint
 
 
 def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -79,7 +80,15 @@ class SamplerConfig(BaseModel):
 
     allowed_graders: tuple[str, ...] = ()
     """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
-    may name. Each is called with row and completion."""
+    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
+    ``environment`` of the task ``verifiers``."""
+
+    judge: JudgeEndpoint | None = None
+    """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
+
+    run_code: bool = False
+    """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
+    ``code``. Needs bubblewrap and user namespaces."""
 
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
@@ -101,6 +110,10 @@ class SamplerConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """What the engine needs beyond torch."""
-        needs_vllm = self.engine == "vllm"
-        return (NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"),) if needs_vllm else ()
+        """What these settings need beyond torch."""
+        needed = []
+        if self.engine == "vllm":
+            needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))
+        if self.judge is not None:
+            needed.append(NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"))
+        return tuple(needed)

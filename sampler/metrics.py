@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from node.failure import FAULTS, Failure
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_TURN_BUCKETS: Final = (1, 2, 3, 5, 8, 16, 32, 64, 128)
 _SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
@@ -42,7 +43,7 @@ class SamplerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"heterorl_sampler_{name}", text, buckets=buckets, registry=registry)
 
-        self.tokens = counter("tokens", "Completion tokens of finished groups.")
+        self.tokens = counter("tokens", "Tokens drawn for finished groups.")
         self.decode_steps = counter("decode_steps", "Decode steps, each a token of every running completion.")
         self.generate_seconds = counter("generate_seconds", "Time spent in decode steps.")
         self.groups = counter("groups", "Verdicts on this sampler's groups; one may get several.", "verdict")
@@ -56,8 +57,17 @@ class SamplerMetrics:
         self.group_seconds = histogram(
             "group_seconds", "From the first token of a group to its last.", _GROUP_BUCKETS_S
         )
+        self.reply_seconds = histogram(
+            "reply_seconds", "From a turn to the reply, including waits for a grader.", _GROUP_BUCKETS_S
+        )
+        self.completion_turns = histogram(
+            "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
+        )
         self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
+        self._grader_outages = counter(
+            "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
+        )
         self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
@@ -79,7 +89,7 @@ class SamplerMetrics:
             "engine_waiting_requests", "Groups in the engine without a token yet: for memory or their prompt."
         )
         self._graders = gauge("grader_processes", "Processes that run the task's code.")
-        self._grader_queue = gauge("grader_queue_requests", "Prompts and gradings that wait for a process.")
+        self._grader_queue = gauge("grader_queue_requests", "Prompts, replies and gradings waiting.")
         self._unsubmitted = gauge("outbox_groups", "Graded groups not yet submitted.")
         self._leases = gauge("running_leases", "Leases being worked on, from prompt to submission.")
         self._age = gauge("policy_age_seconds", "Since the held version was published, by two clocks.")
@@ -88,6 +98,9 @@ class SamplerMetrics:
 
     def count_prompt_fault(self, fault: Failure) -> None:
         self._prompt_faults.labels(fault).inc()
+
+    def count_grader_outage(self, reason: str, times: int) -> None:
+        self._grader_outages.labels(reason).inc(times)
 
     def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
         """Read these at every collection."""

@@ -41,6 +41,7 @@ from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader
+from sampler.tasks.local_graders import LocalGraders
 from sampler.tasks.task import task_setup
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
@@ -197,6 +198,12 @@ async def build(context: RoleContext) -> list[Service]:
             custom=config.custom_tasks,
             allowed_graders=config.allowed_graders,
             has_chat_template=bool(chat_template(config.model_dir)),
+            local_graders=LocalGraders(
+                judge=config.judge,
+                run_code=config.run_code,
+                wall_limit_s=config.grader_wall_limit_s,
+                memory_limit_bytes=config.grader_memory_limit_bytes,
+            ),
         ),
         make_graders=lambda setup: GraderPool(
             lambda: Grader(
@@ -205,6 +212,7 @@ async def build(context: RoleContext) -> list[Service]:
                 cpu_limit_s=config.grader_cpu_limit_s,
                 memory_limit_bytes=config.grader_memory_limit_bytes,
                 killed=metrics.grader_kills.inc,
+                failed=metrics.count_grader_outage,
             ),
             most=config.grader_processes,
         ),

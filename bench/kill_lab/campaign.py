@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
-from bench.kill_lab.plan import COORDINATOR, LEARNER, RELAY, role_of
+from bench.kill_lab.plan import RELAY
 from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
 from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.commands.status_command import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost
@@ -126,7 +127,7 @@ class Campaign:
         await self._stage.kill(name)
         self.kills.append(Kill(name, instant.name, has_come, self.version))
         on_disk = await asyncio.to_thread(self._witness.examine, name)
-        await self._stage.start(name)
+        await self._stage.launch(name, environ={})
         note = "" if has_come else " (which did not come)"
         self._say(
             f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"

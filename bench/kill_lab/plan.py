@@ -7,16 +7,12 @@
 The links are slow enough for a version to be under way for a while.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from bench.kill_lab.task import EvenDigitsTask
-from deploy.runs.run_directory import Section
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
 
-COORDINATOR: Final = "coordinator"
-LEARNER: Final = "learner"
 RELAY: Final = "relay-1"
 HUB_LINK: Final = "hub-link"
 RELAY_LINK: Final = "relay-link"
@@ -36,19 +32,6 @@ _TASKS: Final[Section] = {_TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask._
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """TCP ports on the loopback interface, each used by one process."""
-
-    members: int
-    enrolment: int
-    relay: int
-    hub_link: int
-    relay_link: int
-    telemetry: Mapping[str, int]
-    """By process."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What was asked for."""
 
@@ -58,7 +41,7 @@ class Plan:
 
     @property
     def daemons(self) -> tuple[str, ...]:
-        return (COORDINATOR, LEARNER, RELAY, *self.samplers)
+        return (COORDINATOR, LEARNER, *self.enrolled)
 
     @property
     def enrolled(self) -> tuple[str, ...]:
@@ -66,47 +49,22 @@ class Plan:
         return (RELAY, *self.samplers)
 
 
-def role_of(name: str) -> str:
-    """Return the role of a process from its name."""
-    return name.partition("-")[0]
-
-
-def configurations(
-    plan: Plan, ports: Ports, *, model: Path, run_file: Path, state: Mapping[str, Path]
-) -> dict[str, dict[str, Section]]:
+def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
     """Return the configuration of each daemon: process -> section -> key -> value."""
-    return {
-        name: {
-            "node": {
-                "state_dir": str(state[name]),
-                "run_file": str(run_file),
-                **_way_to_the_hub(name, ports),
-                **(
-                    {"node_id": name, "token_file": str(state[name] / "token")}
-                    if name in plan.enrolled
-                    else {}
-                ),
-            },
-            "telemetry": {
-                "http_listen": f"127.0.0.1:{ports.telemetry[name]}",
-                "log_format": "json",
-                # The witness reads of every group that was handed in.
-                "log_level": "debug",
-            },
-            role_of(name): _section(name, plan, ports, model),
-            **({"sampler.custom_tasks": _TASKS} if name in plan.samplers else {}),
-        }
-        for name in plan.daemons
-    }
+    dialled = {COORDINATOR: None, RELAY: ports.others[HUB_LINK]}
+    documents = {}
+    for name in plan.daemons:
+        document = directory.place(name, ports, dials=dialled.get(name, ports.members))
+        # The witness reads of every group that was handed in.
+        document["telemetry"] = {**document["telemetry"], "log_level": "debug"}
+        document[role_of(name)] = _section(name, plan, ports, str(directory.model))
+        if name in plan.samplers:
+            document["sampler.custom_tasks"] = _TASKS
+        documents[name] = document
+    return documents
 
 
-def _way_to_the_hub(name: str, ports: Ports) -> Section:
-    if name == COORDINATOR:
-        return {}
-    return {"coordinator": f"127.0.0.1:{ports.hub_link if name == RELAY else ports.members}"}
-
-
-def _section(name: str, plan: Plan, ports: Ports, model: Path) -> Section:
+def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
     match role_of(name):
         case "coordinator":
             return {
@@ -127,7 +85,7 @@ def _section(name: str, plan: Plan, ports: Ports, model: Path) -> Section:
             }
         case "learner":
             return {
-                "model_dir": str(model),
+                "model_dir": model_dir,
                 "learning_rate": LEARNING_RATE,
                 "weight_decay": WEIGHT_DECAY,
                 "buffer_groups": 8,
@@ -135,15 +93,15 @@ def _section(name: str, plan: Plan, ports: Ports, model: Path) -> Section:
                 "threads": 1,
             }
         case "relay":
-            return {"listen": f"127.0.0.1:{ports.relay}"}
+            return {"listen": f"127.0.0.1:{ports.others[RELAY]}"}
         case _:
             return {
-                "model_dir": str(model),
+                "model_dir": model_dir,
                 "seed": plan.seed + plan.samplers.index(name),
                 "concurrency_groups": 4,
                 "threads": 1,
-                "weight_sources": [f"127.0.0.1:{ports.relay_link}"],
-                "rollout_via": f"127.0.0.1:{ports.relay}",
+                "weight_sources": [f"127.0.0.1:{ports.others[RELAY_LINK]}"],
+                "rollout_via": f"127.0.0.1:{ports.others[RELAY]}",
                 # The first puts versions together in a second copy, the others write over the one they have.
                 "apply": "spare" if name == plan.samplers[0] else "in_place",
                 # Often: a copy being written is a moment to be killed at.

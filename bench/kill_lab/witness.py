@@ -15,9 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from bench.kill_lab.plan import COORDINATOR, LEARNER, RELAY, role_of
+from bench.kill_lab.plan import RELAY
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_manifest
+from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.run import RunStatus
 
 _BASE: Final = 0

@@ -76,7 +76,7 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         NEAR: ("sampler", {**model, "seed": 2 * plan.seed, "concurrency_groups": 16}),
         FAR: ("sampler", {**model, "seed": 2 * plan.seed + 1, "concurrency_groups": 16, "apply": "in_place"}),
     }
-    dialled = {COORDINATOR: None, FAR: ports.link}
+    dialled = {COORDINATOR: None, FAR: ports.others[LINK]}
     return {
         name: {**directory.place(name, ports, dials=dialled.get(name, ports.members)), role: section}
         for name, (role, section) in roles.items()

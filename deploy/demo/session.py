@@ -19,7 +19,7 @@ class Session(RunSession):
     """One run. The caller ends the children that are left."""
 
     def __init__(self, plan: Plan, directory: RunDirectory, *, children: Children) -> None:
-        super().__init__(directory, samplers=SAMPLERS, children=children)
+        super().__init__(directory, enrolled=SAMPLERS, children=children, others=(LINK,))
         self._plan = plan
 
     async def begin(self) -> None:
@@ -29,10 +29,11 @@ class Session(RunSession):
             ChildError: one did not start.
         """
         await self.make_run(configurations(self._plan, self._directory, self.ports))
+        listen, target = self.ports.others[LINK], self.ports.members
         await self._children.start(
             LINK,
             *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self._plan.seed)),
-            *("--listen", f"127.0.0.1:{self.ports.link}", "--target", f"127.0.0.1:{self.ports.members}"),
+            *("--listen", f"127.0.0.1:{listen}", "--target", f"127.0.0.1:{target}"),
             environ={},
         )
         async with asyncio.TaskGroup() as group:
@@ -40,7 +41,7 @@ class Session(RunSession):
             group.create_task(self._make_base_model())
             for name in SAMPLERS:
                 group.create_task(self.let_in(name))
-        await self.start_trainers()
+        await self.start_others()
 
     async def wait_until_busy(self, name: str) -> None:
         """Wait, within bounds, for a moment at which a sampler holds leases."""
@@ -49,10 +50,6 @@ class Session(RunSession):
             if metrics is not None and metrics.total("heterorl_sampler_running_leases") >= _BUSY_LEASES:
                 return
             await self._children.wait_for_end(name, timeout_s=_BUSY_POLL_S)
-
-    async def kill(self, name: str) -> None:
-        """Kill a daemon (SIGKILL)."""
-        await self._children.kill(name)
 
     async def drain(self) -> dict[str, int]:
         """Stop every process, the link last; return exit codes by process."""

@@ -101,12 +101,12 @@ def _arguments() -> argparse.Namespace:
         help="one for each sampler; default: torch,torch",
     )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
-    default = None if has_vllm("cpu") or not VLLM_PYTHON.exists() else str(VLLM_PYTHON)
+    default = sys.executable if has_vllm("cpu") else str(VLLM_PYTHON) if VLLM_PYTHON.exists() else None
     parser.add_argument(
         "--vllm-python", default=default, help=f"an interpreter with vllm; default: {default}"
     )
     arguments = parser.parse_args()
-    if "vllm" in arguments.engines and not (has_vllm("cpu") or arguments.vllm_python):
+    if "vllm" in arguments.engines and not arguments.vllm_python:
         parser.error("vllm is not installed here: `make test-vllm` makes an environment with it")
     return arguments
 

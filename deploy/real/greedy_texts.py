@@ -1,12 +1,18 @@
-"""What a model directory answers greedily: by the samplers' torch engine, and by transformers alone."""
+"""What a model directory answers greedily, read by whatever can read it, in a process of its own each.
 
-from collections.abc import Sequence
+    questions.json --> python -m deploy.real.greedy_texts READER QUESTIONS ANSWERS --> answers.json
+
+All compute in float32, in which the most likely token is hardly ever a matter of rounding.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from typing import Any, Final, TypeAlias
 
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
@@ -15,38 +21,25 @@ from sampler.engines.engine_registry import load_engine
 from sampler.tasks.task import Message
 
 Prompt: TypeAlias = str | Sequence[Message]
+"""A text, or messages for the model's chat template."""
+
+Reader: TypeAlias = Callable[[Path, Sequence[Prompt], SamplingParameters], list[str]]
+"""(model directory, prompts, sampling whose ``top_k`` is 1) -> texts."""
+
+_VLLM_KV_CACHE_BYTES: Final = 1 << 28
 
 
-def engine_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
-    """Return the torch engine's texts, all prompts in one batch, computed in float32 on one thread.
+def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
+    """Return the texts of transformers' own ``generate``, one prompt at a time."""
+    import torch  # the readers import what they need: no interpreter has it all
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    Args:
-        model_dir: The model.
-        prompts: Texts, or messages for its chat template.
-        sampling: Of the most likely token each time: ``top_k`` is 1.
-    """
-    settings = SamplerConfig(model_dir=model_dir, engine="torch", threads=1, seed=0)
-    engine = load_engine("torch", settings)
-    texts: dict[str, str] = {}
-    try:
-        for number, prompt in enumerate(prompts):
-            engine.add(GenerationRequest(str(number), engine.encode(prompt), 1, sampling))
-        while engine.running:
-            for request in engine.step():
-                texts[request.request_id] = engine.decode(request.completions[0].token_ids)
-    finally:
-        engine.close()
-    return [texts[str(number)] for number in range(len(prompts))]
-
-
-def transformers_texts(
-    model_dir: Path, prompts: Sequence[Prompt], *, max_new_tokens: int, stop: Sequence[str]
-) -> list[str]:
-    """Return the texts of transformers' own ``generate``, one prompt at a time, as above."""
     torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    stop = {"stop_strings": list(sampling.stop), "tokenizer": tokenizer} if sampling.stop else {}
     texts = []
     for prompt in prompts:
         inputs: Any = (
@@ -63,8 +56,80 @@ def transformers_texts(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             do_sample=False,
-            max_new_tokens=max_new_tokens,
-            **({"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}),
+            max_new_tokens=sampling.max_new_tokens,
+            **stop,
         )
         texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     return texts
+
+
+def vllm_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
+    """Return the texts of vLLM's own ``LLM``, all prompts in one batch."""
+    # Read by vLLM when it is imported.
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    from vllm import LLM, SamplingParams
+
+    model = LLM(
+        str(model_dir),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=-1,  # as many tokens as the cache holds
+        kv_cache_memory_bytes=_VLLM_KV_CACHE_BYTES,
+    )
+    parameters = SamplingParams(
+        temperature=0.0,
+        max_tokens=sampling.max_new_tokens,
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+    )
+    answer = model.generate if isinstance(prompts[0], str) else model.chat
+    return [output.outputs[0].text for output in answer(list(prompts), parameters, use_tqdm=False)]
+
+
+def engine_texts(
+    model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters, *, engine: str
+) -> list[str]:
+    """Return the texts of an engine of the samplers, all prompts in one batch, on one thread."""
+    settings = SamplerConfig(model_dir=model_dir, engine=engine, threads=1, seed=0)
+    loaded = load_engine(engine, settings)
+    texts: dict[str, str] = {}
+    try:
+        for number, prompt in enumerate(prompts):
+            loaded.add(GenerationRequest(str(number), loaded.encode(prompt), 1, sampling))
+        while loaded.running:
+            for request in loaded.step():
+                texts[request.request_id] = loaded.decode(request.completions[0].token_ids)
+    finally:
+        loaded.close()
+    return [texts[str(number)] for number in range(len(prompts))]
+
+
+READERS: Final[Mapping[str, Reader]] = {
+    "transformers": transformers_texts,
+    "torch-engine": partial(engine_texts, engine="torch"),
+    "vllm": vllm_texts,
+    "vllm-engine": partial(engine_texts, engine="vllm"),
+}
+
+
+def questions_json(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> str:
+    """Return the content of a questions file."""
+    return json.dumps({"model_dir": str(model_dir), "prompts": prompts, "sampling": asdict(sampling)})
+
+
+def main() -> None:
+    """Answer a file of questions."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("reader", choices=READERS)
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("answers", type=Path)
+    arguments = parser.parse_args()
+    questions = json.loads(arguments.questions.read_text())
+    asked = questions["sampling"]
+    sampling = SamplingParameters(**{**asked, "stop": tuple(asked["stop"])})
+    texts = READERS[arguments.reader](Path(questions["model_dir"]), questions["prompts"], sampling)
+    arguments.answers.write_text(json.dumps(texts))
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,7 @@ class Plan:
     """Number of steps after which the learner ends by itself; 0: none."""
     recipe: Path = RECIPE
     vllm_python: str | None = None
-    """Interpreter that has vllm; None: this one."""
+    """Interpreter that has vllm; None: vllm is not at hand."""
 
     @property
     def samplers(self) -> dict[str, str]:
@@ -48,6 +48,15 @@ class Plan:
         """Interpreters other than this one, by process."""
         python = self.vllm_python
         return {name: python for name, engine in self.samplers.items() if engine == "vllm" and python}
+
+    @property
+    def readers(self) -> dict[str, str | None]:
+        """What answers with the exported model -> its interpreter; None: this one."""
+        with_vllm = ("vllm", "vllm-engine") if self.vllm_python else ()
+        return {
+            **dict.fromkeys(("transformers", "torch-engine")),
+            **dict.fromkeys(with_vllm, self.vllm_python),
+        }
 
     @property
     def recipe_files(self) -> dict[str, tuple[Path, ...]]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from rich.console import Console
 
-from deploy.real.greedy_texts import engine_texts, transformers_texts
+from deploy.real.greedy_texts import questions_json
 from deploy.real.held_out import greedy, prompts_of, settings_of
 from deploy.real.outcome import ExportedModel, Outcome
 from deploy.real.real_plan import Plan, additions
@@ -79,7 +79,7 @@ async def _train(
 ) -> Outcome:
     session = RunSession(
         directory,
-        samplers=tuple(plan.samplers),
+        enrolled=tuple(plan.samplers),
         children=children,
         recipe=plan.recipe_files,
         pythons=plan.pythons,
@@ -90,7 +90,7 @@ async def _train(
     await session.start(COORDINATOR, environ={})
     for name in plan.samplers:
         await session.let_in(name)
-    await session.start_trainers()
+    await session.start_others()
     view.say("all processes serve")
     observer = session.observer(began_s=began_s)
     await session.watch(observer, view.show, poll_s=POLL_S, stall_s=STALL_S, seconds=plan.seconds)
@@ -136,16 +136,25 @@ async def _exported(
         *(*which, "--json"),
     )
     exported = json.loads(printed)
-    by_engine, by_transformers = await asyncio.to_thread(_greedy_texts, target, settings, evaluation)
-    return ExportedModel(exported["version"], exported["root"], by_engine, by_transformers)
+    texts = await _greedy_texts(plan, directory, settings, children, target, evaluation)
+    return ExportedModel(exported["version"], exported["root"], texts)
 
 
-def _greedy_texts(
-    model_dir: Path, settings: CoordinatorConfig, evaluation: Evaluation
-) -> tuple[list[str], list[str]]:
-    prompts = prompts_of(evaluation, settings, model_dir=model_dir)
-    sampling = greedy(settings)
-    theirs = transformers_texts(
-        model_dir, prompts, max_new_tokens=sampling.max_new_tokens, stop=sampling.stop
-    )
-    return engine_texts(model_dir, prompts, sampling), theirs
+async def _greedy_texts(
+    plan: Plan,
+    directory: RunDirectory,
+    settings: CoordinatorConfig,
+    children: Children,
+    model_dir: Path,
+    evaluation: Evaluation,
+) -> dict[str, list[str]]:
+    """Return what the model answers to the prompts of an evaluation, by reader."""
+    prompts = await asyncio.to_thread(prompts_of, evaluation, settings, model_dir=model_dir)
+    questions, answers = directory.root / "questions.json", directory.root / "answers.json"
+    questions.write_text(questions_json(model_dir, prompts, greedy(settings)))
+    texts = {}
+    for reader, python in plan.readers.items():
+        arguments = ("deploy.real.greedy_texts", reader, str(questions), str(answers))
+        await children.run(f"answers-{reader}", *arguments, python=python)
+        texts[reader] = json.loads(answers.read_text())
+    return texts

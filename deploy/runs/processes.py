@@ -68,13 +68,15 @@ class Children:
             for child in self._children.values():
                 _signal(child, signal.SIGKILL)
 
-    async def run(self, name: str, *arguments: str) -> str:
+    async def run(self, name: str, *arguments: str, python: str | None = None) -> str:
         """Run ``python -m <arguments>`` to its end; return its standard output.
 
         Raises:
             ChildError: its exit code is not 0.
         """
-        child = await self._spawn(name, arguments, environ={}, may_end=True, stdout=asyncio.subprocess.PIPE)
+        child = await self._spawn(
+            name, arguments, environ={}, may_end=True, stdout=asyncio.subprocess.PIPE, python=python
+        )
         assert child.process.stdout is not None
         printed = await child.process.stdout.read()
         if exit_code := await child.process.wait():

@@ -22,20 +22,22 @@ class Ports:
 
     members: int
     enrolment: int
-    link: int
-    """For an emulated link in front of ``members``."""
     telemetry: Mapping[str, int]
     """By process."""
+    others: Mapping[str, int]
+    """Of relays and emulated links, by process."""
 
     @classmethod
-    def free(cls, daemons: Sequence[str]) -> Self:
+    def free(cls, daemons: Sequence[str], *, others: Sequence[str] = ()) -> Self:
         """Return ports that are free now; a process whose port is taken meanwhile fails with a message."""
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(3 + len(daemons))]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            members, enrolment, link, *telemetry = (one.getsockname()[1] for one in sockets)
-        return cls(members, enrolment, link, dict(zip(daemons, telemetry, strict=True)))
+        members, enrolment, *ports = free_ports(2 + len(daemons) + len(others))
+        telemetry, rest = ports[: len(daemons)], ports[len(daemons) :]
+        return cls(
+            members,
+            enrolment,
+            dict(zip(daemons, telemetry, strict=True)),
+            dict(zip(others, rest, strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,20 @@ class RunDirectory:
             node |= {"node_id": name, "token_file": str(self.token(name))}
         telemetry = {"http_listen": f"127.0.0.1:{ports.telemetry[name]}", "log_format": "json"}
         return {"node": node, "telemetry": telemetry}
+
+
+def role_of(name: str) -> str:
+    """Return the role of a process from its name."""
+    return name.partition("-")[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def to_toml(document: Mapping[str, Section]) -> str:

@@ -11,9 +11,9 @@ from typing import Final
 from deploy.runs.observation import Observation, Observer, is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
-from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, to_toml
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of, to_toml
 from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.identity.identity_store import load_identity
+from node.identity.identity_store import Identity, load_identity
 from node.run import Role
 
 READY_TIMEOUT_S: Final = 60.0
@@ -29,8 +29,9 @@ class RunSession:
         self,
         directory: RunDirectory,
         *,
-        samplers: Sequence[str],
+        enrolled: Sequence[str],
         children: Children,
+        others: Sequence[str] = (),
         recipe: Mapping[str, Sequence[Path]] | None = None,
         pythons: Mapping[str, str] | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
@@ -39,26 +40,27 @@ class RunSession:
 
         Args:
             directory: Of the run, with its folders.
-            samplers: Their names.
+            enrolled: Names of the peers that enrol with a token: samplers, relays.
             children: To start processes with.
+            others: Who listens besides coordinator and telemetry: relays, emulated links.
             recipe: Configuration files that a process reads before its own, by process.
             pythons: Interpreters other than this one, by process.
             ready_timeout_s: Longest time for a process to serve.
         """
         self._directory = directory
-        self._samplers = tuple(samplers)
+        self._enrolled = tuple(enrolled)
         self._children = children
         self._recipe = recipe or {}
         self._pythons = pythons or {}
         self._ready_timeout_s = ready_timeout_s
-        self.ports = Ports.free((COORDINATOR, LEARNER, *samplers))
+        self.ports = Ports.free((COORDINATOR, LEARNER, *enrolled), others=others)
 
     async def make_run(self, documents: Mapping[str, Mapping[str, Section]]) -> None:
         """Make the run's authority and identities, and write the configuration of each process."""
         directory = self._directory
         init = ("node", "init", str(directory.coordinator_state), "--run-id", directory.run_id)
         await self._children.run("init", *init, "--host", "127.0.0.1")
-        for name in (LEARNER, *self._samplers):
+        for name in (LEARNER, *self._enrolled):
             directory.state(name).mkdir(mode=0o700)
         # As on separate machines: the signing key leaves the coordinator.
         shutil.move(directory.coordinator_state / LEARNER, directory.state(LEARNER) / LEARNER)
@@ -66,10 +68,10 @@ class RunSession:
             directory.config(name).write_text(to_toml(document))
 
     async def let_in(self, name: str) -> None:
-        """Write the token with which a sampler enrols."""
+        """Write the token with which a peer enrols."""
         token = await self._children.run(
             f"token-{name}",
-            *("node", "token", str(self._directory.coordinator_state), "--role", "sampler"),
+            *("node", "token", str(self._directory.coordinator_state), "--role", role_of(name)),
             *("--node-id", name, "--address", f"127.0.0.1:{self.ports.enrolment}"),
         )
         path = self._directory.token(name)
@@ -82,25 +84,41 @@ class RunSession:
         Raises:
             ChildError: it does not serve in time.
         """
+        await self.launch(name, environ=environ)
+        await self.wait_until_ready(name)
+
+    async def launch(self, name: str, *, environ: Mapping[str, str]) -> None:
+        """Start a daemon; it serves some time later."""
         files = (*self._recipe.get(name, ()), self._directory.config(name))
         configs = (part for file in files for part in ("--config", str(file)))
         await self._children.start(
             name,
-            *("node", "--role", name.partition("-")[0], *configs),
+            *("node", "--role", role_of(name), *configs),
             environ=environ,
             may_end=name == LEARNER,
             python=self._pythons.get(name),
         )
+
+    async def wait_until_ready(self, name: str) -> None:
+        """Wait until a daemon serves.
+
+        Raises:
+            ChildError: it does not in time.
+        """
         deadline_s = time.monotonic() + self._ready_timeout_s
         while not await is_ready(self.ports.telemetry[name]):
             if time.monotonic() > deadline_s:
                 raise self._children.failure(name, f"does not serve after {self._ready_timeout_s:.0f} s")
             await self._children.wait_for_end(name, timeout_s=_READY_POLL_S)
 
-    async def start_trainers(self) -> None:
-        """Start learner and samplers; the coordinator serves."""
+    async def kill(self, name: str) -> None:
+        """Kill a daemon (SIGKILL)."""
+        await self._children.kill(name)
+
+    async def start_others(self) -> None:
+        """Start everyone but the coordinator, which serves."""
         async with asyncio.TaskGroup() as group:
-            for name in (LEARNER, *self._samplers):
+            for name in (LEARNER, *self._enrolled):
                 group.create_task(self.start(name, environ={}))
 
     async def wait_for_last_step(self, *, timeout_s: float) -> bool:
@@ -138,19 +156,23 @@ class RunSession:
 
     async def drain(self) -> dict[str, int]:
         """Stop every daemon, the coordinator after its peers; return exit codes by process."""
-        codes = {name: asyncio.create_task(self._children.stop(name)) for name in (LEARNER, *self._samplers)}
+        codes = {name: asyncio.create_task(self._children.stop(name)) for name in (LEARNER, *self._enrolled)}
         exit_codes = {name: await code for name, code in codes.items()}
         exit_codes[COORDINATOR] = await self._children.stop(COORDINATOR)
         return exit_codes
 
+    def operator(self) -> Identity:
+        """Return the identity that may ask for the state of the run, which has been made."""
+        identity = load_identity(self._directory.coordinator_state / Role.OPERATOR / IDENTITY_DIRECTORY)
+        assert identity is not None, "init made it"
+        return identity
+
     def observer(self, *, began_s: float) -> Observer:
-        """Return an observer of this run, whose coordinator has been made."""
-        operator = load_identity(self._directory.coordinator_state / Role.OPERATOR / IDENTITY_DIRECTORY)
-        assert operator is not None, "init made it"
+        """Return an observer of this run, which has been made."""
         return Observer(
             step_tail=StepTail(self._directory.step_log),
             coordinator=f"127.0.0.1:{self.ports.members}",
-            operator=operator,
+            operator=self.operator(),
             telemetry_ports=self.ports.telemetry,
             incarnations=self._children.starts,
             began_s=began_s,

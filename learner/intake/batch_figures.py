@@ -11,7 +11,7 @@ from node.rollout import Finish, RolloutGroup
 def batch_figures(groups: Sequence[RolloutGroup]) -> BatchFigures:
     """Measure the groups of a batch, at least one."""
     completions = [completion for group in groups for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.array([completion.drawn_tokens for completion in completions])
     rewards = [np.array([completion.reward for completion in group.completions]) for group in groups]
     return BatchFigures(
         completion_tokens_mean=float(lengths.mean()),

@@ -1,4 +1,4 @@
-"""Behaviour logprobs under the whole softmax, whatever the sampler cut off."""
+"""Behaviour logprobs of what the policy drew, under the whole softmax, whatever the sampler cut off."""
 
 import numpy as np
 import torch
@@ -9,14 +9,14 @@ from node.rollout import Completion, RolloutGroup
 
 
 def full_logprobs(group: RolloutGroup) -> list[NDArray[np.float32]]:
-    """Return the behaviour logprobs of each of a group's completions under the whole softmax.
+    """Return the behaviour logprobs of each completion's drawn tokens under the whole softmax.
 
     Raises:
         ValueError: they are renormalised, and the kept masses that would undo this are missing.
     """
     if not group.is_renormalised:
-        return [completion.behaviour_logprob for completion in group.completions]
-    return [_untruncated(completion) for completion in group.completions]
+        return [completion.of_drawn(completion.behaviour_logprob) for completion in group.completions]
+    return [completion.of_drawn(_untruncated(completion)) for completion in group.completions]
 
 
 def _untruncated(completion: Completion) -> NDArray[np.float32]:

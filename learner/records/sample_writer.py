@@ -81,7 +81,7 @@ class SampleWriter:
             text=self._text(completion.token_ids),
             reward=completion.reward,
             advantage=advantage,
-            tokens=len(completion.token_ids),
+            tokens=completion.drawn_tokens,
             finish=completion.finish.value,
             oldest_version=int(completion.policy_version.min()),
             newest_version=int(completion.policy_version.max()),

@@ -3,6 +3,9 @@
 The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
 similar length. Row numbers join the two, so that neither the order nor the size of micro-batches
 can change a result.
+
+Tokens that the policy did not draw, a task's replies, are input for the model and nothing else: the
+objective's rows hold the drawn tokens alone, one after the other, so that no objective can count the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +30,8 @@ class Row:
     prompt_token_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     """[n], n >= 1."""
+    is_drawn: NDArray[np.bool_]
+    """[n]"""
     temperature: float
 
     @property
@@ -44,7 +49,7 @@ class MicroBatch:
     input_ids: Tensor
     """[rows, length]"""
     positions: Tensor
-    """[targets], int64: where in the flattened ``input_ids`` a token of a completion is predicted."""
+    """[targets], int64: where in the flattened ``input_ids`` a drawn token is predicted."""
     target_ids: Tensor
     """[targets], those tokens, row after row."""
     temperature: Tensor
@@ -55,7 +60,13 @@ def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
     """Return the rows of a step's groups, in order."""
     pairs = [(group, completion) for group in groups for completion in group.completions]
     return [
-        Row(number, group.prompt_token_ids, completion.token_ids, group.sampling.temperature)
+        Row(
+            number,
+            group.prompt_token_ids,
+            completion.token_ids,
+            completion.drawn,
+            group.sampling.temperature,
+        )
         for number, (group, completion) in enumerate(pairs)
     ]
 
@@ -77,13 +88,13 @@ def objective_batch(
         discount: weight of a group of some staleness, in versions.
         dtype: of token logprobs. Rewards and discounts are float64.
         device: of all tensors.
-        expected_kl_nats: for each group, of its tokens, completion after completion: the divergence that
-            their ages and their sampler lead to expect. None: not measured.
+        expected_kl_nats: for each group, of its drawn tokens, completion after completion: the divergence
+            that their ages and their sampler lead to expect. None: not measured.
     """
     completions = [completion for group in groups for completion in group.completions]
     sizes = [len(group.completions) for group in groups]
     staleness = np.array([version - group.oldest_version for group in groups])
-    lengths = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.array([completion.drawn_tokens for completion in completions])
     mask = np.arange(lengths.max()) < lengths[:, None]
     behaviour = np.zeros(mask.shape, np.float32)
     behaviour[mask] = np.concatenate([logprob for group in groups for logprob in full_logprobs(group)])
@@ -140,6 +151,8 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
     """
     lengths = np.array([row.length for row in rows])
     generated = np.array([len(row.token_ids) for row in rows])
+    is_drawn = np.concatenate([row.is_drawn for row in rows])
+    drawn = np.array([row.is_drawn.sum() for row in rows])
     position, place = np.arange(lengths.max()), np.arange(width)
     is_token = position < lengths[:, None]
     input_ids = np.zeros(is_token.shape, np.int64)
@@ -148,11 +161,12 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
         [ids for row in rows for ids in (row.prompt_token_ids, row.token_ids[:-1])]
     )
     is_target = is_token & (position >= (lengths - generated)[:, None])
+    is_target[is_target] = is_drawn
     starts = np.array([row.number for row in rows])[:, None] * width
-    target_ids = np.concatenate([row.token_ids for row in rows]).astype(np.int64)
-    temperature = np.repeat([row.temperature for row in rows], generated)
+    target_ids = np.concatenate([row.token_ids for row in rows])[is_drawn].astype(np.int64)
+    temperature = np.repeat([row.temperature for row in rows], drawn)
     return MicroBatch(
-        places=torch.from_numpy((starts + place)[place < generated[:, None]]).to(device),
+        places=torch.from_numpy((starts + place)[place < drawn[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),
         positions=torch.from_numpy(np.flatnonzero(is_target)).to(device),
         target_ids=torch.from_numpy(target_ids).to(device),

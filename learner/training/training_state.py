@@ -277,7 +277,7 @@ class TrainingState:
 
 
 def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
-    """Return each staleness that tokens of a group have at ``version``, and their share.
+    """Return each staleness that drawn tokens of a group have at ``version``, and their share.
 
     A completion that was sampled while versions were swapped has tokens of several.
     """
@@ -290,5 +290,5 @@ def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float],
 
 
 def _versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
-    versions = [completion.policy_version for completion in group.completions]
+    versions = [completion.of_drawn(completion.policy_version) for completion in group.completions]
     return np.concatenate(versions).astype(np.int64)

@@ -1,6 +1,7 @@
 """Messages for wrong settings: the rule that is broken and what to write instead."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, get_args, get_origin
@@ -26,6 +27,7 @@ _UNITS: Final = {
 }
 """Suffix of a key -> its unit, and the factors of other ways to write an amount."""
 
+_LISTS: Final = frozenset({"tuple_type", "list_type"})
 _NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", "int_type", "int_from_float"})
 
 
@@ -106,6 +108,8 @@ def _rule_and_fix(details: ErrorDetails, *, key: str, model: type[BaseModel]) ->
         amount = _in_unit_of(key, details["input"])
         example = "" if amount is None else f" Write {amount:g}."
         return f"must be a plain number of {unit}", f"Leave the unit out: the key's name has it.{example}"
+    if details["type"] in _LISTS:
+        return "must be a list", f"Write {json.dumps([details['input']], default=str)}."
     field = model.model_fields.get(key)
     if field is None or field.is_required() or field.default_factory is not None:
         return _rule(details), "Change it where it is set."

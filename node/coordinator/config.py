@@ -111,7 +111,8 @@ class CoordinatorConfig(BaseModel):
     """A completion ends once its text contains one of these. The policy is trained on their tokens; the text
     that is graded ends before them. Special tokens have no text; end tokens end a completion in any case."""
     max_new_tokens: int = Field(default=32, ge=1, le=1 << 20)
-    """Length at which a completion is cut. Longer costs memory and time on every sampler."""
+    """Length at which a completion is cut, all its turns and replies together. Longer costs memory and time
+    on every sampler."""
     evaluation: EvaluationConfig | None = None
     """How versions are evaluated on held-out prompts; unset: not at all."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)

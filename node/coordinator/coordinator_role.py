@@ -34,6 +34,7 @@ from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer, damage_first
+from node.task_options import checked_options
 from node.telemetry.fleet_collector import FleetCollector
 
 
@@ -148,9 +149,14 @@ def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
 async def _open_rows(config: CoordinatorConfig, state_dir: Path) -> Rows | None:
     if config.data is None:
         return None
-    data = config.data
+    data, options = config.data, checked_options(config.task, config.task_options)
     return await asyncio.to_thread(
-        open_rows, data.file, split=data.split, evaluation_rows=data.evaluation_rows, scratch=state_dir
+        open_rows,
+        data.file,
+        split=data.split,
+        evaluation_rows=data.evaluation_rows,
+        scratch=state_dir,
+        columns={} if options is None else options.columns,
     )
 
 

@@ -4,7 +4,7 @@ A group travels as columns, raw little-endian arrays: neither side visits tokens
 """
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    Entry,
     Finish,
     GroupVerdict,
     LeaseGrant,
@@ -43,7 +44,6 @@ _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
 _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
 """By their number in the column ``finished``, which was a truth value before there were stop strings."""
-_Entry = TypeVar("_Entry", bound=np.generic)
 
 
 def verdict_to_wire(verdict: Verdict) -> Any:
@@ -146,8 +146,8 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
         token_ids=_joined((c.token_ids for c in completions), _I32),
-        behaviour_logprobs=_joined((c.behaviour_logprob for c in completions), _F32),
-        policy_versions=_joined((c.policy_version for c in completions), _I32),
+        behaviour_logprobs=_joined((c.of_drawn(c.behaviour_logprob) for c in completions), _F32),
+        policy_versions=_joined((c.of_drawn(c.policy_version) for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes(),
         finished=bytes(_FINISHES.index(c.finish) for c in completions),
         sampling=sampling_to_wire(group.sampling),
@@ -155,11 +155,12 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         sampling_finished_at_s=group.sampling_finished_at_s,
         graded_at_s=group.graded_at_s,
         logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
-        kept_masses=_joined((c.kept_mass for c in completions if c.kept_mass is not None), _F32),
+        kept_masses=_joined((c.of_drawn(c.kept_mass) for c in completions if c.kept_mass is not None), _F32),
         metrics=[
             rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
             for name, values in group.metrics.items()
         ],
+        drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
     )
 
 
@@ -185,14 +186,21 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
         )
     n = len(lengths)
     token_ids = _column(message.token_ids, _I32, "token_ids", tokens)
-    behaviour_logprobs = _column(message.behaviour_logprobs, _F32, "behaviour_logprobs", tokens)
-    policy_versions = _column(message.policy_versions, _I32, "policy_versions", tokens)
+    is_drawn = _is_drawn(message.drawn, tokens) if message.drawn else None
+    drawn = tokens if is_drawn is None else int(is_drawn.sum())
+    behaviour_logprobs = _column(message.behaviour_logprobs, _F32, "behaviour_logprobs", drawn)
+    policy_versions = _column(message.policy_versions, _I32, "policy_versions", drawn)
     rewards = _column(message.rewards, _F32, "rewards", n)
     finished = _column(message.finished, _U8, "finished", n)
     if (finished >= len(_FINISHES)).any():
         raise RefusedError(Reason.MALFORMED, f"finish {int(finished.max())} is not one this version knows")
     has_kept_masses = bool(message.kept_masses)
-    kept_masses = _column(message.kept_masses, _F32, "kept_masses", tokens if has_kept_masses else 0)
+    kept_masses = _column(message.kept_masses, _F32, "kept_masses", drawn if has_kept_masses else 0)
+    if is_drawn is not None:
+        # A completion that begins with a reply is refused by ``check_group``, whatever version this gives it.
+        policy_versions = policy_versions[np.maximum(np.cumsum(is_drawn) - 1, 0)]
+        behaviour_logprobs = _spread(behaviour_logprobs, is_drawn, np.float32(0))
+        kept_masses = _spread(kept_masses, is_drawn, np.float32(1)) if has_kept_masses else kept_masses
     ends = np.cumsum(lengths, dtype=np.int64)
     return RolloutGroup(
         run_id=message.run_id,
@@ -210,6 +218,7 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
                 reward=float(reward),
                 finish=_FINISHES[finish],
                 kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
+                is_drawn=None if is_drawn is None else is_drawn[end - length : end],
             )
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
@@ -230,7 +239,25 @@ def _joined(arrays: Iterable[NDArray[np.generic]], dtype: np.dtype[np.generic]) 
     return b"".join(array.astype(dtype).tobytes() for array in arrays)
 
 
-def _column(data: bytes, dtype: np.dtype[_Entry], name: str, length: int | None = None) -> NDArray[_Entry]:
+def _bits(completions: Iterable[Completion]) -> bytes:
+    return np.packbits(np.concatenate([c.drawn for c in completions]), bitorder="little").tobytes()
+
+
+def _is_drawn(bits: bytes, tokens: int) -> NDArray[np.bool_]:
+    packed = _column(bits, _U8, "drawn", (tokens + 7) // 8)
+    is_drawn = np.unpackbits(packed, bitorder="little").astype(np.bool_)
+    if is_drawn[tokens:].any() or not is_drawn[:tokens].any():
+        raise RefusedError(Reason.MALFORMED, "column drawn has none of the tokens, or more than there are")
+    return is_drawn[:tokens]
+
+
+def _spread(column: NDArray[Entry], is_drawn: NDArray[np.bool_], fill: Entry) -> NDArray[Entry]:
+    whole = np.full(len(is_drawn), fill)
+    whole[is_drawn] = column
+    return whole
+
+
+def _column(data: bytes, dtype: np.dtype[Entry], name: str, length: int | None = None) -> NDArray[Entry]:
     if len(data) % dtype.itemsize:
         raise RefusedError(
             Reason.MALFORMED, f"column {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}"

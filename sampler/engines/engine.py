@@ -108,6 +108,21 @@ class Engine(Protocol):
         """
         ...
 
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize what follows a completion, up to where the assistant answers again. Any thread.
+
+        Args:
+            reply: A text, or a conversation in messages: what follows its last message of the assistant.
+            template_arguments: Variables of the template.
+        Raises:
+            RefusedError: MALFORMED if the template does not take the messages, or there is none.
+        """
+        ...
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion without special tokens, any stop string included. Any thread."""
         ...

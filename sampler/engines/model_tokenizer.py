@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from node.tokenizer import tokenizer_digest
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.prompt_encoding import encode_prompt, encode_reply
 
 
 class ModelTokenizer:
@@ -45,6 +45,14 @@ class ModelTokenizer:
     ) -> NDArray[np.int32]:
         """Tokenize as ``encode_prompt`` does."""
         return encode_prompt(self._tokenizer, prompt, template_arguments)
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize as ``prompt_encoding.encode_reply`` does."""
+        return encode_reply(self._tokenizer, reply, template_arguments)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion, without special tokens."""

@@ -85,6 +85,13 @@ class RestartableEngine:
     ) -> NDArray[np.int32]:
         return self._newest.encode(prompt, template_arguments)
 
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return self._newest.encode_reply(reply, template_arguments)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return self._newest.decode(token_ids)
 

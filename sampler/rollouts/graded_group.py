@@ -1,31 +1,18 @@
-"""What a grader sees of the sampled completions, and the group that they and their grades make; pure."""
+"""The group that a job's completions and their grades make; pure."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from node.rollout import Completion, LogprobMode, RolloutGroup
-from sampler.engines.engine import FinishedRequest
-from sampler.engines.stop_strings import text_before_stop
+from node.rollout import LogprobMode, RolloutGroup
+from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.work_queue import Job
 from sampler.tasks.grader_process import Grades
-from sampler.tasks.task import CompletionText
-
-
-def completion_texts(
-    finished: FinishedRequest, decode: Callable[[NDArray[np.int32]], str], *, stop: tuple[str, ...]
-) -> list[CompletionText]:
-    """Return the completions as a grader sees them: each ends before the stop string that ended it."""
-    return [
-        CompletionText(text_before_stop(decode(c.token_ids), stop), len(c.token_ids), c.finish.value)
-        for c in finished.completions
-    ]
 
 
 def graded_group(
     job: Job,
-    finished: FinishedRequest,
+    conversations: Sequence[Conversation],
     grades: Grades,
     *,
     run_id: str,
@@ -54,15 +41,8 @@ def graded_group(
         prompt_index=lease.prompt_index,
         prompt_token_ids=job.prompt.token_ids,
         completions=tuple(
-            Completion(
-                token_ids=sampled.token_ids,
-                behaviour_logprob=sampled.behaviour_logprob,
-                policy_version=sampled.policy_version,
-                reward=reward,
-                finish=sampled.finish,
-                kept_mass=sampled.kept_mass,
-            )
-            for sampled, reward in zip(finished.completions, grades.rewards, strict=True)
+            conversation.completion(reward=reward)
+            for conversation, reward in zip(conversations, grades.rewards, strict=True)
         ),
         sampling=lease.sampling,
         logprob_mode=LogprobMode.SAMPLED,

@@ -58,7 +58,7 @@ class GroupTally:
         sums.oldest_version = min(sums.oldest_version, group.oldest_version)
         sums.newest_version = max(sums.newest_version, group.newest_version)
         sums.verdicts[verdict.value] += 1
-        sums.tokens += group.tokens
+        sums.tokens += group.drawn_tokens
         sums.reward += group.reward_mean
         sums.sampled_s += group.sampling_finished_at_s - group.sampling_started_at_s
         sums.graded_s += group.graded_at_s - group.sampling_finished_at_s

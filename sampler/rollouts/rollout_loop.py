@@ -1,6 +1,8 @@
 """The sampler's work: leases in, graded groups of completions out.
 
-    lease --> prompt --> generate --> grade --> submission queue --> hub
+                         .--reply--.
+                         v         |
+    lease --> prompt --> generate -'-> grade --> submission queue --> hub
       ^         '--failed--+-------------'                            ^
       |                    '--> given back, with the reason ----------+
       `---- a lease is taken only if there is room for its group -----'
@@ -14,7 +16,7 @@ generated, and submits the rest.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,15 +27,17 @@ from node.failure import FailedLease, Failure
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
 from node.waits import run_until
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine import Engine, FinishedRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import EngineFaultError
 from sampler.metrics import Dropped, SamplerMetrics
-from sampler.rollouts.graded_group import completion_texts, graded_group
+from sampler.rollouts.conversation import Conversation
+from sampler.rollouts.graded_group import graded_group
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.group_tally import GroupTally, SubmittedGroups
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskError
@@ -57,7 +61,7 @@ class RolloutLoop:
         leasing: Leasing,
         submitter: GroupSubmitter,
         work_queue: WorkQueue,
-        task_setup: Callable[[str, Mapping[str, Any]], TaskSetup],
+        task_setup: Callable[..., TaskSetup],
         make_graders: Callable[[TaskSetup], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
@@ -66,7 +70,8 @@ class RolloutLoop:
         """Connect the parts.
 
         Args:
-            task_setup: Returns what a task of this name and these options is here; raises ConfigError.
+            task_setup: Returns what a task of this name and these options is here, given ``group_size``;
+                blocks for a moment, and raises ConfigError or StartupError.
             make_graders: Makes the graders of a task.
             flush_timeout_s: How long a stopping sampler tries to submit finished groups.
         """
@@ -82,6 +87,7 @@ class RolloutLoop:
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._clock = clock
+        self._turns = TurnTaking(engine, engine_thread=engine_thread, metrics=metrics)
         self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
@@ -110,7 +116,12 @@ class RolloutLoop:
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
         """
         settings = await self._membership.settings()
-        setup = self._task_setup(settings.task, json.loads(settings.task_options_json or "{}"))
+        setup = await asyncio.to_thread(
+            self._task_setup,
+            settings.task,
+            json.loads(settings.task_options_json or "{}"),
+            group_size=settings.group_size,
+        )
         graders = self._make_graders(setup)
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
@@ -136,11 +147,28 @@ class RolloutLoop:
             start(self._prepare(lease, task), preparing)
             return True
 
-        def grade(finished: FinishedRequest) -> None:
-            job = self._work_queue.finish(finished.request_id, now=self._clock.now())
+        def go_on(finished: FinishedRequest) -> None:
+            if (spoken := self._turns.note(finished, task)) is None:
+                return
+            group, waiting = spoken
+            for conversation in waiting:
+                start(reply(group, conversation), preparing)
+            grade_generated(group)
+
+        async def reply(group: GroupInTurns, conversation: Conversation) -> None:
+            try:
+                await self._turns.reply(group, conversation, task)
+            except TaskError as error:
+                self._fail(group.lease_id, error.fault, str(error), Dropped.UNGRADED)
+            grade_generated(group)
+
+        def grade_generated(group: GroupInTurns) -> None:
+            if not self._turns.take_generated(group):
+                return
+            job = self._work_queue.finish(group.lease_id, now=self._clock.now())
             self._begin_ready()
             if job is not None:
-                start(self._grade(job, finished, task), grading)
+                start(self._grade(job, group.conversations, task), grading)
 
         has_ended = asyncio.Event()
         faults: list[Exception] = []
@@ -148,7 +176,7 @@ class RolloutLoop:
         async def generate() -> None:
             try:
                 await self._engine_thread.run(
-                    finished=grade, refused=self._refuse, failed=lambda: self._drop_generating(Dropped.ENGINE)
+                    finished=go_on, refused=self._refuse, failed=lambda: self._drop_generating(Dropped.ENGINE)
                 )
             except (EngineFaultError, StartupError, ConfigError) as error:
                 faults.append(error)
@@ -215,23 +243,22 @@ class RolloutLoop:
     def _begin_ready(self) -> None:
         """Generate for ready prompts while the engine has room."""
         while (job := self._work_queue.begin_next(now=self._clock.now())) is not None:
-            assert job.prompt is not None, "a ready job has a prompt"
-            lease = job.lease
-            self._engine_thread.add(
-                GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
-            )
+            self._turns.begin(job)
         self._leasing.notice_change()
 
-    def _refuse(self, lease_id: str, refused: RefusedError) -> None:
+    def _refuse(self, request_id: str, refused: RefusedError) -> None:
         is_too_long = refused.reason is Reason.OVER_LIMIT
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
-        self._fail(lease_id, fault, str(refused), Dropped.REFUSED)
-        self._begin_ready()
+        self._fail(split_request_id(request_id)[0], fault, str(refused), Dropped.REFUSED)
 
-    async def _grade(self, job: Job, finished: FinishedRequest, task: RunTask) -> None:
+    async def _grade(self, job: Job, conversations: Sequence[Conversation], task: RunTask) -> None:
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
-        texts = completion_texts(finished, self._engine.decode, stop=job.lease.sampling.stop)
+        has_replies = task.max_turns > 1
+        if has_replies:
+            for conversation in conversations:
+                self._metrics.completion_turns.observe(conversation.turns)
+        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
         try:
             with self._metrics.grade_seconds.time():
                 grades = await task.grade(job, texts)
@@ -241,7 +268,7 @@ class RolloutLoop:
         self._leasing.note_success()
         group = graded_group(
             job,
-            finished,
+            conversations,
             grades,
             run_id=self._run_id,
             layout_digest=self._engine.layout.digest,
@@ -250,7 +277,7 @@ class RolloutLoop:
             graded_at_s=self._clock.now(),
             offset_s=self._membership.clock_offset_s,
         )
-        self._metrics.tokens.inc(group.tokens)
+        self._metrics.tokens.inc(group.drawn_tokens)
         if job.lease.purpose is LeasePurpose.TRAINING:
             self._metrics.reward_mean.set(group.reward_mean)
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
@@ -277,7 +304,7 @@ class RolloutLoop:
                 "reward_mean": round(group.reward_mean, 4),
                 "oldest_version": group.oldest_version,
                 "newest_version": group.newest_version,
-                "tokens": group.tokens,
+                "tokens": group.drawn_tokens,
                 "sampled_s": round(group.sampling_finished_at_s - group.sampling_started_at_s, 3),
                 "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
             },
@@ -285,7 +312,9 @@ class RolloutLoop:
 
     def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
         """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
+        self._turns.cancel([lease_id])
         job = self._work_queue.settle(lease_id)
+        self._begin_ready()
         if job is None:
             return
         self._metrics.dropped_groups.labels(reason).inc()
@@ -311,7 +340,7 @@ class RolloutLoop:
         self._leasing.give_back(dropped)
 
     def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
-        self._engine_thread.cancel(lease_ids)
+        self._turns.cancel(lease_ids)
         self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
         self._begin_ready()
 

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from node.errors import RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
@@ -13,7 +16,16 @@ from sampler.engines.engine import Engine
 from sampler.rollouts.work_queue import Job, Prompt
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grades, TaskDescription, TaskError, TaskUnusableError
-from sampler.tasks.task import CompletionText, TaskSetup, unusable
+from sampler.tasks.task import CompletionText, Message, TaskSetup, unusable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """What a task says to a turn."""
+
+    messages: Sequence[Message]
+    token_ids: NDArray[np.int32]
+    """[n], n >= 1: what the template writes around it as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,8 @@ class RunTask:
     prompts: int
     """How many the run has to train on."""
     max_prompt_tokens: int
+    max_turns: int
+    """Of a completion; 1: the task does not reply."""
     template_arguments: Mapping[str, Any]
     graders: GraderPool
 
@@ -51,7 +65,8 @@ class RunTask:
             name,
             prompts_of(description, rows=rows, path=setup.path),
             description.max_prompt_tokens or PROMPT_TOKENS,
-            setup.template_arguments,
+            description.max_turns,
+            {**description.template_arguments, **setup.template_arguments},
             graders,
         )
 
@@ -79,6 +94,34 @@ class RunTask:
                 fault=Failure.PROMPT_TOO_LONG,
             )
         return Prompt(made, token_ids)
+
+    async def reply(self, job: Job, conversation: Sequence[Message], engine: Engine) -> Reply | None:
+        """Ask for the reply to a completion's newest turn, and tokenize it; None: the conversation is over.
+
+        Raises:
+            TaskError: it cannot be tokenized, or as ``GraderPool.reply``.
+        """
+        assert job.prompt is not None, "a job that generates has a prompt"
+        made, lease = job.prompt.made, job.lease
+        said = await self.graders.reply(made, lease.prompt_index, conversation, _row(lease))
+        if said is None:
+            return None
+        messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        is_chat = not isinstance(made.content, str)
+        if not is_chat and not isinstance(said, str):
+            raise TaskError(
+                "reply() returned messages, and the prompt is a text", fault=Failure.GRADING_FAILED
+            )
+        if any(message["role"] == "assistant" for message in messages):
+            raise TaskError("reply() speaks for the assistant", fault=Failure.GRADING_FAILED)
+        context = [*made.content, *conversation, *messages] if is_chat else said
+        try:
+            token_ids = await asyncio.to_thread(engine.encode_reply, context, self.template_arguments)
+        except RefusedError as refused:
+            raise TaskError(str(refused), fault=Failure.GRADING_FAILED) from refused
+        if not len(token_ids):
+            raise TaskError("a reply without tokens", fault=Failure.GRADING_FAILED)
+        return Reply(messages, token_ids)
 
     async def grade(self, job: Job, texts: Sequence[CompletionText]) -> Grades:
         """Grade the completions of a generated job; raises as ``GraderPool.grade``."""

@@ -3,8 +3,8 @@
     request --> an idle process, else wait for one
     a request takes long --> fewer than two others are quick --> start one more meanwhile, up to a bound
 
-Grading goes before prompts, because it finishes work that is held. A task that answers at once is served by
-one process. New processes load what the task needs while the others work.
+Grading and replies go before prompts, because they finish work that is held. A task that answers at once is
+served by one process. New processes load what the task needs while the others work.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class GraderPool:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a process; bounded by the leases being worked on."""
+        """Requests that wait for a process; bounded by the completions being worked on."""
         return len(self._gradings) + len(self._prompts)
 
     async def start(self) -> TaskDescription:
@@ -90,13 +90,23 @@ class GraderPool:
         self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str = ""
     ) -> Grades:
         """Return what the grader says of the completions; see ``Grader.grade``."""
-        if self._is_stateful:
-            return await self._grade_where_made(prompt, index, completions, row)
+        incarnation = prompt.incarnation if self._is_stateful else None
 
         async def ask(number: int) -> Grades:
-            return await self._graders[number].grade(index, completions, row=row)
+            return await self._graders[number].grade(index, completions, row=row, incarnation=incarnation)
 
-        return await self._answer(self._gradings, ask)
+        return await self._go_on(prompt, ask)
+
+    async def reply(
+        self, prompt: TaskPrompt, index: int, conversation: Sequence[Message], row: str = ""
+    ) -> str | list[Message] | None:
+        """Return what the task says next in a conversation; see ``Grader.reply``."""
+        incarnation = prompt.incarnation if self._is_stateful else None
+
+        async def ask(number: int) -> str | list[Message] | None:
+            return await self._graders[number].reply(index, conversation, row=row, incarnation=incarnation)
+
+        return await self._go_on(prompt, ask)
 
     async def close(self) -> None:
         """End every process."""
@@ -107,18 +117,17 @@ class GraderPool:
         for grader in self._graders:
             await grader.close()
 
-    async def _grade_where_made(
-        self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str
-    ) -> Grades:
+    async def _go_on(self, prompt: TaskPrompt, ask: Callable[[int], Awaitable[Answer]]) -> Answer:
+        """Ask the process that made a prompt, where the task is stateful, or else any."""
+        if not self._is_stateful:
+            return await self._answer(self._gradings, ask)
         number = prompt.grader
         was_idle = number in self._idle
         if was_idle:
             self._idle.remove(number)  # No prompt should wait behind this.
         notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
         try:
-            return await self._graders[number].grade(
-                index, completions, row=row, incarnation=prompt.incarnation
-            )
+            return await ask(number)
         finally:
             notice.cancel()
             self._slow.discard(number)

@@ -14,13 +14,14 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from node.failure import Failure
 from node.limits import GROUP_METRICS
-from sampler.tasks.framing import PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.grader_outage import Outage
 from sampler.tasks.process_tree import kill_tree
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
@@ -64,6 +65,10 @@ class TaskDescription:
     """Whether it can be told the rows of a run's data."""
     max_prompt_tokens: int | None
     """Longer prompts are set aside; None: only the model's own limit counts."""
+    max_turns: int = 1
+    """Turns of a completion at most; 1: the task does not reply."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, such as tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class _Kind:
 
 
 _PROMPT: Final = _Kind("prompt()", Failure.PROMPT_FAILED, Failure.PROMPT_TIMED_OUT)
+_REPLY: Final = _Kind("reply()", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
 _GRADE: Final = _Kind("the grader", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
 
 
@@ -97,6 +103,7 @@ class Grader:
         cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
         killed: Called each time the process was killed or died.
+        failed: Called with why attempts to grade failed, and how many.
 
     Attributes:
         incarnation: How many processes were started; identifies the current one.
@@ -110,11 +117,13 @@ class Grader:
         cpu_limit_s: int,
         memory_limit_bytes: int,
         killed: Callable[[], None],
+        failed: Callable[[Outage, int], None] = lambda outage, times: None,
     ) -> None:
         self._setup = framed(asdict(setup))
         self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
         self._wall_limit_s = wall_limit_s
         self._killed = killed
+        self._failed = failed
         self._process: asyncio.subprocess.Process | None = None
         self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
@@ -147,17 +156,28 @@ class Grader:
         Raises:
             TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
         """
-        reply = await self._ask({"index": index, "row": row}, _PROMPT)
-        if "too_long" in reply:
-            raise TaskError(
-                f"the prompt has {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
-                fault=Failure.PROMPT_TOO_LONG,
-            )
-        if isinstance(messages := reply.get("messages"), list):
-            return messages
-        if not isinstance(text := reply.get("text"), str):
-            raise TaskError(f"prompt() {reply.get('odd', 'returned no text')}", fault=Failure.PROMPT_FAILED)
-        return text
+        return _said(await self._ask({"index": index, "row": row}, _PROMPT), _PROMPT)
+
+    async def reply(
+        self,
+        index: int,
+        conversation: Sequence[Message],
+        *,
+        row: str = "",
+        incarnation: int | None = None,
+    ) -> str | list[Message] | None:
+        """Return what the task says next, from one call of its ``reply``; None: the conversation is over.
+
+        Args:
+            conversation: What was said since the prompt.
+            row: As for ``prompt``.
+            incarnation: As for ``grade``.
+        Raises:
+            TaskError: as for ``prompt`` and ``grade``.
+        """
+        request = {"index": index, "row": row, "conversation": [dict(message) for message in conversation]}
+        reply = await self._ask(request, _REPLY, incarnation=incarnation)
+        return None if reply.get("is_over") else _said(reply, _REPLY)
 
     async def grade(
         self,
@@ -173,13 +193,16 @@ class Grader:
             row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
-            TaskError: the grader raised, was killed at a limit, or returned something else; or the process
-                that has to do it has ended.
+            TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
+                what it needs is not available, or the process that has to do it has ended.
         """
         request = {
             "index": index,
             "row": row,
-            "completions": [(c.text, c.tokens, c.finish) for c in completions],
+            "completions": [
+                (c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else []))
+                for c in completions
+            ],
         }
         reply = await self._ask(request, _GRADE, incarnation=incarnation)
         return Grades(_rewards(reply, len(completions)), _metrics(reply, len(completions)))
@@ -216,9 +239,18 @@ class Grader:
                 # Otherwise its reply would be taken for the next request's.
                 await self._kill()
                 raise
+            self._count(reply.get("outages"))
             if "error" in reply:
                 raise TaskError(f"{kind.who} raised {reply['error']}", fault=kind.failed)
+            if "unavailable" in reply:
+                raise TaskError(f"{kind.who} is unavailable: {reply['unavailable']}", fault=None)
             return reply
+
+    def _count(self, outages: Any) -> None:
+        if isinstance(outages, dict):
+            for reason, times in outages.items():
+                if reason in set(Outage) and isinstance(times, int):
+                    self._failed(Outage(reason), times)
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None:
@@ -257,16 +289,23 @@ class Grader:
 
     async def _described(self, ready: dict[str, Any]) -> TaskDescription:
         prompts = ready.get("prompts")
-        longest = ready.get("max_prompt_tokens")
+        longest, turns = ready.get("max_prompt_tokens"), ready.get("max_turns", 1)
         if "unusable" in ready:
             problem = str(ready["unusable"])
         elif prompts is not None and (not isinstance(prompts, int) or prompts < 1):
             problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
         elif longest is not None and (not isinstance(longest, int) or longest < 1):
             problem = f"its attribute max_prompt_tokens is {longest!r:.100}, not a number of at least 1"
+        elif not isinstance(turns, int) or not 1 <= turns <= MOST_TURNS:
+            problem = f"its attribute max_turns is {turns!r:.100}, not a number of 1 to {MOST_TURNS}"
         else:
             return TaskDescription(
-                prompts, bool(ready.get("is_stateful")), bool(ready.get("takes_rows")), longest
+                prompts,
+                bool(ready.get("is_stateful")),
+                bool(ready.get("takes_rows")),
+                longest,
+                turns,
+                ready.get("template_arguments", {}),
             )
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
@@ -313,6 +352,19 @@ async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[st
     if not isinstance(reply, dict):
         raise ValueError("a reply that is not a JSON object")
     return reply
+
+
+def _said(reply: dict[str, Any], kind: _Kind) -> str | list[Message]:
+    if "too_long" in reply:
+        raise TaskError(
+            f"{kind.who} returned {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
+            fault=Failure.PROMPT_TOO_LONG if kind is _PROMPT else kind.failed,
+        )
+    if isinstance(messages := reply.get("messages"), list):
+        return messages
+    if not isinstance(text := reply.get("text"), str):
+        raise TaskError(f"{kind.who} {reply.get('odd', 'returned no text')}", fault=kind.failed)
+    return text
 
 
 def _rewards(reply: dict[str, Any], texts: int) -> list[float]:

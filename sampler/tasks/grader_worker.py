@@ -13,14 +13,16 @@ import os
 import re
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
-from sampler.tasks.framing import PROMPT_CHARACTERS, framed
+from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
+from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
-from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, takes_rows
+from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
 
 
 def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
@@ -41,6 +43,8 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
             "is_stateful": bool(getattr(task, "is_stateful", False)),
             "takes_rows": takes_rows(task),
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
+            "max_turns": _max_turns(task),
+            "template_arguments": getattr(task, "template_arguments", {}),
         }
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))
@@ -49,7 +53,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        reply = framed(_graded(task, request) if "completions" in request else _prompted(task, request))
+        reply = framed(_answered(task, request) if "completions" in request else _said(task, request))
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
         replies.write(reply)
@@ -62,6 +66,13 @@ def _limit_processes() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
+def _max_turns(task: Task) -> Any:
+    declared = getattr(task, "max_turns", None)
+    if replies_of(task) is None:
+        return 1
+    return TURNS if declared is None else declared
+
+
 def _allow_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -69,9 +80,12 @@ def _allow_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    """Return a prompt, or a reply where there is a conversation."""
     try:
-        made = task.prompt(request["index"], _row(request))
+        made = _made(task, request)
+        if made is None and "conversation" in request:
+            return {"is_over": True}
         if isinstance(made, str):
             texts = [made]
             reply: dict[str, Any] = {"text": made}
@@ -89,6 +103,14 @@ def _prompted(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
 
 
+def _made(task: Task, request: dict[str, Any]) -> Any:
+    index, row = request["index"], _row(request)
+    if "conversation" not in request:
+        return task.prompt(index, row)
+    reply = replies_of(task)
+    return None if reply is None else reply(index, row, request["conversation"])
+
+
 def _is_chat(made: Any) -> bool:
     return (
         isinstance(made, list | tuple)
@@ -98,17 +120,29 @@ def _is_chat(made: Any) -> bool:
     )
 
 
+def _answered(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    reply = _graded(task, request)
+    if isinstance(outages := getattr(task, "outages", None), Counter):
+        reply["outages"] = dict(outages)
+        outages.clear()
+    return reply
+
+
 def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        row = _row(request)
-        grades = [
-            _split(task.grade(request["index"], row, CompletionText(*completion)))
-            for completion in request["completions"]
-        ]
+        index, row = request["index"], _row(request)
+        completions = [CompletionText(*completion) for completion in request["completions"]]
+        if (grade_group := getattr(task, "grade_group", None)) is not None:
+            graded = grade_group(index, row, completions)
+        else:
+            graded = [task.grade(index, row, completion) for completion in completions]
+        grades = [_split(grade) for grade in graded]
         names = sorted({name for _, metrics in grades for name in metrics})
         _check_names(names)
         columns = {name: [metrics.get(name) for _, metrics in grades] for name in names}
         return {"rewards": [reward for reward, _ in grades], "metrics": columns}
+    except GraderOutageError as error:
+        return {"unavailable": f"{error.outage}: {error}"[:1000]}
     except Exception as error:
         # Likewise, for this group.
         return {"error": _told(error)}

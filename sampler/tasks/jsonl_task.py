@@ -1,26 +1,52 @@
 """Prompts and answers that are columns of the run's data; no file is needed where this runs."""
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from node.task_options import JsonlOptions
 from sampler.tasks.answer_graders import BUILT_IN
+from sampler.tasks.code.code_grader import CodeGrader
+from sampler.tasks.code.sandbox import find_sandbox
+from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.question import answer_of, asked
 from sampler.tasks.task import CompletionText, Graded, Message, Row
 
 
 class JsonlTask:
-    """One prompt for each row; options as in ``JsonlOptions``."""
+    """One prompt for each row; options as in ``JsonlOptions``.
+
+    Args:
+        local: What the graders ``judge`` and ``code`` take from this sampler's configuration.
+    """
 
     prompts = None
 
-    def __init__(self, **options: Any) -> None:
-        self._options = JsonlOptions.model_validate(options)
-        self.max_prompt_tokens = self._options.max_prompt_tokens
-        self._grader: Callable[[Row, CompletionText], Graded] | None = None
-        if (name := self._options.grader) not in BUILT_IN:
-            self._grader = pkgutil.resolve_name(name)
+    def __init__(self, *, local: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self._options = given = JsonlOptions.model_validate(options)
+        self.max_prompt_tokens = given.max_prompt_tokens
+        self.outages: Counter[Outage] = Counter()
+        self._grade_group: Callable[[Row, Sequence[CompletionText]], list[Graded]]
+        if given.judge is not None:
+            from sampler.tasks.judge import Judge  # an extra: imported only where it is used
+
+            assert local is not None, "task_setup has looked for the judge"
+            endpoint = JudgeEndpoint.model_validate(local["judge"])
+            self._judge = Judge(
+                given.judge, endpoint, group_limit_s=local["group_limit_s"], outages=self.outages
+            )
+            self._grade_group = self._judged
+        elif given.code is not None:
+            assert local is not None, "task_setup has tried the sandbox"
+            self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
+            self._grade_group = self._tested
+        elif given.grader in BUILT_IN:
+            self._grade_group = self._compared
+        else:
+            grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
+            self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
         column = self._options.messages or self._options.prompt
@@ -30,11 +56,54 @@ class JsonlTask:
         return asked(question, self._options)
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
-        if self._grader is not None:
-            return self._grader(row or {}, completion)
+        return self.grade_group(index, row, [completion])[0]
+
+    def grade_group(self, index: int, row: Row | None, completions: Sequence[CompletionText]) -> list[Graded]:
+        return self._grade_group(row or {}, completions)
+
+    def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         right = str(_column(row, self._options.answer))
-        answer = answer_of(completion, self._options)
-        return 0.0 if answer is None else BUILT_IN[self._options.grader](answer, right)
+        compare = BUILT_IN[self._options.grader]
+        answers = [answer_of(completion, self._options) for completion in completions]
+        return [0.0 if answer is None else compare(answer, right) for answer in answers]
+
+    def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        assert self._options.judge is not None
+        question = _column(row, self._options.messages or self._options.prompt)
+        if not isinstance(question, str):
+            question = "\n\n".join(message["content"] for message in question)
+        needs_answer = "{answer}" in self._options.judge.template
+        right = str(_column(row, self._options.answer)) if needs_answer else ""
+        answers = [answer_of(completion, self._options) for completion in completions]
+        # What has no answer is worth nothing, and costs nothing.
+        judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
+        grades: list[Graded] = []
+        for answer in answers:
+            reward, score = (0.0, self._options.judge.lowest) if answer is None else next(judged)
+            grades.append((reward, {"judge_score": score}))
+        return grades
+
+    def _tested(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        assert self._options.code is not None
+        # What continues a prefix keeps its indentation.
+        texts = [
+            completion.text
+            if self._options.answer_from == "text"
+            else answer_of(completion, self._options) or ""
+            for completion in completions
+        ]
+        grades: list[Graded] = []
+        try:
+            verdicts = self._code_grader.verdicts(row, _column(row, self._options.answer), texts)
+        except GraderOutageError as error:
+            self.outages[error.outage] += 1
+            raise
+        for verdict in verdicts:
+            share = verdict.passed / verdict.tests
+            reward = share if self._options.code.reward == "share" else float(share == 1.0)
+            metrics = {"passed": share, "timed_out": verdict.timed_out, "crashed": verdict.crashed}
+            grades.append((reward, metrics))
+        return grades
 
 
 def _column(row: Row | None, name: str) -> Any:

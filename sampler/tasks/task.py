@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
 from node.extras import NeededPackage
-from node.task_options import GRADERS, JsonlOptions, PromptOptions, checked_options
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, VerifiersOptions, checked_options
+from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 
 Message: TypeAlias = Mapping[str, str]
 """``{"role": ..., "content": ...}``, as chat templates take them."""
@@ -26,11 +27,13 @@ class CompletionText:
     """What a grader sees of a completion."""
 
     text: str
-    """Without special tokens, and without the stop string that ended it."""
+    """Without special tokens, and without the stop string that ended it; of several turns, the last."""
     tokens: int
     """All that were sampled."""
     finish: str
     """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
+    conversation: Sequence[Message] = ()
+    """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
 
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -46,8 +49,18 @@ class Task(Protocol):
     then the process that made a prompt also grades it, and groups whose process was killed meanwhile are
     given back. Otherwise any process may grade. With ``max_prompt_tokens``, longer prompts are set aside.
 
-    A task that needs neither rows nor more than the text may have ``prompt(index)`` and
-    ``grade(index, text)``.
+    A task whose grader works on several completions at once has ``grade_group(index, row, completions)``,
+    which is called instead and returns a list. It may raise ``GraderOutageError`` and count attempts that
+    failed in an attribute ``outages``, a ``Counter`` of ``Outage``.
+
+    A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
+    after each turn with what was said since the prompt, as messages of which the model's have the role
+    ``assistant``. It returns what is said next, a text or messages, and the model goes on; or None, and the
+    conversation is over. A text is the user's message where the prompt was messages. ``max_turns`` of the
+    class, 16 by default, bounds the model's turns, and ``max_new_tokens`` bounds turns and replies together.
+
+    A task that needs neither rows nor more than the text may have ``prompt(index)``, ``grade(index, text)``
+    and ``reply(index, conversation)``.
     """
 
     @property
@@ -77,12 +90,15 @@ class TaskSetup:
     """Its keyword arguments."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for prompts that are messages."""
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """Of this sampler's configuration, for a built-in task: its argument ``local``, where there is any."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
     "jsonl": "sampler.tasks.jsonl_task:JsonlTask",
     "reasoning_gym": "sampler.tasks.reasoning_gym_task:ReasoningGymTask",
+    "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",
 }
 """Task name -> import path."""
 
@@ -94,6 +110,8 @@ def task_setup(
     custom: Mapping[str, str],
     allowed_graders: Sequence[str],
     has_chat_template: bool,
+    group_size: int = 1,
+    local_graders: LocalGraders = NO_LOCAL_GRADERS,
 ) -> TaskSetup:
     """Return what the run's task is on this sampler.
 
@@ -103,9 +121,12 @@ def task_setup(
         custom: Task name -> import path, in addition to the built-in ones.
         allowed_graders: Import paths that an option may name.
         has_chat_template: Whether this sampler's model has one.
+        group_size: Completions of a group.
+        local_graders: What this sampler has for the graders that need more than a function.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
             package that it needs is not installed here.
+        StartupError: it needs a key or a program that is not here.
     """
     path = import_path(name, custom)
     if name in custom:
@@ -114,19 +135,22 @@ def task_setup(
         checked = checked_options(name, options)
     except ValueError as error:
         raise _wrong_options(options, str(error)) from error
-    if isinstance(checked, JsonlOptions) and checked.grader not in (*GRADERS, *allowed_graders):
-        allowed = ", ".join(allowed_graders) or "nothing"
-        raise ConfigError(
-            key="coordinator.task_options.grader",
-            value=checked.grader,
-            source="the coordinator",
-            rule=f"sampler.allowed_graders has {allowed}",
-            fix="Add it there, where you trust it and have it installed, or change the task's options.",
-        )
+    if isinstance(checked, JsonlOptions) and checked.grader not in GRADERS:
+        _check_allowed("grader", checked.grader, allowed_graders)
+    if isinstance(checked, VerifiersOptions):
+        _check_allowed("environment", checked.loader, allowed_graders)
+    local = local_graders.settings(checked, group_size) if isinstance(checked, JsonlOptions) else {}
     if checked is not None and checked.package is not None:
         NeededPackage(
-            "coordinator.task", name, checked.package, extra="tasks", source="the coordinator"
+            "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
         ).check()
+    if isinstance(checked, VerifiersOptions):
+        if not has_chat_template:
+            raise _wrong_options(
+                options,
+                "its prompts are messages, and this sampler's model has no chat template",
+            )
+        return TaskSetup(path, options, checked.template_arguments)
     if not isinstance(checked, PromptOptions):
         return TaskSetup(path, options)
     if checked.chat is True and not has_chat_template:
@@ -136,7 +160,20 @@ def task_setup(
             options, "template_arguments are set, and this sampler's model has no chat template"
         )
     chat = checked.chat is not False and has_chat_template
-    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments)
+    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments, local)
+
+
+def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:
+    if code in allowed_graders:
+        return
+    allowed = ", ".join(allowed_graders) or "nothing"
+    raise ConfigError(
+        key=f"coordinator.task_options.{option}",
+        value=code,
+        source="the coordinator",
+        rule=f"sampler.allowed_graders has {allowed}",
+        fix="Add it there, where you trust it and have it installed, or change the task's options.",
+    )
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
@@ -165,18 +202,21 @@ def load_task(setup: TaskSetup) -> Task:
     """
     module, _, name = setup.path.partition(":")
     try:
-        task = getattr(importlib.import_module(module), name)(**setup.options)
-        takes = tuple(_takes(method) for method in (task.prompt, task.grade))
+        local = {"local": setup.local} if setup.local else {}
+        task = getattr(importlib.import_module(module), name)(**setup.options, **local)
+        reply = replies_of(task)
+        takes = tuple(_takes(method) for method in (task.prompt, task.grade, reply) if method is not None)
     except Exception as error:
         # Whatever a task raises while it is made is the answer to whoever configured it.
         raise unusable(setup.path, f"{type(error).__name__}: {error}") from error
-    if takes == (1, 2):
+    if takes in ((1, 2), (1, 2, 2)):
         return _ShortTask(task)
-    if takes != (2, 3):
+    if takes not in ((2, 3), (2, 3, 3)):
         raise unusable(
             setup.path,
-            "its methods must be prompt(self, index, row) and grade(self, index, row, completion), "
-            "or prompt(self, index) and grade(self, index, text)",
+            "its methods must be prompt(self, index, row) and grade(self, index, row, completion), and "
+            "perhaps reply(self, index, row, conversation); or prompt(self, index) and grade(self, index, "
+            "text), and perhaps reply(self, index, conversation)",
         )
     loaded: Task = task
     return loaded
@@ -187,6 +227,12 @@ def takes_rows(task: Task) -> bool:
     return not isinstance(task, _ShortTask)
 
 
+def replies_of(task: Any) -> Callable[..., Any] | None:
+    """Return the task's ``reply``; None if it has none."""
+    reply: Callable[..., Any] | None = getattr(task, "reply", None)
+    return reply
+
+
 class _ShortTask:
     """A task of the short form, as one of the whole."""
 
@@ -194,6 +240,10 @@ class _ShortTask:
         self._task = task
         self.is_stateful = bool(getattr(task, "is_stateful", False))
         self.max_prompt_tokens = getattr(task, "max_prompt_tokens", None)
+        self.max_turns = getattr(task, "max_turns", None)
+        self.template_arguments = getattr(task, "template_arguments", {})
+        reply = replies_of(task)
+        self.reply = reply and (lambda index, row, conversation: reply(index, conversation))
 
     @property
     def prompts(self) -> int | None:

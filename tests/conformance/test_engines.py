@@ -82,6 +82,37 @@ def test_the_words_of_the_base_model_are_its_files(driven: Driven) -> None:
         np.testing.assert_array_equal(held, stored[name].view(torch.int16).numpy().view(np.uint16).ravel())
 
 
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["one version", "a version a turn"])
+def test_a_second_turn_goes_on_from_the_first_and_the_reply(
+    driven: Driven, other: Words, is_swapped: bool
+) -> None:
+    for prompt in PROMPTS:
+        driven.add(prompt, PLAIN)
+    first_turns = driven.run_out()
+    if is_swapped:
+        driven.take(other)
+    reply = driven.engine.encode_reply("12 higher")
+    assert driven.engine.decode(reply) == "12 higher"
+    begun = {
+        f"{prompt}/{number}": (prompt, np.concatenate([first.token_ids, reply]), first.policy_version[-1])
+        for prompt, finished in first_turns.items()
+        for number, first in enumerate(finished.completions)
+    }
+    for request_id, (prompt, row, _) in begun.items():
+        token_ids = np.concatenate([driven.engine.encode(prompt), row])
+        driven.engine.add(GenerationRequest(request_id, token_ids, 1, PLAIN))
+    for request_id, finished in driven.run_out().items():
+        (prompt, row, version), (second,) = begun[request_id], finished.completions
+        assert (second.policy_version[0] > version) == is_swapped
+        whole = replace(
+            second,
+            token_ids=np.concatenate([row, second.token_ids]),
+            policy_version=np.concatenate([np.full(len(row), version, np.int32), second.policy_version]),
+        )
+        scores, _ = driven.recomputed(prompt, whole, PLAIN)
+        np.testing.assert_allclose(second.behaviour_logprob, scores[len(row) :], atol=1e-4)
+
+
 @pytest.mark.parametrize("is_swapped", [False, True], ids=["base", "after a swap"])
 def test_greedy_text_is_that_of_transformers(driven: Driven, other: Words, is_swapped: bool) -> None:
     if is_swapped:

@@ -12,6 +12,8 @@ from node.limits import LEASED_ROWS_BYTES
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 
+LONG = {"prompt": "x" * 200_000, "answer": "x"}
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -54,14 +56,14 @@ async def test_every_lease_carries_its_row_and_none_is_held_out(made: MadeRun, d
 
 
 async def test_an_answer_holds_few_rows_where_they_are_long(made: MadeRun, tmp_path: Path) -> None:
-    long = write(tmp_path / "long.jsonl", *({"prompt": "x" * 200_000} for _ in range(40)))
+    long = write(tmp_path / "long.jsonl", *(LONG for _ in range(40)))
     async with running_hub(made, **settings(long), max_staleness_versions=100) as hub:
         rows = await leased(hub, 40)
-    assert len(rows) == LEASED_ROWS_BYTES // len(json.dumps({"prompt": "x" * 200_000})) == 20
+    assert len(rows) == LEASED_ROWS_BYTES // len(json.dumps(LONG)) == 20
 
 
 async def test_a_run_keeps_its_rows_once_it_has_leased(made: MadeRun, data: Path, tmp_path: Path) -> None:
-    shorter = write(tmp_path / "shorter.jsonl", *({"prompt": f"{n}+1="} for n in range(5)))
+    shorter = write(tmp_path / "shorter.jsonl", *({"prompt": f"{n}+1=", "answer": 1} for n in range(5)))
     async with running_hub(made, **settings(shorter)):
         pass
     async with running_hub(made, **settings(data)) as hub:  # nothing was leased of the other one
@@ -74,6 +76,14 @@ async def test_a_run_keeps_its_rows_once_it_has_leased(made: MadeRun, data: Path
         ):
             async with running_hub(made, **changes):
                 pass
+
+
+@pytest.mark.parametrize("option", ["prompt", "messages", "answer"])
+async def test_a_column_that_the_rows_lack_stops_the_start(made: MadeRun, data: Path, option: str) -> None:
+    said = rf"task_options.{option} = 'sum'.*sums\.jsonl has no such column: its first row has prompt, answer"
+    with pytest.raises(ConfigError, match=said):
+        async with running_hub(made, **settings(data), task_options={option: "sum"}):
+            pass
 
 
 async def test_a_bad_row_stops_the_start_and_is_named(made: MadeRun, data: Path) -> None:

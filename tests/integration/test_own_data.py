@@ -7,25 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
-from learner import learner_role
-from learner.config import LearnerConfig
-from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.exit_code import ExitCode
-from node.process.daemon import StartStage, run_daemon
-from node.process.role_context import RoleContext
-from node.process.service import Service
-from node.rollout import RolloutGroup
-from node.run import Role
-from node.telemetry.metrics import NodeMetrics
-from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.rollouts import group_from_wire
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import HandDrain, running_hub
+from support.hub import running_hub
 from support.identity import MadeRun
-from support.sampler import CLOCK, learning, sampling
+from support.learning import learn, trained
+from support.sampler import learning, sampling
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
@@ -47,18 +36,6 @@ def settings(tmp_path: Path) -> dict[str, Any]:
         "task_options": {"prompt": "question", "answer": "sum", "grader": "contains"},
         "max_staleness_versions": 500,
     }
-
-
-async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
-    """Train on each group by itself until there are so many; return them."""
-    received: list[RolloutGroup] = []
-    async with asyncio.timeout(30):
-        while len(received) < groups:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                received.append(group_from_wire(response.group.group))
-                await drain.step(len(received), received[-1].group_id)
-    return received
 
 
 async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are_too_long(
@@ -155,30 +132,3 @@ async def test_a_real_learner_trains_on_rewards_for_rows(
         await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") >= 8)
     assert [json.loads(step)["version"] for step in steps] == [1, 2, 3, 4]
     assert all(0.0 < json.loads(step)["reward_mean"] < 1.0 for step in steps)
-
-
-async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
-    """Run the learner's daemon for so many versions."""
-    registry = CollectorRegistry()
-    context = RoleContext(
-        role=Role.LEARNER,
-        config=NodeConfig(
-            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
-            TelemetrySection(),
-            learner=LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions),
-        ),
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=["learner"], clock=CLOCK),
-        transfer_metrics=TransferMetrics(registry),
-        clock=CLOCK,
-        node_id=made.learner.node_id,
-        state_dir=made.directory / "learner",
-        identity=made.learner,
-        run=made.run,
-    )
-
-    async def build() -> list[Service]:
-        return await learner_role.build(context)
-
-    async with asyncio.timeout(60):
-        return await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)

@@ -21,6 +21,20 @@ def make_completion(tokens: int = 3, *, version: int = 0, reward: float = 0.0, *
     return replace(completion, **changes)
 
 
+def with_replies(completion: Completion, is_drawn: list[bool]) -> Completion:
+    """Return ``completion`` with tokens that the policy did not draw; the first and the last are drawn."""
+    mask = np.array(is_drawn)
+    source = np.flatnonzero(mask)[np.cumsum(mask) - 1]  # the last drawn token up to each
+    kept_mass = completion.kept_mass
+    return replace(
+        completion,
+        behaviour_logprob=np.where(mask, completion.behaviour_logprob, np.float32(0)),
+        policy_version=completion.policy_version[source],
+        kept_mass=None if kept_mass is None else np.where(mask, kept_mass, np.float32(1)),
+        is_drawn=mask,
+    )
+
+
 def make_group(group_id: str = "0.1", *, size: int = 2, version: int = 0, **changes: Any) -> RolloutGroup:
     group = RolloutGroup(
         run_id="run",

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from learner.training.model import Policy
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.rollout import Completion, RolloutGroup
-from support.groups import SAMPLING, make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 VERSION: Final = 3
 
@@ -44,6 +44,20 @@ def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGro
             make_group(str(number), completions=completions, prompt_token_ids=prompt, sampling=sampling)
         )
     return groups
+
+
+def groups_with_replies(seed: int) -> list[RolloutGroup]:
+    """The same groups, some of whose tokens, never the first or the last of a completion, were not drawn."""
+    random = np.random.default_rng(seed)
+
+    def replied(completion: Completion) -> Completion:
+        is_drawn = random.random(len(completion.token_ids)) < 0.5
+        is_drawn[[0, -1]] = True
+        return with_replies(completion, is_drawn.tolist())
+
+    return [
+        replace(group, completions=tuple(map(replied, group.completions))) for group in made_up_groups(seed)
+    ]
 
 
 def nearby(groups: Sequence[RolloutGroup], policy: Policy, *, spread: float = 0.3) -> list[RolloutGroup]:

@@ -61,7 +61,8 @@ async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path
     outcome = await real_run(plan, directory, Console(file=shown, width=200))
     assert [check for check in outcome.checks if not check.is_kept] == []
     assert outcome.export is not None
-    assert len(outcome.export.by_engine) == HELD_OUT
+    assert outcome.export.greedy_texts.keys() == {"transformers", "torch-engine"}
+    assert all(len(texts) == HELD_OUT for texts in outcome.export.greedy_texts.values())
     assert len(outcome.evaluations) >= 2  # the base model and a later one
     assert "all processes serve" in shown.getvalue()
     Console(file=shown).print(render(outcome))

@@ -14,15 +14,23 @@ from node.coordinator.data.rows import Rows
 from node.errors import ConfigError, StartupError
 
 
-def open_rows(path: Path, *, split: str, evaluation_rows: int, scratch: Path) -> Rows:
+def open_rows(
+    path: Path,
+    *,
+    split: str,
+    evaluation_rows: int,
+    scratch: Path,
+    columns: Mapping[str, str] | None = None,
+) -> Rows:
     """Open a data set and check every row; blocking.
 
     Args:
         path: A .parquet file, a directory that ``datasets`` saved, or else JSONL.
         split: Of a directory with several.
         scratch: Directory with room for a copy of what is not JSONL.
+        columns: Option of the task -> column that the first row must have.
     Raises:
-        ConfigError: a row is bad, there are too few, or a package is missing.
+        ConfigError: a row is bad, there are too few, a column or a package is missing.
         StartupError: it cannot be read.
     """
     try:
@@ -38,10 +46,12 @@ def open_rows(path: Path, *, split: str, evaluation_rows: int, scratch: Path) ->
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(f"the data {path} cannot be read: {error}", fix="Check the path.") from error
     try:
-        return Rows(file, name=path.name, evaluation_rows=evaluation_rows)
+        rows = Rows(file, name=path.name, evaluation_rows=evaluation_rows)
+        rows.check_columns(columns or {})
     except ConfigError:
         file.close()
         raise
+    return rows
 
 
 def _opened(path: Path, *, split: str, scratch: Path) -> BinaryIO:

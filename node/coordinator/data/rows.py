@@ -10,6 +10,7 @@ read.
 import json
 import os
 from array import array
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final, NoReturn
 
 import blake3
@@ -83,6 +84,25 @@ class Rows:
         if xxhash.xxh3_64_intdigest(row) != self._checksums[index]:
             raise self._unreadable(index, "it was changed since the coordinator started")
         return row
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Check that the first row has the columns that the task's options name.
+
+        Args:
+            columns: By option.
+        Raises:
+            ConfigError: it lacks one.
+        """
+        found = json.loads(self.row(0))
+        for option, column in columns.items():
+            if column not in found:
+                raise ConfigError(
+                    key=f"coordinator.task_options.{option}",
+                    value=column,
+                    source="the configuration or the option's default",
+                    rule=f"{self._name} has no such column: its first row has {', '.join(found) or 'none'}",
+                    fix="Name one of them.",
+                )
 
     def close(self) -> None:
         self._file.close()

@@ -401,6 +401,7 @@ class RolloutGroup(_message.Message):
     LOGPROB_MODE_FIELD_NUMBER: _builtins.int
     KEPT_MASSES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     group_id: _builtins.str
@@ -442,6 +443,12 @@ class RolloutGroup(_message.Message):
     and top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
     Without it the learner refuses a truncated group, unless its mode is FULL.
     """
+    drawn: _builtins.bytes
+    """bits[t], the first token's the lowest of the first byte, those beyond t 0: whether the policy drew the token.
+    The others are what a task replied between two turns; no completion begins or ends with one. Empty: all
+    were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
+    others, so that a reader that does not know this field finds these columns too short and refuses the group.
+    """
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""
@@ -473,10 +480,11 @@ class RolloutGroup(_message.Message):
         logprob_mode: Global___LogprobMode.ValueType = ...,
         kept_masses: _builtins.bytes = ...,
         metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
+        drawn: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

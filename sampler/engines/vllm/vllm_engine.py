@@ -157,6 +157,13 @@ class VllmEngine:
     ) -> NDArray[np.int32]:
         return self._tokenizer.encode(prompt, template_arguments)
 
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        return self._tokenizer.encode_reply(reply, template_arguments)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return self._tokenizer.decode(token_ids)
 

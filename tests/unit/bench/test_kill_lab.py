@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from bench.kill_lab.instants import Instant, wait_for
-from bench.kill_lab.plan import COORDINATOR, LEARNER, Plan
+from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, read_artifact
 from bench.kill_lab.witness import Witness
+from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

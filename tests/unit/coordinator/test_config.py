@@ -75,9 +75,31 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
     assert problem(task="jsonl", data=ROWS, task_options={"promt": "q"}).startswith(
         "task_options: Value error, promt: task 'jsonl' has no such option, known are system"
     )
-    assert "grader: must be exact, contains, number, math_verify, or package.module:function" in problem(
-        task="jsonl", data=ROWS, task_options={"grader": "exakt"}
+    assert (
+        "grader: must be exact, contains, number, math_verify, judge, code, or package.module:function"
+        in problem(task="jsonl", data=ROWS, task_options={"grader": "exakt"})
     )
+    judge = {"model": "wise", "template": "{completion}", "score_key": "score"}
+    for wrong, said in [
+        (None, "task_options: Value error, grader = 'judge' and the table judge go together"),
+        (judge | {"template": "Rate it."}, "judge.template: must have {completion}"),
+        (judge | {"score_pattern": "(1)"}, "judge: set either score_pattern or score_key"),
+        (judge | {"score_key": None, "score_pattern": "(1"}, "judge.score_pattern: is no regular expression"),
+        (judge | {"score_key": None, "score_pattern": "1"}, "must have a group for the score"),
+        (judge | {"lowest": 10}, "lowest = 10.0 must be below highest = 10.0"),
+        (
+            judge | {"url": "http://evil"},
+            "judge.url: task 'jsonl' has no such option, known are model, template",
+        ),
+    ]:
+        assert said in problem(task="jsonl", data=ROWS, task_options={"grader": "judge", "judge": wrong})
+    for code, said in [
+        (None, "grader = 'code' and the table code go together: set both or neither"),
+        ({"tests": "unittest"}, "code.tests: Input should be 'asserts' or 'stdin'"),
+        ({"time_limit_s": 0}, "code.time_limit_s: Input should be greater than or equal to 1"),
+        ({"network": True}, "code.network: task 'jsonl' has no such option, known are tests, setup"),
+    ]:
+        assert said in problem(task="jsonl", data=ROWS, task_options={"grader": "code", "code": code})
     assert problem(task="reasoning_gym") == "task_options: Value error, dataset: Field required"
     assert "known are none" in problem(task="addition", task_options={"digits": 2})
     assert "at most 65536" in problem(task="mine", task_options={"text": "x" * 70_000})

@@ -47,7 +47,7 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 def step_line(version: int) -> StepLine:
     numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    others = {
+    others: dict[str, object] = {
         "version": version,
         "staleness_max_versions": 1,
         "recommended_staleness": None,

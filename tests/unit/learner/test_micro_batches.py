@@ -9,15 +9,16 @@ import torch
 from learner.intake.full_logprobs import full_logprobs
 from learner.training.micro_batches import Row, collate, micro_batches, objective_batch, rows_of
 from node.rollout import RolloutGroup
-from support.groups import SAMPLING, make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 CPU = torch.device("cpu")
 
 
-def row(number: int, *, prompt: int = 1, tokens: int = 1) -> Row:
+def row(number: int, *, prompt: int = 1, tokens: int = 1, drawn: list[bool] | None = None) -> Row:
     """Return a row whose token ids count up from 10 times its number."""
     ids = np.arange(10 * number, 10 * number + prompt + tokens, dtype=np.int32)
-    return Row(number, ids[:prompt], ids[prompt:], temperature=number / 2)
+    is_drawn = np.ones(tokens, np.bool_) if drawn is None else np.array(drawn)
+    return Row(number, ids[:prompt], ids[prompt:], is_drawn, temperature=number / 2)
 
 
 def groups() -> list[RolloutGroup]:
@@ -73,6 +74,25 @@ def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_targe
     assert batch.places.tolist() == [3, 4, 0]
     assert batch.temperature.tolist() == [0.5, 0.5, 0.0]
     assert batch.temperature.dtype is torch.float64
+
+
+def test_replies_are_input_and_no_targets() -> None:
+    rows = [row(1, prompt=2, tokens=4, drawn=[True, False, False, True]), row(0, tokens=2)]
+    batch = collate(rows, width=3, dtype=torch.float64, device=CPU)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14], [0, 1, 0, 0, 0]]
+    assert batch.positions.tolist() == [1, 4, 5, 6]
+    assert batch.target_ids.tolist() == [12, 15, 1, 2]
+    assert batch.places.tolist() == [3, 4, 0, 1]
+    assert batch.temperature.tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_the_objectives_rows_hold_drawn_tokens_alone() -> None:
+    logprob = -np.arange(1, 6, dtype=np.float32)
+    replied = with_replies(make_completion(5, behaviour_logprob=logprob), [True, False, False, True, True])
+    group = make_group(completions=(replied, make_completion(2, behaviour_logprob=logprob[:2])))
+    batch = objective_batch([group], version=1, discount=lambda age: 1.0, dtype=torch.float32, device=CPU)
+    assert batch.mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.behaviour_logprob.tolist() == [[-1, -4, -5], [-1, -2, 0]]
 
 
 def test_the_objectives_batch_has_a_row_for_every_completion() -> None:

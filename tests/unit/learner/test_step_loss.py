@@ -13,9 +13,16 @@ from learner.objective.menu import MENU
 from learner.objective.registry import load_objective
 from learner.training.model import Policy
 from learner.training.train_step import StepSettings, train_step
-from node.rollout import RolloutGroup
+from node.rollout import Completion, RolloutGroup
 from support.groups import make_completion, make_group
-from support.made_up_groups import VERSION, float64_policy, gradient_of, made_up_groups, nearby
+from support.made_up_groups import (
+    VERSION,
+    float64_policy,
+    gradient_of,
+    groups_with_replies,
+    made_up_groups,
+    nearby,
+)
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
@@ -53,6 +60,23 @@ def test_micro_batches_change_no_gradient_of_any_objective(model_dir: Path, name
     for field in ("loss", "kl_nats", "ess_ratio", "clip_fraction", "surprisal_nats", "tokens"):
         assert math.isclose(getattr(cut, field), getattr(whole, field), rel_tol=1e-9), field
     assert cut.kl_nats_of_groups == pytest.approx(whole.kl_nats_of_groups)
+
+
+@pytest.mark.parametrize("name", MENU)
+def test_no_objective_sees_what_the_columns_hold_of_replies(model_dir: Path, name: str) -> None:
+    groups = groups_with_replies(1)
+
+    def overwritten(completion: Completion) -> Completion:
+        logprob = np.where(completion.drawn, completion.behaviour_logprob, np.float32(-7.0))
+        version = np.where(completion.drawn, completion.policy_version, np.int32(VERSION))
+        return replace(completion, behaviour_logprob=logprob, policy_version=version)
+
+    others = [replace(group, completions=tuple(map(overwritten, group.completions))) for group in groups]
+    expected, outcome = gradient_of(float64_policy(model_dir), groups, settings_of(name))
+    actual, other = gradient_of(float64_policy(model_dir), others, settings_of(name))
+    assert torch.equal(actual, expected)
+    assert other == outcome
+    assert outcome.tokens == sum(group.drawn_tokens for group in groups)
 
 
 def test_micro_batches_change_nothing_under_a_discount_by_sample_size(model_dir: Path) -> None:

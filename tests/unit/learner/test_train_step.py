@@ -25,6 +25,7 @@ from support.made_up_groups import (
     completion_logprob,
     float64_policy,
     gradient_of,
+    groups_with_replies,
     made_up_groups,
 )
 from support.step_settings import make_step_settings
@@ -47,7 +48,8 @@ def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:
             lp = completion_logprob(
                 policy, group.prompt_token_ids, completion.token_ids, temperature=group.sampling.temperature
             )
-            lq = torch.from_numpy(completion.behaviour_logprob).double()
+            drawn = torch.from_numpy(completion.drawn)
+            lp, lq = lp[drawn], torch.from_numpy(completion.behaviour_logprob).double()[drawn]
             learner.append(lp.mean())
             behaviour.append(lq.mean())
             divergence.append(kl_penalty(lp, lq).mean())
@@ -70,6 +72,23 @@ def test_the_step_follows_the_gradient_of_the_textbook_loss(model_dir: Path) -> 
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert math.isclose(outcome.loss, loss.item(), rel_tol=1e-12)
     assert math.isclose(outcome.gradient_norm, float(expected.norm()), rel_tol=1e-9)
+
+
+def test_replies_are_read_and_neither_trained_on_nor_counted(model_dir: Path) -> None:
+    groups = groups_with_replies(0)
+    policy = float64_policy(model_dir)
+    gradients = torch.autograd.grad(textbook_loss(policy, groups), list(policy.parameters.values()))
+    expected = torch.cat([g.flatten() for g in gradients])
+    actual, outcome = gradient_of(policy, groups, SETTINGS)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert outcome.tokens == sum(group.drawn_tokens for group in groups)
+
+    group, *rest = groups
+    completion, *others = group.completions
+    reply = np.where(completion.drawn, completion.token_ids, (completion.token_ids + 1) % 42).astype(np.int32)
+    changed = replace(group, completions=(replace(completion, token_ids=reply), *others))
+    assert not completion.drawn.all()
+    assert not torch.allclose(gradient_of(float64_policy(model_dir), [changed, *rest], SETTINGS)[0], expected)
 
 
 @pytest.mark.parametrize("budget", [1, 8, 17, 40, 1 << 20])

@@ -212,6 +212,12 @@ def test_a_number_with_its_unit_is_answered_with_the_plain_number(written: str, 
     assert f"Write {instead}." in fault.fix
 
 
+def test_one_value_in_place_of_a_list_is_answered_with_the_list() -> None:
+    model = {"sampler.model_dir": "/m", "sampler.allowed_graders": "mine:grade"}
+    fault = faults(flags=STATE | model)["sampler.allowed_graders"]
+    assert (fault.rule, fault.fix) == ("must be a list", 'Write ["mine:grade"].')
+
+
 def test_a_number_without_sense_is_not_answered_with_a_guess() -> None:
     assert (
         "Write" not in faults(flags=STATE | {"node.drain_timeout_s": "5 apples"})["node.drain_timeout_s"].fix

@@ -7,7 +7,7 @@ import pytest
 from node import limits
 from node.errors import Reason, RefusedError
 from node.rollout import Finish, LogprobMode, check_group
-from support.groups import SAMPLING, make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 
 def test_an_honest_group_passes() -> None:
@@ -49,6 +49,33 @@ def test_one_bad_completion_refuses_the_group_and_is_named(changes: dict[str, An
     with pytest.raises(RefusedError, match="completion 1") as refused:
         check_group(group, vocabulary_size=50)
     assert refused.value.reason is reason
+
+
+def test_a_completion_may_hold_replies_which_count_as_no_draws() -> None:
+    completion = with_replies(make_completion(5), [True, False, False, True, True])
+    group = make_group(completions=(completion, make_completion(2)))
+    check_group(group, vocabulary_size=100)
+    assert (completion.drawn_tokens, group.drawn_tokens, group.tokens) == (3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_drawn": np.array([True, False, True])},
+        {"is_drawn": np.array([False, False, True, True])},
+        {"is_drawn": np.array([True, False, True, False])},
+        {"behaviour_logprob": np.full(4, -0.5, np.float32)},
+        {"policy_version": np.array([0, 1, 1, 1], np.int32)},
+        {"kept_mass": np.full(4, 0.5, np.float32)},
+    ],
+)
+def test_a_reply_has_no_end_of_its_own_and_nothing_that_only_a_draw_has(changes: dict[str, Any]) -> None:
+    honest = make_completion(4, kept_mass=np.full(4, 0.5, np.float32))
+    completion = replace(with_replies(honest, [True, False, False, True]), **changes)
+    group = make_group(completions=(completion,), sampling=replace(SAMPLING, top_k=5))
+    with pytest.raises(RefusedError, match="completion 0") as refused:
+        check_group(group)
+    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_negative_zero_and_denormal_logprobs_are_fine() -> None:

@@ -19,7 +19,8 @@ PLAN = Plan(
     seconds=60.0,
     gain=0.4,
 )
-EXPORT = ExportedModel(30, "ab", ["7", "12"], ["7", "12"])
+READERS = ("transformers", "torch-engine", "vllm")
+EXPORT = ExportedModel(30, "ab", {name: ["7", "12"] for name in READERS})
 
 
 def _evaluation(version: int, reward: float) -> Evaluation:
@@ -71,9 +72,16 @@ def test_a_run_whose_reward_rose_and_whose_export_agrees_keeps_every_promise() -
             replace(_outcome(), ledger=replace(_outcome().ledger, roots={})),
             "the version that the learner signed",
         ),
-        (replace(_outcome(), export=replace(EXPORT, by_transformers=["7", "13"])), "greedy text"),
         (
-            replace(_outcome(), export=replace(EXPORT, by_engine=[], by_transformers=[])),
+            replace(
+                _outcome(),
+                export=replace(EXPORT, greedy_texts={**EXPORT.greedy_texts, "vllm": ["7", "13"]}),
+            ),
+            "greedy text",
+        ),
+        (replace(_outcome(), export=replace(EXPORT, greedy_texts={"transformers": ["7"]})), "greedy text"),
+        (
+            replace(_outcome(), export=replace(EXPORT, greedy_texts={name: [] for name in READERS})),
             "greedy text",
         ),
         (replace(_outcome(), export=None), "greedy text"),

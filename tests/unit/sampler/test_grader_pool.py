@@ -10,7 +10,7 @@ import pytest_asyncio
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader, TaskError, TaskUnusableError
-from sampler.tasks.task import TaskSetup
+from sampler.tasks.task import CompletionText, TaskSetup
 from support.graded_texts import texts
 
 
@@ -180,3 +180,59 @@ async def test_requests_that_are_cancelled_leave_their_place(make: Callable[...,
     assert (await third).content == "2="
     assert second.cancelled()
     assert pool.waiting == 0
+
+
+GAME = "support.guessing_task:Guessing"
+
+
+def said(*turns: str) -> list[dict[str, str]]:
+    return [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(turns)]
+
+
+async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Callable[..., GraderPool]) -> None:
+    pool = make(GAME)
+    assert (await pool.start()).max_turns == 4
+    prompt = await pool.prompt(5)
+    assert await pool.reply(prompt, 5, said("3")) == " higher"
+    assert await pool.reply(prompt, 5, said("3", " higher", "77")) == " lower"
+    assert await pool.reply(prompt, 5, said("5")) is None
+    text = CompletionText("5", 3, "end", tuple(said("3", " higher", "5")))
+    grades = await pool.grade(prompt, 5, [text])
+    assert grades.rewards == [1.0]
+    assert grades.metrics == {"turns": [2.0], "drawn": [3.0]}
+
+
+async def test_a_task_without_replies_has_one_turn_and_the_short_form_may_reply(
+    make: Callable[..., GraderPool],
+) -> None:
+    assert (await make("Fine").start()).max_turns == 1
+    pool = make("support.guessing_task:Short")
+    description = await pool.start()
+    assert (description.max_turns, description.is_stateful) == (7, True)
+    prompt = await pool.prompt(2)
+    assert await pool.reply(prompt, 2, said("x")) == [{"role": "tool", "content": "2: x"}]
+    assert await pool.reply(prompt, 2, said("x", "y", "z")) is None
+    assert (await pool.grade(prompt, 2, texts("four"))).rewards == [4.0]
+
+
+async def test_a_bound_on_turns_is_a_number_within_reason(make: Callable[..., GraderPool]) -> None:
+    with pytest.raises(TaskUnusableError, match="max_turns is 1000000, not a number of 1 to 1024"):
+        await make("support.guessing_task:Endless").start()
+
+
+@pytest.mark.parametrize(
+    ("task", "fault", "words"),
+    [
+        ("ReplyRaises", Failure.GRADING_FAILED, r"reply\(\) raised RuntimeError: no words"),
+        ("ReplyHangs", Failure.GRADING_TIMED_OUT, r"reply\(\) was killed after 0.3 s"),
+    ],
+)
+async def test_a_reply_that_fails_says_why_and_the_next_is_given(
+    make: Callable[..., GraderPool], task: str, fault: Failure, words: str
+) -> None:
+    pool = make(f"support.guessing_task:{task}", wall_limit_s=0.3, most=1)
+    prompt = await pool.prompt(3)
+    with pytest.raises(TaskError, match=words) as error:
+        await pool.reply(prompt, 3, said("1"))
+    assert error.value.fault is fault
+    assert await pool.reply(prompt, 4, said("1")) == " higher"

@@ -9,9 +9,16 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from node.errors import Reason, RefusedError
-from sampler.engines.prompt_encoding import encode_prompt
+from sampler.engines.prompt_encoding import encode_prompt, encode_reply
 
 BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
+TURNS = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b1"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "whatever was written"},
+    {"role": "user", "content": "2"},
+]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
     "{{ raise_exception('no tools here') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -62,3 +69,36 @@ def test_what_a_template_refuses_is_the_prompts_fault(tokenizer: Any) -> None:
 def test_messages_need_a_template(tokenizer: Any) -> None:
     with pytest.raises(RefusedError, match="chat_template is not set"):
         encode_prompt(tokenizer, [{"role": "user", "content": "ab"}])
+
+
+def reply_of(tokenizer: Any, reply: Any, **arguments: Any) -> list[str]:
+    return list(tokenizer.convert_ids_to_tokens(encode_reply(tokenizer, reply, arguments).tolist()))
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_a_reply_is_what_the_template_writes_after_the_assistants_last_message(tokenizer: Any) -> None:
+    assert reply_of(tokenizer, TURNS) == [USER, "2", ASSISTANT]
+    assert reply_of(tokenizer, TURNS, hint="1") == [USER, "2", "1", ASSISTANT]
+    assert reply_of(tokenizer, "ab") == ["a", "b"]
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_the_whole_is_what_the_template_renders_where_it_changes_no_message(tokenizer: Any) -> None:
+    said = [*TURNS[:3], {"role": "assistant", "content": "12"}, TURNS[4]]
+    whole = tokens_of(tokenizer, said)
+    assert whole == [*tokens_of(tokenizer, said[:3]), "1", "2", *reply_of(tokenizer, said)]
+
+
+@pytest.mark.parametrize("content", ["", "{{ message.content }}{{ message.content }}"])
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_a_template_that_does_not_write_the_message_once_is_refused(tokenizer: Any, content: str) -> None:
+    tokenizer.chat_template = TEMPLATE.replace("{{ message.content }}", content)
+    with pytest.raises(RefusedError, match=f"message {content.count('content')} times") as error:
+        encode_reply(tokenizer, TURNS)
+    assert error.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
+def test_what_a_template_refuses_of_a_reply_is_said(tokenizer: Any) -> None:
+    with pytest.raises(RefusedError, match="refuses the conversation: no tools here"):
+        encode_reply(tokenizer, [*TURNS[:2], {"role": "tool", "content": "1"}])

@@ -50,6 +50,6 @@ def test_a_lease_is_taken_for_a_known_prompt_or_one_that_brings_its_row(
             TaskSetup("a:B", {}), wall_limit_s=1.0, cpu_limit_s=1, memory_limit_bytes=1, killed=lambda: None
         )
 
-    run_task = RunTask("addition", 10, 100, {}, GraderPool(no_process, most=1))
+    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(no_process, most=1))
     lease = PromptLease("0.1", task, index, 4, SamplingParameters(1.0, 1.0, 0, 8), 60.0, row=row)
     assert run_task.has(lease) is has

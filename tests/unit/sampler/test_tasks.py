@@ -46,7 +46,8 @@ def answered(text: str, finish: str = "end") -> CompletionText:
     return CompletionText(text, len(text), finish)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+# Environments of verifiers have tests of their own, which run where that library is installed.
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"verifiers"}))
 def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     task = made(name)
     assert task.prompts is None or task.prompts >= 1
@@ -285,3 +286,20 @@ def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> N
 def test_a_generator_that_cannot_be_made_says_why(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"nothing|colour|min_animals"):
         made("reasoning_gym", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "error", "said"),
+    [
+        ({"environment": "a-game"}, ["mine:grade"], ConfigError, "a_game:load_environment.*has mine:grade"),
+        ({"environment": "a-game"}, ["a_game:load_environment"], ConfigError, r"heterorl-node\[verifiers\]"),
+        ({"environment": "os.path"}, ["os.path:load_environment"], ConfigError, "environment: String should"),
+    ],
+    ids=["not allowed", "not installed", "no name of one"],
+)
+def test_an_environment_is_code_that_the_sampler_has_to_allow_and_have(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], allowed: list[str], error: type, said: str
+) -> None:
+    monkeypatch.setattr("node.extras.find_spec", lambda package: None)
+    with pytest.raises(error, match=said):
+        task_setup("verifiers", options, custom={}, allowed_graders=allowed, has_chat_template=True)

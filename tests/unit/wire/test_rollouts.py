@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.limits import ROW_BYTES
-from node.rollout import Finish, LeaseGrant, LeasePurpose, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.rollout import (
+    Finish,
+    LeaseGrant,
+    LeasePurpose,
+    LogprobMode,
+    PromptLease,
+    RolloutGroup,
+    Verdict,
+    check_group,
+)
 from node.wire.rollouts import (
     group_from_wire,
     group_to_wire,
@@ -18,7 +27,7 @@ from node.wire.rollouts import (
     verdict_from_wire,
     verdict_to_wire,
 )
-from support.groups import SAMPLING, make_completion, make_group
+from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 
 def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
@@ -37,6 +46,7 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
         assert (a.kept_mass is None) == (b.kept_mass is None)
         if a.kept_mass is not None:
             np.testing.assert_array_equal(a.kept_mass, b.kept_mass)
+        np.testing.assert_array_equal(a.drawn, b.drawn)
         assert (a.reward, a.finish) == (b.reward, b.finish)
 
 
@@ -45,10 +55,11 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.integers(0, 2**31 - 1),
     st.booleans(),
+    st.booleans(),
     st.sampled_from(LogprobMode),
 )
 def test_a_group_survives_the_wire_bit_for_bit(
-    lengths: list[int], seed: int, is_truncated: bool, mode: LogprobMode
+    lengths: list[int], seed: int, is_truncated: bool, has_replies: bool, mode: LogprobMode
 ) -> None:
     rng = np.random.default_rng(seed)
     completions = tuple(
@@ -63,10 +74,56 @@ def test_a_group_survives_the_wire_bit_for_bit(
         )
         for n in lengths
     )
+    if has_replies:
+        drawn = [rng.random(n) < 0.5 for n in lengths]
+        drawn = [mask | (np.arange(len(mask)) % (len(mask) - 1 or 1) == 0) for mask in drawn]  # both ends
+        completions = tuple(map(with_replies, completions, [mask.tolist() for mask in drawn]))
     sampling = replace(SAMPLING, top_k=5 if is_truncated else 0, min_p=0.125, stop=("\n\n", "日本"))
     group = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
     message = rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString())
     assert_same_group(group_from_wire(message), group)
+    check_group(replace(group_from_wire(message), logprob_mode=mode, sampling=sampling))
+
+
+REPLIES = [True, True, False, False, False, True, False, True, True, True]
+
+
+def test_only_drawn_tokens_have_logprobs_and_versions_on_the_wire() -> None:
+    versions = np.array([4, 4, 9, 9, 9, 5, 9, 6, 6, 6], np.int32)
+    mixed = with_replies(make_completion(10, policy_version=versions), REPLIES)
+    message = group_to_wire(make_group(completions=(make_completion(3), mixed)))
+    assert message.drawn == bytes([0b00011111, 0b00011101])
+    assert np.frombuffer(message.policy_versions, "<i4").tolist() == [0, 0, 0, 4, 4, 5, 6, 6, 6]
+    assert len(message.behaviour_logprobs) == 9 * 4
+    received = group_from_wire(message).completions[1]
+    assert received.policy_version.tolist() == [4, 4, 4, 4, 4, 5, 5, 6, 6, 6]
+    assert received.behaviour_logprob[[2, 3, 4, 6]].tolist() == [0, 0, 0, 0]
+
+
+def test_a_group_without_replies_has_the_bytes_it_had_before_there_were_any() -> None:
+    group = make_group()
+    all_drawn = replace(
+        group, completions=tuple(with_replies(c, [True] * len(c.token_ids)) for c in group.completions)
+    )
+    data = group_to_wire(group).SerializeToString(deterministic=True)
+    assert group_to_wire(all_drawn).SerializeToString(deterministic=True) == data
+    assert not group_to_wire(group).drawn
+
+
+def test_a_reader_that_does_not_know_replies_refuses_the_group() -> None:
+    message = group_to_wire(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
+    message.ClearField("drawn")
+    with pytest.raises(RefusedError, match="behaviour_logprobs has 6 entries, the lengths ask for 10"):
+        group_from_wire(message)
+
+
+@pytest.mark.parametrize("bits", [b"\0\0", b"\x9f\x5d", b"\x9f", b"\x9f\x1d\0", b"\x8f\x1d"])
+def test_a_column_drawn_that_does_not_fit_is_refused(bits: bytes) -> None:
+    message = group_to_wire(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
+    message.drawn = bits
+    with pytest.raises(RefusedError) as refused:
+        group_from_wire(message)
+    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_columns_are_little_endian_whatever_the_machine() -> None:

@@ -31,7 +31,7 @@ def prompt_score(slot: int, group: RolloutGroup) -> PromptScore:
         slot,
         reward_mean=group.reward_mean,
         cut_completions=sum(not completion.is_finished for completion in group.completions),
-        tokens=group.tokens,
+        tokens=group.drawn_tokens,
         oldest_version=group.oldest_version,
         newest_version=group.newest_version,
         metrics=_to_json(group.metric_means),

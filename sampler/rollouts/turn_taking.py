@@ -1,0 +1,143 @@
+"""The turns of the groups being generated: drawn, replied to by the task, and gone on with.
+
+    begin --> all first turns, one request --+--> over
+                                             +--> reply --> next turn, a request of its own --+--> over
+                                                    ^-----------------------------------------'
+
+After the first turn the completions of a group go on independently. A group is generated when all of its
+conversations are over. A task that does not reply has one turn.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine_thread import EngineThread
+from sampler.engines.stop_strings import text_before_stop
+from sampler.metrics import SamplerMetrics
+from sampler.rollouts.conversation import Conversation
+from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.work_queue import Job
+from sampler.tasks.grader_process import TaskError
+
+_SEPARATOR: Final = "/"
+"""Between a lease, whose id has none, and the number of a completion, in the id of a request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupInTurns:
+    """A group being generated."""
+
+    job: Job
+    conversations: tuple[Conversation, ...]
+
+    @property
+    def lease_id(self) -> str:
+        return self.job.lease.lease_id
+
+
+class TurnTaking:
+    """The groups in the engine, and those whose conversations wait for a reply."""
+
+    def __init__(self, engine: Engine, *, engine_thread: EngineThread, metrics: SamplerMetrics) -> None:
+        self._engine = engine
+        self._engine_thread = engine_thread
+        self._metrics = metrics
+        self._groups: dict[str, GroupInTurns] = {}
+
+    def begin(self, job: Job) -> None:
+        """Generate the first turns of a job."""
+        assert job.prompt is not None, "a job that generates has a prompt"
+        lease = job.lease
+        conversations = tuple(Conversation() for _ in range(lease.group_size))
+        self._groups[lease.lease_id] = GroupInTurns(job, conversations)
+        self._engine_thread.add(
+            GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
+        )
+
+    def cancel(self, lease_ids: Iterable[str]) -> None:
+        """Forget groups, whatever of them is under way; ignore those not being generated."""
+        for lease_id in lease_ids:
+            if (group := self._groups.pop(lease_id, None)) is not None:
+                later = (_request_id(lease_id, number) for number in range(len(group.conversations)))
+                self._engine_thread.cancel([lease_id, *later])
+
+    def note(
+        self, finished: FinishedRequest, task: RunTask
+    ) -> tuple[GroupInTurns, list[Conversation]] | None:
+        """Add the turns of a finished request; return its group and what waits for a reply.
+
+        None if the group was cancelled meanwhile, even if its lease has come again.
+        """
+        lease_id, number = split_request_id(finished.request_id)
+        group = self._groups.get(lease_id)
+        if group is None:
+            return None
+        speaking = group.conversations if number is None else (group.conversations[number],)
+        if any((conversation.turns == 0) != (number is None) for conversation in speaking):
+            return None
+        for conversation, drawn in zip(speaking, finished.completions, strict=True):
+            text = text_before_stop(self._engine.decode(drawn.token_ids), group.job.lease.sampling.stop)
+            conversation.add_turn(drawn, text)
+            if not conversation.is_over and conversation.turns == task.max_turns:
+                conversation.end(is_cut=False)
+        return group, [conversation for conversation in speaking if not conversation.is_over]
+
+    async def reply(self, group: GroupInTurns, conversation: Conversation, task: RunTask) -> None:
+        """Ask the task for a reply to a conversation's newest turn, and generate the next one.
+
+        Raises:
+            TaskError: there is no reply that the conversation could go on with. Not raised where the group
+                was cancelled meanwhile.
+        """
+        try:
+            with self._metrics.reply_seconds.time():
+                reply = await task.reply(group.job, conversation.messages, self._engine)
+        except TaskError:
+            if self._has(group):
+                raise
+            return
+        if not self._has(group):
+            return
+        if reply is None:
+            conversation.end(is_cut=False)
+            return
+        sampling, prompt = group.job.lease.sampling, group.job.prompt
+        assert prompt is not None, "a job that generates has a prompt"
+        token_ids = conversation.to_append(reply.token_ids)
+        room = sampling.max_new_tokens - len(conversation.token_ids) - len(token_ids)
+        if room < 1:
+            conversation.end(is_cut=True)
+            return
+        conversation.add_reply(token_ids, reply.messages)
+        self._engine_thread.add(
+            GenerationRequest(
+                _request_id(group.lease_id, group.conversations.index(conversation)),
+                np.concatenate([prompt.token_ids, conversation.token_ids]),
+                completions=1,
+                sampling=replace(sampling, max_new_tokens=room),
+            )
+        )
+
+    def take_generated(self, group: GroupInTurns) -> bool:
+        """Forget a group whose conversations are all over; return whether it is one."""
+        if not self._has(group) or not all(conversation.is_over for conversation in group.conversations):
+            return False
+        del self._groups[group.lease_id]
+        return True
+
+    def _has(self, group: GroupInTurns) -> bool:
+        return self._groups.get(group.lease_id) is group
+
+
+def split_request_id(request_id: str) -> tuple[str, int | None]:
+    """Return the lease of a request and, after the first turn, the number of its completion."""
+    lease_id, _, number = request_id.partition(_SEPARATOR)
+    return lease_id, int(number) if number else None
+
+
+def _request_id(lease_id: str, number: int) -> str:
+    return f"{lease_id}{_SEPARATOR}{number}"

@@ -1,0 +1,1 @@
+"""The grader ``code``: programs that the policy wrote, run against a row's tests in a sandbox."""

@@ -1,0 +1,89 @@
+"""The program in a completion, and the tests in a row, in the forms that public data sets have them."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_BLOCK: Final = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a program reads, and is to print."""
+
+    input: str
+    output: str
+
+    def accepts(self, printed: str) -> bool:
+        """Compare line by line; blanks at the ends of lines and empty lines at the end do not count."""
+        return _lines(printed) == _lines(self.output)
+
+
+def program_of(text: str, prefix: str) -> str:
+    """Return the last fenced block, or all of a text that has none; ``prefix`` is what it continues."""
+    if blocks := _BLOCK.findall(text):
+        return f"{prefix}\n{blocks[-1]}" if prefix else str(blocks[-1])
+    return prefix + text
+
+
+def asserts_of(tests: Any) -> list[str]:
+    """Return the sources of tests: one, or a list of them (MBPP's ``test_list``), also as JSON.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(tests, str) and tests.lstrip().startswith("["):
+        tests = json.loads(tests)
+    sources = [tests] if isinstance(tests, str) else tests
+    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise ValueError(f"the tests are {type(tests).__name__}, not a text or a list of texts")
+    return sources
+
+
+def exchanges_of(tests: Any, most: int) -> list[Exchange]:
+    """Return the first of the inputs with their outputs.
+
+    Both ``{"inputs": [...], "outputs": [...]}`` (APPS) and ``[{"input": ..., "output": ...}]``
+    (LiveCodeBench) are known, also as JSON.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    try:
+        if isinstance(tests, Mapping):
+            pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+        else:
+            pairs = [(test["input"], test["output"]) for test in tests]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"the tests are no pairs of input and output: {error!r}") from error
+    if not pairs:
+        raise ValueError("there are no tests")
+    return [Exchange(_text(given), _text(expected)) for given, expected in pairs[:most]]
+
+
+def column(row: Mapping[str, Any], name: str | None) -> str:
+    """Return the text of a column; without a name, none.
+
+    Raises:
+        ValueError: the row has no such text.
+    """
+    if name is None:
+        return ""
+    if not isinstance(text := row.get(name), str):
+        raise ValueError(f"column {name!r} is {type(text).__name__}, not a text")
+    return text
+
+
+def _text(value: Any) -> str:
+    """Return a text; some data sets have lists of lines."""
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return str(value)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

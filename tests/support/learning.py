@@ -1,0 +1,61 @@
+"""Learners in the foreground of a test: a whole one, and one by hand."""
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from learner import learner_role
+from learner.config import LearnerConfig
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
+from node.exit_code import ExitCode
+from node.process.daemon import StartStage, run_daemon
+from node.process.role_context import RoleContext
+from node.process.service import Service
+from node.rollout import RolloutGroup
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.wire.rollouts import group_from_wire
+from support.hub import HandDrain
+from support.identity import MadeRun
+from support.sampler import CLOCK
+
+
+async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
+    """Run the learner's daemon for so many versions, as somebody who knows the coordinator at ``hub``."""
+    registry = CollectorRegistry()
+    context = RoleContext(
+        role=Role.LEARNER,
+        config=NodeConfig(
+            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
+            TelemetrySection(),
+            learner=LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions),
+        ),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=["learner"], clock=CLOCK),
+        transfer_metrics=TransferMetrics(registry),
+        clock=CLOCK,
+        node_id=made.learner.node_id,
+        state_dir=made.directory / "learner",
+        identity=made.learner,
+        run=made.run,
+    )
+
+    async def build() -> list[Service]:
+        return await learner_role.build(context)
+
+    async with asyncio.timeout(60):
+        return await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+
+
+async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
+    """Train on each group by itself until there are so many; return them."""
+    received: list[RolloutGroup] = []
+    async with asyncio.timeout(30):
+        while len(received) < groups:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                received.append(group_from_wire(response.group.group))
+                await drain.step(len(received), received[-1].group_id)
+    return received

@@ -1,0 +1,319 @@
+"""Programs and tests as public data sets have them, and programs that pretend to be right."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from node.errors import ConfigError
+from node.failure import Failure
+from node.task_options import CodeOptions
+from sampler.tasks.code.code_grader import CodeGrader, Verdict
+from sampler.tasks.code.sandbox import Sandbox, find_sandbox
+from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
+from sampler.tasks.task import TaskSetup, load_task, task_setup
+from support.graded_texts import texts
+
+SQUARES = ["assert f(2) == 4", "assert f(3) == 9"]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return find_sandbox()
+
+
+def verdicts(
+    sandbox: Sandbox, given: Any, *programs: str, row: dict[str, Any] | None = None, **options: Any
+) -> list[Verdict]:
+    return CodeGrader(CodeOptions(**options), sandbox, at_once=2).verdicts(row or {}, given, programs)
+
+
+def shares(found: Sequence[Verdict]) -> list[float]:
+    return [verdict.passed / verdict.tests for verdict in found]
+
+
+def test_the_last_fenced_block_or_else_the_whole_text_is_the_program(sandbox: Sandbox) -> None:
+    right = "def f(x):\n    return x * x"
+    found = verdicts(
+        sandbox,
+        SQUARES,
+        right,
+        f"First\n```python\ndef f(x): return 0\n```\nbetter:\n```py\n{right}\n```\nDone.",
+        f"```\n{right}",
+        "I think it is x * x.",
+        "def f(x): return 4",
+    )
+    assert shares(found) == [1.0, 1.0, 1.0, 0.0, 0.5]
+    assert [verdict.crashed for verdict in found] == [False, False, False, True, False]
+
+
+def test_a_list_of_asserts_with_their_setup(sandbox: Sandbox) -> None:
+    """MBPP: ``test_list`` and ``test_setup_code``."""
+    tests = [
+        "assert set(common((1, 2), (2, 3))) == set((2,))",
+        "assert math.isclose(root(2.0), 1.41421, rel_tol=0.001)",
+        "assert pairs({'a': [1], 'b': None}) == [('a', [1]), ('b', None)]",
+        "assert re.fullmatch('[0-9]+', text(12)) and big() == 7 ** 5000 and raw(b'x') == b'xx'",
+    ]
+    right = """
+import math as _m
+def common(a, b): return tuple(set(a) & set(b))
+def root(x): return _m.sqrt(x)
+def pairs(table): return [(k, v) for k, v in table.items()]
+def text(n): return str(n)
+def big(): return 7 ** 5000
+def raw(x): return x * 2
+"""
+    assert shares(verdicts(sandbox, tests, right, row={"s": "import re"}, setup="s")) == [1.0]
+    assert shares(verdicts(sandbox, json.dumps(tests), right)) == [1.0]
+
+
+def test_a_function_check_of_the_one_that_the_row_names(sandbox: Sandbox) -> None:
+    """HumanEval: the completion goes on where the prompt ends; each assert of ``check`` is a test."""
+    row = {
+        "prompt": "from typing import List\n\ndef near(xs: List[float], to) -> float:\n    'Nearest.'\n",
+        "entry_point": "near",
+    }
+    check = """
+METADATA = {"author": "x"}
+
+def check(candidate):
+    assert candidate([1.0, 2.0], 1.2) == 1.0
+    for to in (3, 5):
+        assert abs(candidate([1.0, to], to) - to) < 1e-6
+    assert candidate([math.inf], 0) == math.inf, "far"
+"""
+    options = {"prefix": "prompt", "entry_point": "entry_point"}
+    whole = "```python\ndef near(xs, to):\n    return min(xs, key=lambda x: abs(x - to))\n```"
+    found = verdicts(
+        sandbox,
+        check,
+        "    return min(xs, key=lambda x: abs(x - to))\n",
+        whole,
+        "    return 1.0",
+        row=row,
+        **options,
+    )
+    assert shares(found) == [1.0, 1.0, 1 / 3]
+
+
+def test_objects_of_the_program_are_used_where_they_are(sandbox: Sandbox) -> None:
+    tests = """
+stack = Stack([1])
+stack.push(2)
+assert stack.pop() == 2 and len(stack) == 1
+assert list(stack) == [1] and str(stack) == "<1>"
+assert longest([Pair(5, 24), Pair(1, 2)]) == 19 and Pair(3, 4).b == 4
+assert sum(count(4)) == 6
+try:
+    stack.missing(1)
+    assert False
+except AttributeError:
+    pass
+"""
+    right = """
+class Stack:
+    def __init__(self, items): self.items = items
+    def push(self, x): self.items.append(x)
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __str__(self): return "<%s>" % self.items[0]
+class Pair:
+    def __init__(self, a, b): self.a, self.b = a, b
+def longest(pairs): return max(p.b - p.a for p in pairs)
+def count(n): yield from range(n)
+"""
+    assert verdicts(sandbox, tests, right) == [Verdict(5, 5)]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["2\n3\n", "5\n"], "outputs": ["4\n9\n", "25 \n\n"]},
+        json.dumps({"inputs": [["2", "3"], "5"], "outputs": [["4", "9"], "25"]}),
+        json.dumps(
+            [{"input": "2\n3", "output": "4\n9", "testtype": "stdin"}, {"input": "5", "output": "25"}]
+        ),
+    ],
+)
+def test_inputs_and_outputs(sandbox: Sandbox, tests: Any) -> None:
+    """APPS and LiveCodeBench."""
+    found = verdicts(
+        sandbox,
+        tests,
+        "import sys\nfor line in sys.stdin: print(int(line) ** 2)",
+        "if __name__ == '__main__': print(25)",
+        "print(4)\nprint(9)\nraise SystemExit(1)",
+        tests="stdin",
+    )
+    assert shares(found) == [1.0, 0.5, 0.0]
+    assert [verdict.crashed for verdict in found] == [False, False, True]
+    assert verdicts(sandbox, tests, "print(4);print(9)", tests="stdin", most_tests=1) == [Verdict(1, 1)]
+
+
+TO_ALL = """
+import os
+def to_all(data):
+    for number in range(64):
+        try:
+            os.write(number, data)
+        except OSError:
+            pass
+"""
+HOST = "import sys\nhost = sys.modules['__main__']\n"
+FORGERIES = {
+    "exit": "import os; os._exit(0)",
+    "exit when called": "import os\ndef f(x): os._exit(0)",
+    "print": "print('11'); print('passed')\ndef f(x): print(x * x)",
+    "verdict": TO_ALL + "to_all(b'begun\\n{\"tests\": 2}\\n111')",
+    "replies": TO_ALL + "to_all(b'[null]\\n[true]\\n[true]\\n[true]\\n')",
+    "a bomb": TO_ALL + "for _ in range(64): to_all(b'[' * (1 << 20))",
+    "equal to all": """
+class A:
+    def __eq__(self, other): return True
+    __ne__ = __hash__ = None
+def f(x): return A()
+""",
+    "a number equal to all": """
+class A(int):
+    def __eq__(self, other): return True
+def f(x): return A(7)
+""",
+    "a list of them": """
+class A(list):
+    def __eq__(self, other): return True
+def f(x): return A()
+""",
+    "other builtins": """
+import builtins
+builtins.AssertionError = builtins.int = object
+def f(x): return 0
+def abs(x): return 0
+builtins.abs = abs
+""",
+    "another module": """
+class math:
+    isclose = staticmethod(lambda *a, **k: True)
+def f(x): return 0
+""",
+    "raise": "def f(x): raise SystemExit(0)",
+    "raise for the tests": "class KeyboardInterrupt(Exception): pass\ndef f(x): raise KeyboardInterrupt",
+    "not a number": "def f(x): return float('nan')",
+    "look for what is expected": """
+import gc
+def f(x): return [o for o in gc.get_objects() if 'assert f' in str(o)][0]
+""",
+    "look at the callers": """
+import sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if value in (4, 9): return value
+        frame = frame.f_back
+""",
+    "another host": HOST + "host._reply = lambda *a: [True]\nhost.packed = lambda *a: True",
+    "references": HOST + "host.packed = lambda *a: {'object': {'object': [1]}}\ndef f(x): return 0",
+    "tags": HOST + "host.packed = lambda *a: {'eval': '4', 'int': 4}\ndef f(x): return 0",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_verdict_cannot_be_forged(forgery: str, sandbox: Sandbox) -> None:
+    tests = ["assert f(2) == 4", "assert abs(f(3) - 9) < 1e-6", "import math", "assert math.isclose(f(2), 4)"]
+    (found,) = verdicts(sandbox, tests, FORGERIES[forgery])
+    assert (found.passed, found.tests) == (0, 3)
+
+
+def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandbox: Sandbox) -> None:
+    hang = "def f(x):\n    while x == 3: pass\n    return x * x"
+    sleep = "import time\ndef f(x): time.sleep(3600)"
+    found = verdicts(
+        sandbox, [*SQUARES, "assert f(4) == 16"], hang, "def f(x): return x * x", sleep, time_limit_s=1
+    )
+    assert found == [Verdict(1, 3, timed_out=True), Verdict(3, 3), Verdict(0, 3, timed_out=True)]
+
+
+@pytest.mark.parametrize(
+    ("tests", "options", "said"),
+    [
+        ("print(f(1))", {}, "no assert in them; if they are in a function check, name entry_point"),
+        ("assert f(", {}, "cannot be used: SyntaxError"),
+        ("import numpy\nassert f(1)", {}, "cannot do: import numpy"),
+        ([1], {}, "not a text or a list of texts"),
+        ("{}", {"tests": "stdin"}, "no pairs of input and output"),
+        ("[]", {"tests": "stdin"}, "there are no tests"),
+        ("assert f(1)", {"setup": "nothing"}, "column 'nothing' is NoneType, not a text"),
+        ("assert f(1)", {"entry_point": "e"}, "the entry point 'f()' is no name"),
+    ],
+)
+def test_tests_that_are_none_are_the_rows_fault(
+    tests: Any, options: dict[str, Any], said: str, sandbox: Sandbox
+) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        verdicts(sandbox, tests, "def f(x): return x", row={"e": "f()"}, **options)
+
+
+def setup(
+    *, run_code: bool = True, wall_limit_s: float = math.inf, group_size: int = 1, **code: Any
+) -> TaskSetup:
+    return task_setup(
+        "jsonl",
+        {"grader": "code", "code": code, "answer": "tests"},
+        custom={},
+        allowed_graders=(),
+        has_chat_template=False,
+        group_size=group_size,
+        local_graders=LocalGraders(None, run_code, wall_limit_s, 1 << 30),
+    )
+
+
+def test_the_reward_is_the_share_or_all_or_nothing() -> None:
+    row = {"prompt": "Square.", "tests": SQUARES}
+    half, right = texts("def f(x): return 4", "def f(x): return x * x")
+    nothing = {"timed_out": False, "crashed": False}
+    task = load_task(setup())
+    assert task.prompt(0, row) == "Square."
+    assert task.grade(0, row, half) == (0.5, {"passed": 0.5} | nothing)
+    task = load_task(setup(reward="all"))
+    assert task.grade(0, row, half) == (0.0, {"passed": 0.5} | nothing)
+    assert task.grade(0, row, right) == (1.0, {"passed": 1.0} | nothing)
+
+
+async def test_groups_are_graded_in_the_graders_process_and_a_bad_row_is_blamed() -> None:
+    grader = Grader(
+        setup(time_limit_s=1),
+        wall_limit_s=60,
+        cpu_limit_s=20,
+        memory_limit_bytes=2 << 30,
+        killed=lambda: None,
+    )
+    programs = texts("def f(x): return x * x", "1 / 0", "while True: pass")
+    try:
+        grades = await grader.grade(0, programs, row=json.dumps({"tests": SQUARES}))
+        assert grades.rewards == [1.0, 0.0, 0.0]
+        assert grades.metrics == {"passed": [1, 0, 0], "timed_out": [0, 0, 1], "crashed": [0, 1, 0]}
+        with pytest.raises(TaskError, match="the tests cannot be used: SyntaxError") as error:
+            await grader.grade(0, programs, row='{"tests": "assert ("}')
+        assert error.value.fault is Failure.GRADING_FAILED
+    finally:
+        await grader.close()
+
+
+def test_a_sampler_that_runs_no_programs_refuses_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"runs no programs that a policy wrote: sampler\.run_code = false"):
+        setup(run_code=False)
+    assert not NO_LOCAL_GRADERS.run_code
+
+
+def test_the_limits_must_leave_programs_their_time_and_memory() -> None:
+    with pytest.raises(
+        ConfigError, match=r"must be at least \d+ for this run: each of 64 programs may take 7 s"
+    ):
+        setup(wall_limit_s=10, group_size=64)
+    with pytest.raises(ConfigError, match=r"grader_memory_limit_bytes = 1073741824 .* must be at least"):
+        setup(memory_limit_bytes=2 << 30)

@@ -1,0 +1,90 @@
+"""Turns and replies as one completion, worked by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from node.rollout import Finish, check_group
+from sampler.engines.engine import SampledCompletion
+from sampler.rollouts.conversation import Conversation
+from support.groups import SAMPLING, make_group
+
+END_ID = 1
+
+
+def drawn(
+    *token_ids: int, version: int = 0, finish: Finish = Finish.END, is_truncated: bool = False
+) -> SampledCompletion:
+    n = len(token_ids)
+    return SampledCompletion(
+        token_ids=np.array(token_ids, np.int32),
+        behaviour_logprob=np.full(n, -0.5, np.float32),
+        policy_version=np.full(n, version, np.int32),
+        finish=finish,
+        kept_mass=np.full(n, 0.5, np.float32) if is_truncated else None,
+    )
+
+
+def ids(*token_ids: int) -> NDArray[np.int32]:
+    return np.array(token_ids, np.int32)
+
+
+def test_one_turn_is_a_completion_as_it_was_drawn() -> None:
+    conversation = Conversation()
+    conversation.add_turn(drawn(5, 6, END_ID), "ab")
+    conversation.end(is_cut=False)
+    completion = conversation.completion(reward=0.25)
+    assert completion.is_drawn is None
+    assert completion.token_ids.tolist() == [5, 6, END_ID]
+    assert (completion.reward, completion.finish, conversation.turns) == (0.25, Finish.END, 1)
+    text = conversation.completion_text(has_replies=False)
+    assert (text.text, text.tokens, text.finish, tuple(text.conversation)) == ("ab", 3, "end", ())
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_replies_lie_between_turns_and_belong_to_the_version_before_them(is_truncated: bool) -> None:
+    conversation = Conversation()
+    conversation.add_turn(drawn(5, END_ID, version=3, is_truncated=is_truncated), "a")
+    assert not conversation.is_over
+    conversation.add_reply(ids(8, 9), [{"role": "user", "content": "no"}])
+    conversation.add_turn(drawn(6, version=4, finish=Finish.LENGTH, is_truncated=is_truncated), "b")
+    assert conversation.is_over
+    assert conversation.turns == 2
+    completion = conversation.completion(reward=1.0)
+    assert completion.token_ids.tolist() == conversation.token_ids.tolist() == [5, END_ID, 8, 9, 6]
+    assert completion.is_drawn is not None
+    assert completion.is_drawn.tolist() == [True, True, False, False, True]
+    assert completion.policy_version.tolist() == [3, 3, 3, 3, 4]
+    assert completion.behaviour_logprob.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5]
+    assert completion.finish is Finish.LENGTH
+    if is_truncated:
+        assert completion.kept_mass is not None
+        assert completion.kept_mass.tolist() == [0.5, 0.5, 1.0, 1.0, 0.5]
+        check_group(make_group(completions=(completion,), sampling=replace(SAMPLING, top_k=5)))
+    else:
+        assert completion.kept_mass is None
+        check_group(make_group(completions=(completion,)))
+    text = conversation.completion_text(has_replies=True)
+    assert (text.text, text.tokens, text.finish) == ("b", 3, "length")
+    assert [m["role"] + m["content"] for m in text.conversation] == ["assistanta", "userno", "assistantb"]
+
+
+def test_a_template_does_not_end_a_turn_that_the_policy_has_ended() -> None:
+    conversation = Conversation()
+    conversation.add_turn(drawn(5, END_ID), "a")
+    assert conversation.to_append(ids(END_ID, 8)).tolist() == [8]
+    assert conversation.to_append(ids(8, END_ID)).tolist() == [8, END_ID]
+    stopped = Conversation()
+    stopped.add_turn(drawn(5, 7, finish=Finish.STOP), "a")
+    assert stopped.to_append(ids(7, 8)).tolist() == [7, 8]
+
+
+def test_a_conversation_without_room_for_another_turn_was_cut() -> None:
+    conversation = Conversation()
+    conversation.add_turn(drawn(5, END_ID), "a")
+    conversation.end(is_cut=True)
+    assert conversation.is_over
+    assert conversation.completion(reward=0.0).finish is Finish.LENGTH
+    assert conversation.completion_text(has_replies=True).finish == "length"

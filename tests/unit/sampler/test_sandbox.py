@@ -1,0 +1,313 @@
+"""Programs that want out of the sandbox, for real; each says what it met."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.errors import StartupError
+from node.task_options import CodeOptions
+from sampler.tasks.code import sandbox as sandbox_module
+from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s
+from sampler.tasks.code.sandbox import Sandbox, find_sandbox
+from sampler.tasks.grader_outage import GraderOutageError, Outage
+
+OPTIONS = CodeOptions(tests="stdin", time_limit_s=1, most_tests=3, memory_limit_bytes=256 << 20)
+PATIENCE_S = 20.0
+"""For a busy machine, beyond the limits."""
+
+TRY = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(*attempts):
+    for attempt in attempts:
+        try:
+            found = attempt()
+        except (OSError, MemoryError, RuntimeError, ImportError) as error:
+            continue
+        if found != -1:
+            print("done:", repr(found)[:200])
+            return
+    print("no way")
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return find_sandbox()
+
+
+def ran(sandbox: Sandbox, program: str, *, prints: str = "no way", given: str = "") -> Verdict:
+    """Run a program; its one test is what it prints."""
+    tests = [{"input": given, "output": prints}]
+    return CodeGrader(OPTIONS, sandbox, at_once=1).verdicts({}, tests, [TRY + program])[0]
+
+
+PASSED = Verdict(1, 1)
+
+
+def test_what_a_program_reads_and_prints_is_its_own(sandbox: Sandbox) -> None:
+    assert ran(sandbox, "print(sum(map(int, sys.stdin)))", given="1\n2\n3\n", prints="6") == PASSED
+
+
+# Numbers of system calls are those of x86-64.
+ESCAPES = {
+    "fork": """
+tried(os.fork, libc.fork, libc.vfork, lambda: libc.syscall(56, 17, 0, 0, 0, 0))
+""",
+    "clone3": """
+tried(lambda: libc.syscall(435, (ctypes.c_uint64 * 11)(0, 0, 0, 0, 17), 88))
+""",
+    "start a program": """
+import subprocess
+tried(
+    lambda: subprocess.run(["/usr/bin/env"]),
+    lambda: os.posix_spawn("/usr/bin/env", ["env"], {}),
+    lambda: os.system("exit 3") == 3 << 8 or -1,
+)
+""",
+    "network": """
+import socket
+tried(
+    socket.socket,
+    lambda: socket.create_connection(("127.0.0.1", PORT)),
+    lambda: socket.socket(socket.AF_UNIX),
+    lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+)
+""",
+    "read": """
+paths = "/etc/passwd /proc/self/environ /proc/1/maps /sys/kernel/notes /dev/mem /tests.json"
+tried(*(lambda path=path: open(path).read() for path in [*paths.split(), "SECRET"]))
+""",
+    "list": """
+paths = "/home /proc /sys /etc /var /tmp /run DIRECTORY"
+tried(*(lambda path=path: os.listdir(path) for path in paths.split()))
+""",
+    "write": """
+paths = "/x /tmp/x /dev/shm/x /dev/x /usr/x /program.py x DIRECTORY/x PYTHON"
+inside = "/inside/x /inside/sampler/tasks/code/inside/begin.py"
+tried(*(lambda path=path: open(path, "w") for path in [*paths.split(), *inside.split()]))
+""",
+    "links": """
+tried(
+    lambda: os.symlink("/etc", "/etc2"),
+    lambda: os.link("/program.py", "/y"),
+    lambda: os.rename("/program.py", "/p"),
+    lambda: os.mkdir("/z"),
+    lambda: os.mkfifo("/f"),
+    lambda: os.mknod("/n"),
+)
+""",
+    "mount": """
+tried(
+    lambda: libc.mount(b"proc", b"/usr", b"proc", 0, 0),
+    lambda: libc.umount2(b"/usr", 2),
+    lambda: libc.unshare(0x10000000),
+    lambda: libc.unshare(0x20000),
+    lambda: libc.setns(0, 0),
+    lambda: os.chroot("/usr"),
+)
+""",
+    "memory": """
+import mmap
+tried(
+    lambda: len(bytearray(1 << 30)),
+    lambda: len(mmap.mmap(-1, 1 << 30)),
+    lambda: len([bytes(1 << 20) for _ in range(1000)]),
+    lambda: os.memfd_create("x"),
+    lambda: libc.shmget(0, 1 << 20, 0o1600),
+)
+""",
+    "limits": """
+import resource
+def raised(limit):
+    resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+names = "CPU AS NOFILE NPROC FSIZE CORE".split()
+try:
+    for name in names:
+        try:
+            raised(getattr(resource, "RLIMIT_" + name))
+            print("raised", name)
+        except ValueError:
+            pass
+finally:
+    tried(lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.nice(-5))
+""",
+    "kernel": """
+tried(
+    lambda: libc.ptrace(16, 1, 0, 0),
+    lambda: libc.syscall(321, 0, 0, 0),  # bpf
+    lambda: libc.syscall(425, 8, 0),  # io_uring_setup
+    lambda: libc.syscall(323, 0),  # userfaultfd
+    lambda: libc.syscall(250, 0, 0, 0),  # keyctl
+)
+""",
+}
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_a_program_does_not_get_out(escape: str, sandbox: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "api.key"
+    secret.write_text("sesame")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        program = (
+            ESCAPES[escape]
+            .replace("SECRET", str(secret))
+            .replace("DIRECTORY", str(tmp_path))
+            .replace("PORT", str(server.getsockname()[1]))
+            .replace("PYTHON", os.path.realpath(sys.executable))
+        )
+        assert ran(sandbox, program) == PASSED
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert list(tmp_path.iterdir()) == [secret]
+
+
+def test_the_environment_the_user_and_the_descriptors_say_nothing(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    looks = """
+def is_open(number):
+    try:
+        return bool(os.fstat(number))
+    except OSError:
+        return False
+libc.getenv.restype = ctypes.c_char_p
+print(sorted(name for name in os.environ if not name.startswith(("PYTHON", "MALLOC", "PWD", "LC_CTYPE"))))
+print(libc.getenv(b"JUDGE_KEY"), os.getuid(), os.getpid() < 9, sum(map(is_open, range(64))))
+print(sorted(set(os.listdir("/")) - {"lib32"}))
+"""
+    roots = {"bin", "dev", "inside", "lib", "lib64", "program.py", "usr", Path(sys.base_prefix).parts[1]}
+    said = f"[]\nNone 65534 True 4\n{sorted(roots)}"  # the fourth descriptor is /dev/null
+    assert ran(sandbox, looks, prints=said) == PASSED
+
+
+HANGS = {
+    "loop": "while True: pass",
+    "loop and ignore": "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+    "sleep": "time.sleep(3600)",
+    "stop": "os.kill(os.getpid(), 19)",
+    "close and go on": "os.closerange(0, 3)\ntime.sleep(3600)",
+    "threads": """
+def spin():
+    while True: pass
+for _ in range(8): threading.Thread(target=spin).start()
+""",
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_program_that_does_not_end_is_ended(hang: str, sandbox: Sandbox) -> None:
+    began = time.monotonic()
+    assert ran(sandbox, HANGS[hang]) == Verdict(0, 1, timed_out=True)
+    assert time.monotonic() - began < completion_limit_s(OPTIONS) + PATIENCE_S
+    assert not psutil.Process().children(recursive=True)
+
+
+CRASHES = {
+    "exit": "sys.exit(3)",
+    "raise": "1 / 0",
+    "segfault": "ctypes.string_at(0)",
+    "recursion": "sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    "a gigabyte of output": "for _ in range(1024): os.write(1, bytes(1 << 20))",
+    "output for ever": "while True: os.write(1, b'x' * 65536)",
+    "no Python": "}{",
+    "fork by its x32 number": "libc.syscall(0x40000000 + 57)",
+    "kill all": "os.kill(-1, 9)\nos.kill(0, 9)",
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_a_program_that_ends_badly_has_failed(crash: str, sandbox: Sandbox) -> None:
+    verdict = ran(sandbox, CRASHES[crash])
+    assert (verdict.passed, verdict.tests) == (0, 1)
+    assert verdict.crashed or verdict.timed_out
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_killing_its_parent_and_all_it_can_name_harms_nobody(sandbox: Sandbox) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    kill = f"""
+import signal
+for number in (1, os.getppid(), {os.getpid()}, {bystander.pid}):
+    for which in (signal.SIGKILL, signal.SIGTERM):
+        try:
+            if number != os.getpid(): os.kill(number, which)
+        except ProcessLookupError:
+            pass
+print("tried")
+"""
+    try:
+        assert ran(sandbox, kill, prints="tried") == PASSED
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate(b"\n")
+
+
+def test_many_threads_cost_the_program_only(sandbox: Sandbox) -> None:
+    bomb = """
+threading.stack_size(32768)
+started = 0
+try:
+    while started < 100_000:
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        started += 1
+except (RuntimeError, MemoryError):
+    print("no more")
+sys.stdout.flush()
+os._exit(0)
+"""
+    verdict = ran(sandbox, bomb, prints="no more")
+    assert verdict.timed_out or verdict == PASSED
+    assert not psutil.Process().children(recursive=True)
+
+
+@pytest.fixture
+def without_bwrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_a_machine_without_bubblewrap_is_told_what_to_install(without_bwrap: None) -> None:
+    with pytest.raises(StartupError, match=r"bwrap is not installed\. Install bubblewrap and libseccomp2"):
+        find_sandbox()
+
+
+def test_a_machine_without_libseccomp_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> bytes:
+        raise OSError("libseccomp.so.2: cannot open shared object file")
+
+    monkeypatch.setattr(sandbox_module, "call_filter", missing)
+    with pytest.raises(StartupError, match="filter of the sandbox cannot be made: libseccomp"):
+        find_sandbox()
+
+
+def test_a_machine_without_user_namespaces_is_told_what_to_set() -> None:
+    """One user namespace that allows no further one: what a container or a hardened kernel does."""
+    check = "from sampler.tasks.code.sandbox import find_sandbox; find_sandbox().check()"
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    refused = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", sys.executable, "-c", check],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert refused.returncode == 1
+    assert "StartupError: The sandbox for programs does not start: bwrap: " in refused.stderr
+    assert "user.max_user_namespaces=10000" in refused.stderr
+
+
+def test_a_sandbox_that_stops_working_is_an_outage_and_no_verdict(sandbox: Sandbox) -> None:
+    broken = Sandbox("/bin/false", sandbox.filter)
+    with pytest.raises(GraderOutageError) as error:
+        ran(broken, "print('no way')")
+    assert error.value.outage is Outage.SANDBOX_FAILED
+    asserting = CodeGrader(CodeOptions(), broken, at_once=2)
+    with pytest.raises(GraderOutageError):
+        asserting.verdicts({}, "assert f(1)", ["def f(x): return x"] * 3)
