@@ -78,10 +78,10 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
         await session.begin()
         for name, moment in (
             (COORDINATOR, is_half_evaluated(directory, 0)),
+            (LEARNER, has_stepped(directory, 4)),
             (NEAR, is_half_evaluated(directory, EVERY_VERSIONS)),
             (LEARNER, has_stepped(directory, EVERY_VERSIONS + 2)),
             (COORDINATOR, is_half_evaluated(directory, 2 * EVERY_VERSIONS)),
-            (LEARNER, has_stepped(directory, 2 * EVERY_VERSIONS + 4)),
         ):
             await until(moment, within_s=60)
             await session.kill(name)
