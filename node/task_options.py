@@ -219,7 +219,8 @@ class JsonlOptions(PromptOptions):
     @property
     def columns(self) -> Mapping[str, str]:
         question = {"messages": self.messages} if self.messages else {"prompt": self.prompt}
-        return question | ({"answer": self.answer} if self.grader in GRADERS else {})
+        is_answered = self.grader in GRADERS and (self.judge is None or "{answer}" in self.judge.template)
+        return question | ({"answer": self.answer} if is_answered else {})
 
     @property
     def package(self) -> str | None:

@@ -1,10 +1,14 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from node.coordinator.config import CoordinatorConfig
 from node.rollout import SamplingParameters
+from node.task_options import checked_options
+
+JUDGE = {"model": "wise", "score_key": "score"}
 
 
 def config(**values: object) -> CoordinatorConfig:
@@ -171,3 +175,24 @@ def test_held_out_rows_are_those_of_the_data() -> None:
     rows = {"file": "x.jsonl", "evaluation_rows": 30}
     config = CoordinatorConfig.model_validate(evaluated() | {"task": "mine", "prompts": None, "data": rows})
     assert config.evaluation_settings.held_out_prompts == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({}, {"prompt": "prompt", "answer": "answer"}),
+        ({"messages": "chat", "answer": "sum"}, {"messages": "chat", "answer": "sum"}),
+        ({"grader": "mine:grade"}, {"prompt": "prompt"}),
+        ({"grader": "judge", "judge": {**JUDGE, "template": "{completion}"}}, {"prompt": "prompt"}),
+        (
+            {"grader": "judge", "judge": {**JUDGE, "template": "{answer} {completion}"}},
+            {"prompt": "prompt", "answer": "answer"},
+        ),
+    ],
+)
+def test_rows_need_the_columns_that_prompt_and_grader_read(
+    options: dict[str, Any], columns: dict[str, str]
+) -> None:
+    checked = checked_options("jsonl", options)
+    assert checked is not None
+    assert checked.columns == columns
