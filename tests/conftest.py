@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 import pytest
 
@@ -9,6 +10,9 @@ import pytest
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
 # cores: 64 s, with one thread each 20 s).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Under nohup it is ignored, by all that tests start too: a daemon would not drain when its terminal closes.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_th
 ) -> None:
     settings = {"task": "t", "prompts": 20, "max_staleness_versions": 500}
     async with (
-        running_hub(made, **settings) as hub,
+        running_hub(made, **settings, prompt_retry_s=86400) as hub,  # not before the restart
         learning(hub, base, model_dir) as learner,
         sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:PromptRaises"}),
     ):
