@@ -95,11 +95,11 @@ async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_th
         drain = await learner.drain(credits=1000)
         assert len(await train(drain, hub.clock, groups=60, within_s=15)) == 60
         assert {bad.prompt_index for bad in (await learner.status()).bad_prompts} == {1, 11}
-        # Two faults set a prompt aside; a lease of its next epoch may be out by then: it adds its own, and
-        # as its prompt is aside already, gives it up once more.
+        # A slot's second fault sets its prompt aside. Until then each of three epochs may have tried it once,
+        # and gives it up once more where it is aside already.
         faults = hub.metric("heterorl_coordinator_prompt_faults_total", reason="prompt_failed")
         given_up = hub.metric("heterorl_coordinator_abandoned_prompts_total", reason="prompt_failed")
-        assert faults in {4, 5, 6}
+        assert 4 <= faults <= 2 * (3 + 1)
         assert 2 <= given_up <= faults - 2
     # The task was mended, and whoever runs the coordinator wants its prompts back at once.
     async with (
