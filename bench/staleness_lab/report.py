@@ -25,7 +25,7 @@ from bench.staleness_lab.statistics import (
 )
 from bench.staleness_lab.trials import Setting
 from bench.staleness_lab.tuning import LEAST_MARGIN, Tuned, by_score, tuned
-from bench.staleness_lab.verdicts import Verdict, verdicts
+from bench.staleness_lab.verdicts import FAR_VERSIONS, Place, Verdict, described, verdicts
 
 _ABOUT: Final = """\
 A policy of version v is trained on completions that the policy of version v - lag wrote. Prompts, the
@@ -103,6 +103,7 @@ def write_report(
     sections = [f"# The staleness laboratory\n\n{about}", _answers(verdicts(table, plan))]
     pictures = draw(out, plan, table, list(frozen.settings)) if finished else []
     sections.append("## Pictures\n\n" + "\n\n".join(f"![{title}]({name})" for name, title in pictures))
+    sections.append(_losses(table, plan))
     sections += [_scores(table, plan, task) for task in plan.report]
     sections += [_stability(table, plan, task) for task in plan.report]
     sections += [_lengths(table, plan), _design(plan, tuning, found, frozen.settings)]
@@ -140,6 +141,24 @@ def _scores(table: Table, plan: Plan, task: str) -> str:
     ]
     head = ["method", *map(_condition, conditions)]
     return f"## {task}: score at the end (%)\n\n{_markdown(head, rows)}"
+
+
+def _losses(table: Table, plan: Plan) -> str:
+    """How far each method ends below the best of a cell, the smallest mean first."""
+    losses: dict[str, dict[Place, float]] = {}
+    for place in ((task, c) for task in plan.report for c in plan.conditions() if c[1] >= FAR_VERSIONS):
+        ends = {method: float(outcome.ends.mean()) for method, outcome in table.methods(*place).items()}
+        for method, end in ends.items():
+            losses.setdefault(method, {})[place] = 100 * (max(ends.values()) - end)
+    rows = []
+    for method, here in sorted(losses.items(), key=lambda item: float(np.mean(list(item[1].values())))):
+        by_task = [[loss for (each, _), loss in here.items() if each == task] for task in plan.report]
+        means = [f"{np.mean(some):.1f}" if some else "-" for some in ([*here.values()], *by_task)]
+        worst = max(here, key=here.__getitem__)
+        rows.append([_name(method), *means, f"{here[worst]:.1f}", described(worst)])
+    head = ["method", "mean", *plan.report, "largest", "where"]
+    title = f"## Points lost to the best method of each cell, at {FAR_VERSIONS} versions and more"
+    return f"{title}\n\n{_markdown(head, rows)}"
 
 
 def _stability(table: Table, plan: Plan, task: str) -> str:

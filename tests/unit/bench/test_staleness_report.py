@@ -94,10 +94,10 @@ def tuning(tmp_path: Path) -> Results:
     return results
 
 
-def report(out: Path, tuning: Results, cells: list[Cell]) -> str:
+def report(out: Path, tuning: Results, cells: list[Cell], end: Ends = lambda _: 0.6) -> str:
     results = Results(out / "report.jsonl")
     for cell in cells:
-        results.add(outcome(cell, 0.6))
+        results.add(outcome(cell, end(cell)))
     frozen = Frozen.of(PLAN, tuning)
     write_report(out, PLAN, frozen, is_committed=True, tuning=tuning, results=results, workers=2)
     return (out / "staleness.md").read_text()
@@ -111,6 +111,7 @@ def test_a_whole_report_has_every_table_and_picture_and_its_own_time(tmp_path: P
     assert f"the report {hours:.2f}: {(hours + len(PLAN.tuning_cells()) / 100) / 2:.1f} hours" in text
     assert "committed before. No method has run there with other numbers." in text
     for title in (
+        "Points lost to the best method of each cell, at 32 versions",
         "palindromes: score at the end",
         "maze: collapse, speed",
         "By completion length",
@@ -120,6 +121,16 @@ def test_a_whole_report_has_every_table_and_picture_and_its_own_time(tmp_path: P
     assert "weibull 256 | bf16 32 | quantised 32 | outliers 32 |" in text
     for name in ("scores", "kl", "curves", "lengths"):
         assert (tmp_path / f"staleness_{name}.png").stat().st_size > 0
+
+
+def test_a_method_loses_what_the_best_of_each_cell_is_ahead(tmp_path: Path, tuning: Results) -> None:
+    def end(cell: Cell) -> float:
+        is_there = (cell.method, cell.task, cell.staleness) == ("tis", "maze", 128)
+        return 0.5 if is_there else 0.6
+
+    text = report(tmp_path, tuning, PLAN.report_cells(SETTINGS), end)
+    assert f"| tis | {10 / 36:.1f} | 0.0 | {10 / 9:.1f} | 0.0 | 0.0 | 10.0 | maze, fixed 128 |" in text
+    assert "| grpo | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | routes, fixed 32 |" in text
 
 
 def test_a_report_says_what_has_not_run_and_what_ran_with_other_settings(
