@@ -137,7 +137,7 @@ class WholeVersion:
         self._verified[frame] = True
 
     def repair(self, frame: int, words: Words) -> None:
-        """Take the words of a frame that were made another way, such as by ``rebuild_frame``.
+        """Use the words of a frame that were made another way, such as by ``rebuild_frame``.
 
         Raises:
             DamagedFrameError: they are not the signed ones.

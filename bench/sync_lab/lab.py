@@ -68,7 +68,7 @@ class Sync:
 
 
 def put(hub: Process, name: str) -> float:
-    """Have the hub store an artifact; give the monotonic second at which it announced it."""
+    """Store an artifact at the hub; return the monotonic second at which it announced it."""
     hub.tell(put=name)
     return float(hub.answer("announced_s")["announced_s"])
 

@@ -152,7 +152,7 @@ class Network(ExitStack):
         return self
 
     def allow(self, congestion_control: str) -> bool:
-        """Let namespaces choose a congestion control; False: this kernel has none of that name."""
+        """Allow namespaces a congestion control; False: this kernel has none of that name."""
         if congestion_control not in AVAILABLE.read_text().split():
             return False
         allowed = ALLOWED.read_text()

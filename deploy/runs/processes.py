@@ -132,7 +132,7 @@ class Children:
         return error
 
     async def stop(self, name: str) -> int:
-        """Let a child drain; return its exit code. A late one is killed, which its exit code shows."""
+        """Drain a child and return its exit code. A late one is killed, which its exit code shows."""
         child = self._children[name]
         _signal(child, signal.SIGTERM)
         try:

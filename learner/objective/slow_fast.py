@@ -53,7 +53,7 @@ class EntropySwitch:
 def slow_fast_step(
     parameters: Sequence[Tensor], step: Callable[[], None], *, fast_steps: int, reposition_share: float
 ) -> None:
-    """Take ``fast_steps`` + 1 steps, repositioned before the last.
+    """Do ``fast_steps`` + 1 steps, repositioned before the last.
 
     Args:
         parameters: changed in place by ``step`` and by the reposition.

@@ -49,7 +49,7 @@ class Conversation:
         self.is_over = drawn.finish is Finish.LENGTH
 
     def end(self, *, is_cut: bool) -> None:
-        """Have no other turn; ``is_cut`` if there is no room for one."""
+        """End after the newest turn; ``is_cut`` if there is no room for another."""
         self.is_over, self._is_cut = True, is_cut
 
     def to_append(self, reply_token_ids: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -149,7 +149,7 @@ class Lane:
         return min(enough_bytes, _GROWTH * asked_bytes) if asked_bytes else enough_bytes
 
     def _take_over(self, names: Iterable[str]) -> Range | None:
-        """Take a range from a lane that another source would overtake, and return it; None: there is none."""
+        """Remove and return a range of a lane that another source would overtake; None: there is none."""
         now = time.monotonic()
         for slow in self._transfer.reading:
             known = (self._sources.scores.bytes_per_s(name) for name in names if name != slow.source)

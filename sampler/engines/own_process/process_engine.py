@@ -170,7 +170,7 @@ class ProcessEngine:
             self._process.words.put(channel)
 
     def move(self, channel: "_WordsChannel", call: str, frame: int) -> None:
-        """Have the process copy a frame between its live words and the shared memory."""
+        """Copy a frame between the process's live words and the shared memory."""
         channel.ask({"call": call, "frame": frame}, limit_s=self._step_limit_s)
 
 

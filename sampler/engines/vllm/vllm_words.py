@@ -63,7 +63,7 @@ class LiveParameters:
 
 
 def keep_packed_words() -> None:
-    """Let vLLM keep the matrices that it packs for a CPU, from now on; it throws them away otherwise."""
+    """Keep the matrices that vLLM packs for a CPU, from now on; it throws them away otherwise."""
     pack: Callable[..., None] = vllm_layers.dispatch_cpu_unquantized_gemm
 
     def pack_and_keep(layer: nn.Module, remove_weight: bool) -> None:

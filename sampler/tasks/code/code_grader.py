@@ -243,7 +243,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 async def _check_begun(process: asyncio.subprocess.Process) -> None:
-    """Tell a sandbox that did not start from a program that failed in it."""
+    """Raise if the sandbox did not start; a program that failed in it is another matter."""
     assert process.stderr is not None
     said = await _start_of(process.stderr) or b""
     if not said.startswith(BEGUN):
