@@ -164,7 +164,7 @@ async def build(context: RoleContext) -> list[Service]:
             run_id,
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
-            tokenizer_digest=engine.tokenizer_digest,
+            tokenizer_digest=engine.tokenizer.digest,
             chat_template_digest=chat_template_digest(config.model_dir),
         ),
         reports=PeerReports(

@@ -95,10 +95,10 @@ def engine_texts(
     texts: dict[str, str] = {}
     try:
         for number, prompt in enumerate(prompts):
-            loaded.add(GenerationRequest(str(number), loaded.encode(prompt), 1, sampling))
+            loaded.add(GenerationRequest(str(number), loaded.tokenizer.encode(prompt), 1, sampling))
         while loaded.running:
             for request in loaded.step():
-                texts[request.request_id] = loaded.decode(request.completions[0].token_ids)
+                texts[request.request_id] = loaded.tokenizer.decode(request.completions[0].token_ids)
     finally:
         loaded.close()
     return [texts[str(number)] for number in range(len(prompts))]

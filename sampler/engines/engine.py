@@ -66,6 +66,48 @@ class EngineSettings(Protocol):
     def engine_options(self) -> Mapping[str, Any]: ...
 
 
+class Tokenizer(Protocol):
+    """Texts to tokens and back; for any thread."""
+
+    @property
+    def digest(self) -> bytes:
+        """The digest to join with; see ``node.tokenizer``."""
+        ...
+
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize a text, or messages in the model's chat template; see ``prompt_encoding``.
+
+        Args:
+            template_arguments: Variables of the template.
+        Raises:
+            RefusedError: MALFORMED if the template does not take the messages, or there is none.
+        """
+        ...
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize what follows a completion, up to where the assistant answers again.
+
+        Args:
+            reply: A text, or a conversation in messages: what follows its last message of the assistant.
+            template_arguments: Variables of the template.
+        Raises:
+            RefusedError: MALFORMED if the template does not take the messages, or there is none.
+        """
+        ...
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the text of a completion without special tokens, any stop string included."""
+        ...
+
+
 class Engine(Protocol):
     """Generates in decode steps and accepts new weights between them."""
 
@@ -80,8 +122,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def tokenizer_digest(self) -> bytes:
-        """The digest to join with; see ``node.tokenizer``."""
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
         ...
 
     @property
@@ -92,39 +134,6 @@ class Engine(Protocol):
     @property
     def waiting(self) -> int:
         """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
-        ...
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        """Tokenize a text, or messages in the model's chat template; see ``prompt_encoding``. Any thread.
-
-        Args:
-            template_arguments: Variables of the template.
-        Raises:
-            RefusedError: MALFORMED if the template does not take the messages, or there is none.
-        """
-        ...
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        """Tokenize what follows a completion, up to where the assistant answers again. Any thread.
-
-        Args:
-            reply: A text, or a conversation in messages: what follows its last message of the assistant.
-            template_arguments: Variables of the template.
-        Raises:
-            RefusedError: MALFORMED if the template does not take the messages, or there is none.
-        """
-        ...
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of a completion without special tokens, any stop string included. Any thread."""
         ...
 
     def add(self, request: GenerationRequest) -> None:

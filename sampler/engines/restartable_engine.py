@@ -8,15 +8,12 @@ decoded.
 
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, Tokenizer
 from sampler.engines.model_words import LiveWords, ModelWords, Spares
 
 logger = logging.getLogger(__name__)
@@ -49,10 +46,10 @@ class RestartableEngine:
             ConfigError, StartupError: what ``load`` raises.
         """
         self._load = load
-        self._newest = load()
-        self._engine: Engine | None = self._newest
-        self.layout: Layout = self._newest.layout
-        self.tokenizer_digest: bytes = self._newest.tokenizer_digest
+        engine = load()
+        self._engine: Engine | None = engine
+        self.layout: Layout = engine.layout
+        self.tokenizer: Tokenizer = engine.tokenizer
         self.weights: LiveWords = _RestartableWords(self)
 
     @property
@@ -73,7 +70,7 @@ class RestartableEngine:
             ConfigError, StartupError: it does not load any more, or loads another model.
         """
         self.close()
-        self._engine = self._newest = self._load()
+        self._engine = self._load()
         if self._engine.layout.digest != self.layout.digest:
             raise StartupError(
                 "the model in sampler.model_dir has another layout than when this process started",
@@ -87,23 +84,6 @@ class RestartableEngine:
     @property
     def waiting(self) -> int:
         return 0 if self._engine is None else self._engine.waiting
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._newest.encode(prompt, template_arguments)
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._newest.encode_reply(reply, template_arguments)
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return self._newest.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         self.current.add(request)

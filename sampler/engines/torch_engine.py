@@ -11,15 +11,13 @@ Nothing is uploaded or waited for per token: the CPU prepares a step while the d
 So what a step finishes is found one step late on a CUDA device, and at once on a CPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -135,8 +133,8 @@ class TorchEngine:
         return self._weights
 
     @property
-    def tokenizer_digest(self) -> bytes:
-        return self._tokenizer.digest
+    def tokenizer(self) -> ModelTokenizer:
+        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -145,23 +143,6 @@ class TorchEngine:
     @property
     def waiting(self) -> int:
         return self._decoder.waiting
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode(prompt, template_arguments)
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode_reply(reply, template_arguments)
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return self._tokenizer.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)

@@ -87,7 +87,7 @@ class RolloutLoop:
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._clock = clock
-        self._turns = TurnTaking(engine, engine_thread=engine_thread, metrics=metrics)
+        self._turns = TurnTaking(engine.tokenizer, engine_thread=engine_thread, metrics=metrics)
         self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
@@ -233,7 +233,7 @@ class RolloutLoop:
     async def _prepare(self, lease: PromptLease, task: RunTask) -> None:
         try:
             with self._metrics.prompt_seconds.time():
-                prompt = await task.prompt(lease, self._engine)
+                prompt = await task.prompt(lease, self._engine.tokenizer)
         except TaskError as error:
             self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
             return
@@ -272,7 +272,7 @@ class RolloutLoop:
             grades,
             run_id=self._run_id,
             layout_digest=self._engine.layout.digest,
-            tokenizer_digest=self._engine.tokenizer_digest,
+            tokenizer_digest=self._engine.tokenizer.digest,
             finished_at_s=finished_at_s,
             graded_at_s=self._clock.now(),
             offset_s=self._membership.clock_offset_s,

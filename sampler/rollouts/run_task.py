@@ -12,7 +12,7 @@ from node.errors import RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
 from node.rollout import PromptLease
-from sampler.engines.engine import Engine
+from sampler.engines.engine import Tokenizer
 from sampler.rollouts.work_queue import Job, Prompt
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grades, TaskDescription, TaskError, TaskUnusableError
@@ -75,7 +75,7 @@ class RunTask:
         is_known = bool(lease.row) or lease.prompt_index < self.prompts
         return lease.task == self.name and lease.prompt_index >= 0 and is_known
 
-    async def prompt(self, lease: PromptLease, engine: Engine) -> Prompt:
+    async def prompt(self, lease: PromptLease, tokenizer: Tokenizer) -> Prompt:
         """Ask for a lease's prompt once, and tokenize it in a thread: a long one takes a while.
 
         Raises:
@@ -83,7 +83,7 @@ class RunTask:
         """
         made = await self.graders.prompt(lease.prompt_index, _row(lease))
         try:
-            token_ids = await asyncio.to_thread(engine.encode, made.content, self.template_arguments)
+            token_ids = await asyncio.to_thread(tokenizer.encode, made.content, self.template_arguments)
         except RefusedError as refused:
             raise TaskError(str(refused), fault=Failure.PROMPT_FAILED) from refused
         if not len(token_ids):
@@ -95,7 +95,7 @@ class RunTask:
             )
         return Prompt(made, token_ids)
 
-    async def reply(self, job: Job, conversation: Sequence[Message], engine: Engine) -> Reply | None:
+    async def reply(self, job: Job, conversation: Sequence[Message], tokenizer: Tokenizer) -> Reply | None:
         """Ask for the reply to a completion's newest turn, and tokenize it; None: the conversation is over.
 
         Raises:
@@ -116,7 +116,7 @@ class RunTask:
             raise TaskError("reply() speaks for the assistant", fault=Failure.GRADING_FAILED)
         context = [*made.content, *conversation, *messages] if is_chat else said
         try:
-            token_ids = await asyncio.to_thread(engine.encode_reply, context, self.template_arguments)
+            token_ids = await asyncio.to_thread(tokenizer.encode_reply, context, self.template_arguments)
         except RefusedError as refused:
             raise TaskError(str(refused), fault=Failure.GRADING_FAILED) from refused
         if not len(token_ids):

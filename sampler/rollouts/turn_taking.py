@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine import FinishedRequest, GenerationRequest, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import SamplerMetrics
@@ -42,8 +42,8 @@ class GroupInTurns:
 class TurnTaking:
     """The groups in the engine, and those whose conversations wait for a reply."""
 
-    def __init__(self, engine: Engine, *, engine_thread: EngineThread, metrics: SamplerMetrics) -> None:
-        self._engine = engine
+    def __init__(self, tokenizer: Tokenizer, *, engine_thread: EngineThread, metrics: SamplerMetrics) -> None:
+        self._tokenizer = tokenizer
         self._engine_thread = engine_thread
         self._metrics = metrics
         self._groups: dict[str, GroupInTurns] = {}
@@ -80,7 +80,7 @@ class TurnTaking:
         if any((conversation.turns == 0) != (number is None) for conversation in speaking):
             return None
         for conversation, drawn in zip(speaking, finished.completions, strict=True):
-            text = text_before_stop(self._engine.decode(drawn.token_ids), group.job.lease.sampling.stop)
+            text = text_before_stop(self._tokenizer.decode(drawn.token_ids), group.job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
             if not conversation.is_over and conversation.turns == task.max_turns:
                 conversation.end(is_cut=False)
@@ -95,7 +95,7 @@ class TurnTaking:
         """
         try:
             with self._metrics.reply_seconds.time():
-                reply = await task.reply(group.job, conversation.messages, self._engine)
+                reply = await task.reply(group.job, conversation.messages, self._tokenizer)
         except TaskError:
             if self._has(group):
                 raise

@@ -91,15 +91,15 @@ def test_a_second_turn_goes_on_from_the_first_and_the_reply(
     first_turns = driven.run_out()
     if is_swapped:
         driven.take(other)
-    reply = driven.engine.encode_reply("12 higher")
-    assert driven.engine.decode(reply) == "12 higher"
+    reply = driven.engine.tokenizer.encode_reply("12 higher")
+    assert driven.engine.tokenizer.decode(reply) == "12 higher"
     begun = {
         f"{prompt}/{number}": (prompt, np.concatenate([first.token_ids, reply]), first.policy_version[-1])
         for prompt, finished in first_turns.items()
         for number, first in enumerate(finished.completions)
     }
     for request_id, (prompt, row, _) in begun.items():
-        token_ids = np.concatenate([driven.engine.encode(prompt), row])
+        token_ids = np.concatenate([driven.engine.tokenizer.encode(prompt), row])
         driven.engine.add(GenerationRequest(request_id, token_ids, 1, PLAIN))
     for request_id, finished in driven.run_out().items():
         (prompt, row, version), (second,) = begun[request_id], finished.completions
@@ -268,7 +268,7 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Drive
 @pytest.mark.parametrize("prompt", ["1" * 250, ""], ids=["too long", "empty"])
 def test_a_prompt_that_leaves_no_room_is_refused(driven: Driven, prompt: str) -> None:
     with pytest.raises(RefusedError) as caught:
-        driven.engine.add(GenerationRequest("a", driven.engine.encode(prompt), 2, PLAIN))
+        driven.engine.add(GenerationRequest("a", driven.engine.tokenizer.encode(prompt), 2, PLAIN))
     assert caught.value.reason is Reason.OVER_LIMIT
     assert driven.engine.running == 0
     assert driven.engine.step() == []
@@ -287,21 +287,24 @@ def test_the_end_token_finishes_a_completion_and_the_limit_cuts_it(driven: Drive
 
 def test_a_stop_string_ends_a_completion_and_is_part_of_it(driven: Driven) -> None:
     greedy = driven.greedy("3+4=", tokens=12)
-    text = driven.engine.decode(np.array(greedy, np.int32))
+    text = driven.engine.tokenizer.decode(np.array(greedy, np.int32))
     stop = text[3:6]
     sampling = replace(GREEDY, stop=("no such", stop))
     driven.add("3+4=", sampling, completions=1)
     [completion] = driven.run_out()["3+4="].completions
     assert completion.finish is Finish.STOP
-    drawn = driven.engine.decode(completion.token_ids)
+    drawn = driven.engine.tokenizer.decode(completion.token_ids)
     assert text.startswith(drawn)
     assert drawn.endswith(stop)
     assert drawn.find(stop) == len(drawn) - len(stop)
 
 
 def test_the_text_of_a_completion_has_no_special_tokens(driven: Driven) -> None:
-    ids = driven.engine.encode(f"3+4{END}")
-    assert driven.engine.decode(np.array([*driven.engine.encode("3+4"), END_ID], np.int32)) == "3+4"
+    ids = driven.engine.tokenizer.encode(f"3+4{END}")
+    assert (
+        driven.engine.tokenizer.decode(np.array([*driven.engine.tokenizer.encode("3+4"), END_ID], np.int32))
+        == "3+4"
+    )
     assert END_ID in ids
 
 

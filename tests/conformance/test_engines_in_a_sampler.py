@@ -51,7 +51,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
         check_group(group, vocabulary_size=VOCABULARY_SIZE)
         for completion in group.completions:
             scores, _ = twin.recomputed(
-                base.decode(group.prompt_token_ids),
+                base.tokenizer.decode(group.prompt_token_ids),
                 SampledCompletion(
                     completion.token_ids,
                     completion.behaviour_logprob,

@@ -127,7 +127,7 @@ async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_
     ):
         drain = await learner.drain(credits=1000)
         trained = await train(drain, hub.clock, groups=20, within_s=15)
-    drawn = [base.decode(group.prompt_token_ids) for group in trained]
+    drawn = [base.tokenizer.decode(group.prompt_token_ids) for group in trained]
     assert len(trained) == 20
     for group, prompt in zip(trained, drawn, strict=True):
         rewards = {completion.reward for completion in group.completions}

@@ -210,10 +210,10 @@ async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     rewards, tokens = [], []
     for row in ROWS[14:]:
-        prompt = torch.tensor(base.encode(str(row["prompt"])))[None]
+        prompt = torch.tensor(base.tokenizer.encode(str(row["prompt"])))[None]
         (whole,) = model.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)
         written = whole[prompt.shape[1] :].numpy()
-        text = CompletionText(base.decode(written), len(written), "end")
+        text = CompletionText(base.tokenizer.decode(written), len(written), "end")
         rewards.append(share_of_digits(row, text)[0])
         tokens.append(len(written))
     (evaluation,) = read_evaluations(ledger(made))

@@ -49,13 +49,13 @@ async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are
     ):
         groups = await trained(await learner.drain(credits=1000), groups=2 * ROWS)
         status = await learner.status()
-    texts = {group.prompt_index: base.decode(group.prompt_token_ids) for group in groups}
+    texts = {group.prompt_index: base.tokenizer.decode(group.prompt_token_ids) for group in groups}
     assert texts.keys() == set(range(16)) - {7}
     assert {text.replace("\n", "") for text in texts.values()} == {f"add{n}+1=" for n in texts}
     for group in groups:
         for completion in group.completions:
             right = str(group.prompt_index + 1)
-            assert completion.reward == float(right in base.decode(completion.token_ids))
+            assert completion.reward == float(right in base.tokenizer.decode(completion.token_ids))
     assert [(bad.prompt_index, bad.reason) for bad in status.bad_prompts] == [(7, "prompt_too_long")]
     assert "max_prompt_tokens = 40" in status.bad_prompts[0].detail
     assert dict(status.bad_prompt_reasons) == {"prompt_too_long": 1}
@@ -79,7 +79,7 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
         groups = await trained(await learner.drain(credits=1000), groups=6)
     for group in groups:
         question = "9" * 60 if group.prompt_index == 7 else f"{group.prompt_index}+1="
-        assert base.decode(group.prompt_token_ids) == f"s add u {question} -"
+        assert base.tokenizer.decode(group.prompt_token_ids) == f"s add u {question} -"
         tokens = [len(completion.token_ids) for completion in group.completions]
         assert group.metrics["tokens"].tolist() == tokens
         assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)

@@ -36,7 +36,7 @@ async def test_the_learner_gets_the_stop_string_and_the_grader_the_text_before_i
             assert (group.sampling.stop, group.sampling.min_p) == (tuple(STOP), 0.01)
             for completion in group.completions:
                 assert completion.kept_mass is not None
-                text = base.decode(completion.token_ids)
+                text = base.tokenizer.decode(completion.token_ids)
                 before = text_before_stop(text, STOP)
                 assert (text != before) == (completion.finish is Finish.STOP)
                 assert completion.reward == len(before)

@@ -44,7 +44,7 @@ def policy(model_dir: Path) -> Policy:
 def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters) -> RolloutGroup:
     """Sample from the very weights the learner has, and send the group through the wire."""
     engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=11)
-    prompt = engine.encode("12+3=")
+    prompt = engine.tokenizer.encode("12+3=")
     engine.add(GenerationRequest("g", prompt, completions=16, sampling=sampling))
     finished = []
     while engine.running:

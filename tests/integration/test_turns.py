@@ -34,7 +34,7 @@ def game(name: str = "Guessing") -> dict[str, str]:
 def parts_of(completion: Completion, base: TorchEngine) -> list[str]:
     """Return the texts of turns and replies by turns."""
     edges = np.flatnonzero(np.diff(completion.drawn.astype(int))) + 1
-    return [base.decode(part) for part in np.split(completion.token_ids, edges)]
+    return [base.tokenizer.decode(part) for part in np.split(completion.token_ids, edges)]
 
 
 def said_in(turn: str) -> str:
@@ -101,7 +101,7 @@ async def test_a_chat_goes_on_as_its_template_writes_it(made: MadeRun, tmp_path:
     }
     assert replies <= {" u  higher -", " u  lower -", " u  a number -"}
     assert len(replies) > 1
-    assert {base.decode(group.prompt_token_ids) for group in groups} == {"u guess -"}
+    assert {base.tokenizer.decode(group.prompt_token_ids) for group in groups} == {"u guess -"}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ class Driven:
         return version
 
     def add(self, prompt: str, sampling: SamplingParameters, *, completions: int = 3) -> None:
-        self.engine.add(GenerationRequest(prompt, self.engine.encode(prompt), completions, sampling))
+        self.engine.add(
+            GenerationRequest(prompt, self.engine.tokenizer.encode(prompt), completions, sampling)
+        )
 
     def run_out(self) -> dict[str, FinishedRequest]:
         finished: dict[str, FinishedRequest] = {}
@@ -119,7 +121,9 @@ class Driven:
             logprobs, kept masses; [n] each
         """
         model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        ids = torch.from_numpy(np.concatenate([self.engine.encode(prompt), completion.token_ids])).long()
+        ids = torch.from_numpy(
+            np.concatenate([self.engine.tokenizer.encode(prompt), completion.token_ids])
+        ).long()
         n = len(completion.token_ids)
         scores, masses = np.empty(n, np.float32), np.empty(n, np.float32)
         for version in set(completion.policy_version.tolist()):
@@ -136,7 +140,9 @@ class Driven:
     def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
         """Score every token with transformers, each version going on with the cache of those before, [n]."""
         model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        ids = torch.from_numpy(np.concatenate([self.engine.encode(prompt), completion.token_ids])).long()
+        ids = torch.from_numpy(
+            np.concatenate([self.engine.tokenizer.encode(prompt), completion.token_ids])
+        ).long()
         n, versions = len(completion.token_ids), completion.policy_version.tolist()
         cache, begin, logits = DynamicCache(config=model.config), 0, []
         for version in sorted(set(versions)):
@@ -152,7 +158,7 @@ class Driven:
         """Generate with transformers, under the newest version."""
         model: Any = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
         self._put(model, self.versions[max(self.versions)])
-        ids = torch.from_numpy(self.engine.encode(prompt)).long()[None]
+        ids = torch.from_numpy(self.engine.tokenizer.encode(prompt)).long()[None]
         made = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
         )

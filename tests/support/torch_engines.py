@@ -78,7 +78,7 @@ def request(
     completions: int = 3,
     sampling: SamplingParameters = PLAIN,
 ) -> GenerationRequest:
-    return GenerationRequest(name or prompt, engine.encode(prompt), completions, sampling)
+    return GenerationRequest(name or prompt, engine.tokenizer.encode(prompt), completions, sampling)
 
 
 def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:

@@ -125,7 +125,6 @@ def _description(engine: Engine) -> Message:
     return {
         "tensors": [[span.name, list(span.shape), span.dtype.name] for span in layout.tensors],
         "layout_digest": layout.digest.hex(),
-        "tokenizer_digest": engine.tokenizer_digest.hex(),
     }
 
 

@@ -19,12 +19,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from node.errors import ConfigError, StartupError
 from node.limits import FRAME_WORDS
@@ -85,7 +84,6 @@ class ProcessEngine:
             TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in description["tensors"]
         )
         assert self._layout.digest.hex() == description["layout_digest"]
-        self._tokenizer_digest = bytes.fromhex(description["tokenizer_digest"])
         self._step_limit_s = step_limit_s
         self._weights = _ProcessWords(self)
         self._running = self._waiting = 0
@@ -99,8 +97,8 @@ class ProcessEngine:
         return self._weights
 
     @property
-    def tokenizer_digest(self) -> bytes:
-        return self._tokenizer_digest
+    def tokenizer(self) -> ModelTokenizer:
+        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -114,23 +112,6 @@ class ProcessEngine:
     def process_id(self) -> int:
         """The process, whose descendants are the engine's too."""
         return self._process.process_id
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode(prompt, template_arguments)
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode_reply(reply, template_arguments)
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return self._tokenizer.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         self.call(*request_message(request))

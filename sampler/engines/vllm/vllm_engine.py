@@ -14,13 +14,12 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Finish
@@ -143,8 +142,8 @@ class VllmEngine:
         return self._weights
 
     @property
-    def tokenizer_digest(self) -> bytes:
-        return self._tokenizer.digest
+    def tokenizer(self) -> ModelTokenizer:
+        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -159,23 +158,6 @@ class VllmEngine:
             if state.detokenizer.num_output_tokens()
         }
         return len(self._running.keys() - begun)
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode(prompt, template_arguments)
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        return self._tokenizer.encode_reply(reply, template_arguments)
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        return self._tokenizer.decode(token_ids)
 
     def add(self, request: GenerationRequest) -> None:
         sampling, prompt = request.sampling, request.prompt_token_ids

@@ -91,7 +91,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
             min_p=float(random.choice([0.0, 0.02])),
             stop=tuple(random.choice(list("abc7"), int(random.integers(0, 2)))),
         )
-        prompt = engine.encode("".join(random.choice(list(ALPHABET), int(random.integers(1, 60)))))
+        prompt = engine.tokenizer.encode("".join(random.choice(list(ALPHABET), int(random.integers(1, 60)))))
         request = GenerationRequest(str(number), prompt, int(random.integers(1, 6)), sampling)
         engine.add(request)
         requests[request.request_id] = request
@@ -122,7 +122,9 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
             ends = (completion.token_ids == END).nonzero()[0].tolist()
             assert ends == ([len(completion.token_ids) - 1] if completion.finish is Finish.END else [])
             found = [
-                string for string in request.sampling.stop if string in engine.decode(completion.token_ids)
+                string
+                for string in request.sampling.stop
+                if string in engine.tokenizer.decode(completion.token_ids)
             ]
             assert bool(found) == (completion.finish is Finish.STOP)
             is_full = len(completion.token_ids) == request.sampling.max_new_tokens

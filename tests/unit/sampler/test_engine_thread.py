@@ -68,7 +68,7 @@ class Generating:
     def add(
         self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
     ) -> None:
-        ids = self.engine.encode(prompt)
+        ids = self.engine.tokenizer.encode(prompt)
         self.engine_thread.add(GenerationRequest(name, ids, completions, sampling))
 
     def refuse(self, request_id: str, error: RefusedError) -> None:
@@ -107,7 +107,7 @@ async def test_nothing_is_served_before_the_first_version_is_handed_over(model_d
 
 async def test_requests_that_wait_in_the_engine_are_counted(model_dir: Path) -> None:
     async with generating(model_dir) as made:
-        made.engine.add(GenerationRequest("a", made.engine.encode("1"), 2, SHORT))
+        made.engine.add(GenerationRequest("a", made.engine.tokenizer.encode("1"), 2, SHORT))
         assert made.value("engine_waiting_requests") == 1
         await made.serve(0)
         made.add("b", SHORT)

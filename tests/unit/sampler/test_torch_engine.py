@@ -32,7 +32,7 @@ def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_le
             naive = naive_logprob(
                 model_dir,
                 {0: live(engine)},
-                engine.encode(prompt),
+                engine.tokenizer.encode(prompt),
                 completion,
             )
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
@@ -44,7 +44,7 @@ def test_a_prompt_of_one_token_alone_is_scored_exactly(engine: TorchEngine, mode
         naive = naive_logprob(
             model_dir,
             {0: live(engine)},
-            engine.encode("7"),
+            engine.tokenizer.encode("7"),
             completion,
         )
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
@@ -65,7 +65,7 @@ def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_
     mixed = 0
     for prompt in prompts:
         for completion in finished[prompt].completions:
-            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
+            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
             assert completion.policy_version[:4].tolist() == [0] * len(completion.policy_version[:4])
             assert (completion.policy_version[4:] == 5).all()
@@ -88,7 +88,7 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
             naive = naive_logprob(
                 model_dir,
                 {0: live(engine)},
-                engine.encode(prompt),
+                engine.tokenizer.encode(prompt),
                 completion,
             )
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
@@ -111,7 +111,9 @@ def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
     finished = run_out(engine)
     assert all(completion.kept_mass is None for completion in finished["5"].completions)
     for completion in finished["5-2="].completions:
-        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("5-2="), completion, sampling)
+        naive = naive_logprob(
+            model_dir, {0: live(engine)}, engine.tokenizer.encode("5-2="), completion, sampling
+        )
         assert completion.kept_mass is not None
         assert completion.kept_mass.min() < 0.99
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
@@ -145,14 +147,14 @@ def test_a_stop_string_ends_a_completion_and_its_tokens_stay_in_it(
     completions = finished["4"].completions
     assert {c.finish for c in completions} == {Finish.END, Finish.STOP, Finish.LENGTH}
     for completion in completions:
-        text = engine.decode(completion.token_ids)
+        text = engine.tokenizer.decode(completion.token_ids)
         before = text_before_stop(text, stop)
         if completion.finish is Finish.STOP:
             assert text in {before + string for string in stop}
         else:
             assert before == text
     for completion in [*completions[:10], *finished["5"].completions]:
-        prompt = engine.encode("5" if completion in finished["5"].completions else "4")
+        prompt = engine.tokenizer.encode("5" if completion in finished["5"].completions else "4")
         naive = naive_logprob(model_dir, {0: live(engine)}, prompt, completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
@@ -168,7 +170,7 @@ def test_completions_longer_than_the_room_of_a_new_cache_are_scored_exactly(
     completions = run_out(engine)["8*8="].completions
     longest = max(completions, key=lambda completion: len(completion.token_ids))
     assert len(longest.token_ids) > GROWTH_COLUMNS
-    naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("8*8="), longest)
+    naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode("8*8="), longest)
     np.testing.assert_allclose(longest.behaviour_logprob, naive, atol=1e-4)
 
 
@@ -195,7 +197,7 @@ def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
         engine.add(request(engine, prompt))
     for prompt, finished in run_out(engine).items():
         for completion in finished.completions:
-            naive = naive_logprob(directory, {0: live(engine)}, engine.encode(prompt), completion)
+            naive = naive_logprob(directory, {0: live(engine)}, engine.tokenizer.encode(prompt), completion)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -215,7 +217,7 @@ def test_weights_that_are_not_finite_leave_nothing_behind_for_the_next_version(
     load(engine, words[6], 6)
     for prompt, group in run_out(engine).items():
         for completion in group.completions:
-            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
+            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -265,7 +267,7 @@ def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) ->
     engine = made(model_dir, draw="inverse")
     engine.add(request(engine, "3+4="))
     for completion in run_out(engine)["3+4="].completions:
-        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode("3+4="), completion)
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode("3+4="), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -299,7 +301,7 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(
         naive = naive_logprob(
             model_dir,
             {0: live(engine)},
-            engine.encode("1+2="),
+            engine.tokenizer.encode("1+2="),
             completion,
         )
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)

@@ -31,7 +31,7 @@ def engine(model_dir: Path) -> TorchEngine:
 def test_no_step_waits_for_the_device(engine: TorchEngine) -> None:
     def complete() -> None:
         for prompt, sampling in (("7", PLAIN), ("abc def ghi 12345", PLAIN), ("3+4=", CUT)):
-            engine.add(GenerationRequest(prompt, engine.encode(prompt), 4, sampling))
+            engine.add(GenerationRequest(prompt, engine.tokenizer.encode(prompt), 4, sampling))
         while engine.running:
             engine.step()
 
@@ -45,7 +45,7 @@ def test_no_step_waits_for_the_device(engine: TorchEngine) -> None:
 
 def test_logprobs_are_those_of_the_model_on_a_cpu(engine: TorchEngine, model_dir: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    prompts = {prompt: engine.encode(prompt) for prompt in ("7", "abc def ghi 12345")}
+    prompts = {prompt: engine.tokenizer.encode(prompt) for prompt in ("7", "abc def ghi 12345")}
     for prompt, token_ids in prompts.items():
         engine.add(GenerationRequest(prompt, token_ids, 4, PLAIN))
     while engine.running:

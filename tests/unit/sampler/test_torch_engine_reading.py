@@ -30,7 +30,7 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
     engine.step()
     assert engine.waiting == 0
     for completion in run_out(engine)[prompt].completions:
-        naive = naive_logprob(model_dir, {0: live(engine)}, engine.encode(prompt), completion)
+        naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode(prompt), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -66,7 +66,7 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
     finished |= run_out(engine)
     versions = set()
     for name, group in finished.items():
-        token_ids = engine.encode(name if name in prompts else "1")
+        token_ids = engine.tokenizer.encode(name if name in prompts else "1")
         for completion in group.completions:
             naive = naive_logprob(model_dir, words, token_ids, completion, sampling)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
@@ -121,7 +121,7 @@ def test_a_request_cancelled_while_it_is_read_again_leaves_the_others_exact(mode
     for prompt, group in finished.items():
         for completion in group.completions:
             words = dict.fromkeys((0, 1), live(engine))
-            naive = naive_logprob(model_dir, words, engine.encode(prompt), completion)
+            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
             np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Pat
     engine.step()
     load(engine, words[5], 5)
     for completion in run_out(engine)["abc def ghi 12345"].completions:
-        naive = naive_logprob(model_dir, words, engine.encode("abc def ghi 12345"), completion)
+        naive = naive_logprob(model_dir, words, engine.tokenizer.encode("abc def ghi 12345"), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 

@@ -36,7 +36,7 @@ def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp
     load(engine, words, 1)
     engine.add(request(engine, "8-1="))
     for completion in run_out(engine)["8-1="].completions:
-        naive = naive_logprob(model_dir, {1: words}, engine.encode("8-1="), completion)
+        naive = naive_logprob(model_dir, {1: words}, engine.tokenizer.encode("8-1="), completion)
         np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from node.failure import Failure
 from node.rollout import Finish, PromptLease
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
@@ -69,7 +69,7 @@ class Table:
     def __init__(self, *, max_turns: int = 3) -> None:
         self.thread, self.replies = Thread(), Replies()
         self.turns = TurnTaking(
-            cast(Engine, Codec()),
+            cast(Tokenizer, Codec()),
             engine_thread=cast(EngineThread, self.thread),
             metrics=SamplerMetrics(CollectorRegistry()),
         )
