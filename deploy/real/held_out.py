@@ -44,8 +44,7 @@ def prompts_of(evaluation: Evaluation, settings: CoordinatorConfig, *, model_dir
     task = load_task(setup)
     rows: dict[int, Row | None] = dict.fromkeys(indices)
     if settings.data is not None:
-        data, scratch = settings.data, Path(tempfile.gettempdir())
-        source = open_rows(data.file, split=data.split, evaluation_rows=data.evaluation_rows, scratch=scratch)
+        source = open_rows(settings.data, scratch=Path(tempfile.gettempdir()))
         with closing(source):
             rows = {index: json.loads(source.row(index)) for index in indices}
     return [task.prompt(index, rows[index]) for index in indices]

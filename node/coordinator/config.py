@@ -10,27 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 
 from node import limits
 from node.config.settings import Address
+from node.coordinator.data.data_config import DataConfig
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.extras import NeededPackage
 from node.rollout import SamplingParameters
 from node.task_options import BUILT_IN, checked_options, options_json
-
-
-class DataConfig(BaseModel):
-    """Section ``[coordinator.data]``: the rows that prompts are made from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    file: Path
-    """JSON objects, one a line, each at most 256 KiB; or a .parquet file, or a directory that ``datasets``
-    saved (both need the extra ``data``). Samplers get each row with its lease. A run keeps its rows: others
-    are refused once something was leased."""
-    split: str = "train"
-    """Which split, where a directory has several."""
-    evaluation_rows: int = Field(default=0, ge=0)
-    """How many of the last rows are never trained on."""
-
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
@@ -177,17 +162,14 @@ class CoordinatorConfig(BaseModel):
         return self
 
     @property
-    def data_path(self) -> Path | None:
-        return None if self.data is None else self.data.file
+    def data_paths(self) -> dict[str, Path]:
+        """Key -> file or directory that is to be there."""
+        return {} if self.data is None else {key: source.path for key, source in self.data.sources.items()}
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """The package that reads the data, unless they are JSONL."""
-        path = self.data_path
-        if path is None or not (path.is_dir() or path.suffix == ".parquet"):
-            return ()
-        package = "datasets" if path.is_dir() else "pyarrow"
-        return (NeededPackage("coordinator.data.file", str(path), package, extra="data"),)
+        """The packages that read the data."""
+        return () if self.data is None else self.data.needed_packages
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:

@@ -150,14 +150,8 @@ async def _open_rows(config: CoordinatorConfig, state_dir: Path) -> Rows | None:
     if config.data is None:
         return None
     data, options = config.data, checked_options(config.task, config.task_options)
-    return await asyncio.to_thread(
-        open_rows,
-        data.file,
-        split=data.split,
-        evaluation_rows=data.evaluation_rows,
-        scratch=state_dir,
-        columns={} if options is None else options.columns,
-    )
+    columns = {} if options is None else options.columns
+    return await asyncio.to_thread(open_rows, data, scratch=state_dir, columns=columns)
 
 
 def _check_data(ledger: Ledger, accounts: Accounts, rows: Rows | None) -> None:

@@ -11,7 +11,7 @@ whether the device exists, and what only loading the weights can show.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -60,7 +60,7 @@ class _NeedsPackages(Protocol):
 @runtime_checkable
 class _ReadsData(Protocol):
     @property
-    def data_path(self) -> Path | None: ...
+    def data_paths(self) -> Mapping[str, Path]: ...
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
@@ -144,15 +144,17 @@ def _installed_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
 
 def _data_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
     sections = (getattr(config, role) for role in roles)
-    paths = [section.data_path for section in sections if isinstance(section, _ReadsData)]
-    return [partial(_check_data, path) for path in paths if path is not None]
+    reading = [section for section in sections if isinstance(section, _ReadsData)]
+    return [
+        partial(_check_data, key, path) for section in reading for key, path in section.data_paths.items()
+    ]
 
 
-def _check_data(path: Path) -> None:
+def _check_data(key: str, path: Path) -> None:
     try:
         path.stat()
     except OSError as error:
-        fix = "Set coordinator.data.file to a file on this machine."
+        fix = f"Set {key} to a file on this machine."
         raise cannot_read(path, error, fix=fix) from error
 
 

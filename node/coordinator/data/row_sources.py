@@ -1,4 +1,4 @@
-"""Opens a data set: JSONL as it is, parquet and ``datasets`` directories written out as JSONL first.
+"""Opens a data set: JSONL as it is, parquet and directories written out as JSONL first.
 
 One format on disk means one way to read a row by its number. The copy is a file without a name in the state
 directory, made at every start and gone with the process.
@@ -7,59 +7,77 @@ directory, made at every start and gone with the process.
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
-from node.coordinator.data.rows import Rows
+from node.coordinator.data.data_config import DataConfig, DataSource
+from node.coordinator.data.rows import HeldOut, Rows
 from node.errors import ConfigError, StartupError
 
+_SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
+"""Files in a directory that ``save_to_disk`` wrote."""
 
-def open_rows(
-    path: Path,
-    *,
-    split: str,
-    evaluation_rows: int,
-    scratch: Path,
-    columns: Mapping[str, str] | None = None,
-) -> Rows:
+
+def open_rows(data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None) -> Rows:
     """Open a data set and check every row; blocking.
 
     Args:
-        path: A .parquet file, a directory that ``datasets`` saved, or else JSONL.
-        split: Of a directory with several.
         scratch: Directory with room for a copy of what is not JSONL.
         columns: Option of the task -> column that the first row must have.
     Raises:
         ConfigError: a row is bad, there are too few, a column or a package is missing.
         StartupError: it cannot be read.
     """
+    evaluation = data.evaluation_source
+    if evaluation is not None and evaluation.path == data.file and not data.file.is_dir():
+        raise ConfigError(
+            key="coordinator.data.evaluation_split",
+            value=evaluation.split,
+            source="the configuration",
+            rule=f"has no meaning for {data.file.name}, which is one file and has no splits",
+            fix="Set coordinator.data.evaluation_file, or leave both out to hold out the last rows.",
+        )
+    with ExitStack() as opened:
+        files = [
+            opened.enter_context(_opened(source, key=key, scratch=scratch))
+            for key, source in data.sources.items()
+        ]
+        held_out = None if evaluation is None else HeldOut(files[1], _name(evaluation))
+        rows = Rows(
+            files[0], name=_name(data.source), evaluation_rows=data.evaluation_rows, held_out=held_out
+        )
+        rows.check_columns(columns or {})
+        opened.pop_all()  # they are the rows' from here on
+    return rows
+
+
+def _name(source: DataSource) -> str:
+    return f"{source.path.name} ({source.split})" if source.path.is_dir() else source.path.name
+
+
+def _opened(source: DataSource, *, key: str, scratch: Path) -> BinaryIO:
+    path = source.path
     try:
-        file = _opened(path, split=split, scratch=scratch)
+        if path.is_dir():
+            is_saved = any((path / name).exists() for name in _SAVED_BY_DATASETS)
+            return _as_jsonl(_saved_rows(source) if is_saved else _hub_rows(source), scratch)
+        if path.suffix == ".parquet":
+            return _as_jsonl(_parquet_rows(path), scratch)
+        return path.open("rb")
     except ImportError as error:
         raise ConfigError(
-            key="coordinator.data.file",
+            key=key,
             value=str(path),
             source="the configuration",
             rule=f"this kind of data needs a package that is not installed: {error}",
             fix="pip install 'heterorl-node[data]', or write the rows as JSONL.",
         ) from error
     except (OSError, ValueError, KeyError) as error:
-        raise StartupError(f"the data {path} cannot be read: {error}", fix="Check the path.") from error
-    try:
-        rows = Rows(file, name=path.name, evaluation_rows=evaluation_rows)
-        rows.check_columns(columns or {})
-    except ConfigError:
-        file.close()
-        raise
-    return rows
-
-
-def _opened(path: Path, *, split: str, scratch: Path) -> BinaryIO:
-    if path.is_dir():
-        return _as_jsonl(_saved_rows(path, split), scratch)
-    if path.suffix == ".parquet":
-        return _as_jsonl(_parquet_rows(path), scratch)
-    return path.open("rb")
+        raise StartupError(
+            f"the data {path} cannot be read: {error}",
+            fix="Correct [coordinator.data]: its path, split and subset.",
+        ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -70,17 +88,22 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _saved_rows(path: Path, split: str) -> Iterator[Mapping[str, Any]]:
+def _saved_rows(source: DataSource) -> Iterator[Mapping[str, Any]]:
     from datasets import DatasetDict, load_from_disk  # likewise
 
-    saved = load_from_disk(str(path))
+    saved = load_from_disk(str(source.path))
     if isinstance(saved, DatasetDict):
-        if split not in saved:
-            raise ValueError(
-                f"it has no split {split!r}, only {', '.join(saved)}: set coordinator.data.split"
-            )
-        saved = saved[split]
+        if source.split not in saved:
+            raise ValueError(f"it has no split {source.split!r}, only {', '.join(saved)}")
+        saved = saved[source.split]
     yield from saved
+
+
+def _hub_rows(source: DataSource) -> Iterator[Mapping[str, Any]]:
+    """Read the parquet, JSON or CSV files of a data set as it was downloaded; no code of it is run."""
+    from datasets import load_dataset  # likewise
+
+    yield from load_dataset(str(source.path), source.subset, split=source.split, streaming=True)
 
 
 def _as_jsonl(rows: Iterable[Mapping[str, Any]], scratch: Path) -> BinaryIO:

@@ -1,16 +1,17 @@
-"""The rows of a data set: JSON objects in a JSONL file, read from disk when they are leased.
+"""The rows of a data set: JSON objects in JSONL files, read from disk when they are leased.
 
-    file --every line checked, its place and checksum kept--> Rows --row(index)--> bytes
+    files --every line checked, its place and checksum kept--> Rows --row(index)--> bytes
 
-The last rows are for evaluation and are never trained on. The index takes 16 bytes of memory a row. The file
-stays open, so that removing or replacing it changes nothing; a row that was overwritten is noticed when it is
-read.
+The last rows are for evaluation and are never trained on: the last ones of the file, or the first ones of a
+second file. The index takes 16 bytes of memory a row. Files stay open, so that removing or replacing one
+changes nothing; a row that was overwritten is noticed when it is read.
 """
 
 import json
 import os
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn
 
 import blake3
@@ -22,27 +23,98 @@ from node.limits import ROW_BYTES
 DIGEST_BYTES: Final = 16
 
 
-class Rows:
-    """An indexed file. ``row`` may be called from any thread."""
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A file whose first rows are the evaluation's."""
 
-    def __init__(self, file: BinaryIO, *, name: str, evaluation_rows: int = 0) -> None:
-        """Index ``file``, which stays open from then on; blocking, about a second per 100 MB.
+    file: BinaryIO
+    name: str
+
+
+class Rows:
+    """Indexed files. ``row`` may be called from any thread."""
+
+    def __init__(
+        self, file: BinaryIO, *, name: str, evaluation_rows: int = 0, held_out: HeldOut | None = None
+    ) -> None:
+        """Index the files, which stay open from then on; blocking, about a second per 100 MB.
 
         Args:
             name: Of the data set, for messages.
-            evaluation_rows: How many of the last rows are never trained on.
+            evaluation_rows: How many rows are never trained on: the first of ``held_out``, or else the last.
         Raises:
             ConfigError: a line is no JSON object or is too long, or there are too few rows.
         """
-        self._file = file
-        self._name = name
+        digest = blake3.blake3()
+        self._parts = [_RowFile(file, name, digest)]
+        if held_out is not None:
+            self._parts.append(_RowFile(held_out.file, held_out.name, digest, at_most=evaluation_rows))
+        self.digest: bytes = digest.digest(length=DIGEST_BYTES)
+        """Of all rows in their order; blank lines and line ends do not count."""
+        self.longest_bytes = max(part.longest_bytes for part in self._parts)
+        """Of any row."""
+        last = self._parts[-1]
+        if held_out is not None and len(last) < evaluation_rows:
+            raise _too_few(evaluation_rows, f"is more than {last.name} has: {len(last)}")
+        if len(self) <= evaluation_rows:
+            raise _too_few(evaluation_rows, f"leaves no row to train on: {name} has {len(self._parts[0])}")
+        self.training = range(len(self) - evaluation_rows)
+        """Indices of the rows to train on."""
+        self.evaluation = range(len(self) - evaluation_rows, len(self))
+        """Indices of the rows that are never trained on."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def row(self, index: int) -> bytes:
+        """Read one row, a JSON object; blocking.
+
+        Raises:
+            RefusedError: DISK; it cannot be read, or is not what it was when it was indexed.
+        """
+        first = len(self._parts[0])
+        return self._parts[0].row(index) if index < first else self._parts[1].row(index - first)
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Check that the first row of each file has the columns that the task's options name.
+
+        Args:
+            columns: By option.
+        Raises:
+            ConfigError: it lacks one.
+        """
+        for part in self._parts:
+            found = json.loads(part.row(0))
+            for option, column in columns.items():
+                if column not in found:
+                    raise ConfigError(
+                        key=f"coordinator.task_options.{option}",
+                        value=column,
+                        source="the configuration or the option's default",
+                        rule=f"{part.name} has no such column: its first row has "
+                        + (", ".join(found) or "none"),
+                        fix="Name one of them.",
+                    )
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.file.close()
+
+
+class _RowFile:
+    """One indexed file."""
+
+    def __init__(
+        self, file: BinaryIO, name: str, digest: blake3.blake3, *, at_most: int | None = None
+    ) -> None:
+        """Index the first rows, or all, and add them to the digest."""
+        self.file = file
+        self.name = name
         self._starts = array("q")
         self._checksums = array("Q")
         self.longest_bytes = 0
-        """Of any row."""
-        digest = blake3.blake3()
         number, start = 0, 0
-        while line := file.readline(ROW_BYTES + 2):
+        while (at_most is None or len(self) < at_most) and (line := file.readline(ROW_BYTES + 2)):
             number += 1
             if row := line.strip():
                 _check_row(row, where=f"line {number} of {name}")
@@ -52,65 +124,24 @@ class Rows:
                 digest.update(len(row).to_bytes(8) + row)
             start += len(line)
         self._starts.append(start)
-        self.digest: bytes = digest.digest(length=DIGEST_BYTES)
-        """Of all rows in their order; blank lines and line ends do not count."""
-        if len(self) <= evaluation_rows:
-            raise ConfigError(
-                key="coordinator.data.evaluation_rows",
-                value=evaluation_rows,
-                source="the configuration",
-                rule=f"leaves no row to train on: {name} has {len(self)}",
-                fix="Lower it, or add rows.",
-            )
-        self.training = range(len(self) - evaluation_rows)
-        """Indices of the rows to train on."""
-        self.evaluation = range(len(self) - evaluation_rows, len(self))
-        """Indices of the rows that are never trained on."""
 
     def __len__(self) -> int:
         return len(self._checksums)
 
     def row(self, index: int) -> bytes:
-        """Read one row, a JSON object; blocking.
-
-        Raises:
-            RefusedError: DISK; it cannot be read, or is not what it was when it was indexed.
-        """
         start, end = self._starts[index], self._starts[index + 1]
         try:
-            row = os.pread(self._file.fileno(), end - start, start).strip()
+            row = os.pread(self.file.fileno(), end - start, start).strip()
         except OSError as error:
             raise self._unreadable(index, str(error)) from error
         if xxhash.xxh3_64_intdigest(row) != self._checksums[index]:
             raise self._unreadable(index, "it was changed since the coordinator started")
         return row
 
-    def check_columns(self, columns: Mapping[str, str]) -> None:
-        """Check that the first row has the columns that the task's options name.
-
-        Args:
-            columns: By option.
-        Raises:
-            ConfigError: it lacks one.
-        """
-        found = json.loads(self.row(0))
-        for option, column in columns.items():
-            if column not in found:
-                raise ConfigError(
-                    key=f"coordinator.task_options.{option}",
-                    value=column,
-                    source="the configuration or the option's default",
-                    rule=f"{self._name} has no such column: its first row has {', '.join(found) or 'none'}",
-                    fix="Name one of them.",
-                )
-
-    def close(self) -> None:
-        self._file.close()
-
     def _unreadable(self, index: int, why: str) -> RefusedError:
         return RefusedError(
             Reason.DISK,
-            f"row {index} of {self._name} cannot be read: {why}",
+            f"row {index} of {self.name} cannot be read: {why}",
             fix="put the file back as it was and restart the coordinator",
         )
 
@@ -128,6 +159,16 @@ def _check_row(row: bytes, *, where: str) -> None:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")
+
+
+def _too_few(evaluation_rows: int, rule: str) -> ConfigError:
+    return ConfigError(
+        key="coordinator.data.evaluation_rows",
+        value=evaluation_rows,
+        source="the configuration",
+        rule=rule,
+        fix="Lower it, or add rows.",
+    )
 
 
 def _bad_row(rule: str) -> ConfigError:

@@ -1,26 +1,37 @@
 """Data sets as people have them, read through the packages that wrote them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
+from pydantic import ValidationError
 
+from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows
 from node.errors import ConfigError, StartupError
 
 ROWS = [{"question": f"{n} + 1?", "answer": n + 1, "tags": ["sum", None]} for n in range(5)]
 
 
-def read(path: Path, *, split: str = "train") -> list[object]:
-    rows = open_rows(path, split=split, evaluation_rows=0, scratch=path.parent)
+def read(path: Path, **settings: object) -> list[object]:
+    return opened(path, **settings)[0]
+
+
+def opened(path: Path, **settings: object) -> tuple[list[object], list[object]]:
+    """Return the rows to train on and those to evaluate on."""
+    rows = open_rows(DataConfig.model_validate({"file": path, **settings}), scratch=path.parent)
     try:
-        return [json.loads(rows.row(index)) for index in range(len(rows))]
+        training, evaluation = (
+            [json.loads(rows.row(index)) for index in indices] for indices in (rows.training, rows.evaluation)
+        )
     finally:
         rows.close()
+    return training, evaluation
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +57,7 @@ def test_a_saved_data_set_is_read_with_its_split(tmp_path: Path, splits: Sequenc
     (datasets.DatasetDict(dict.fromkeys(splits, saved)) if splits else saved).save_to_disk(tmp_path / "d")
     assert read(tmp_path / "d", split="train") == ROWS
     if splits:
-        with pytest.raises(StartupError, match=r"no split 'dev', only train, test: set coordinator"):
+        with pytest.raises(StartupError, match=r"no split 'dev', only train, test.* Correct"):
             read(tmp_path / "d", split="dev")
 
 
@@ -62,3 +73,86 @@ def test_what_is_not_there_or_no_data_set_is_named(tmp_path: Path, name: str) ->
     (tmp_path / "directory").mkdir()
     with pytest.raises(StartupError, match=f"the data .*{name} cannot be read"):
         read(tmp_path / name)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """Return a data set with subsets, splits and shards as a download from the Hub leaves it."""
+    root = tmp_path / "sums"
+    for name, rows in {
+        "main/train-00000-of-00002.parquet": ROWS[:2],
+        "main/train-00001-of-00002.parquet": ROWS[2:],
+        "main/test-00000-of-00001.parquet": [{**row, "answer": -1} for row in ROWS],
+        "hard/train-00000-of-00001.parquet": ROWS[:1],
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), root / name)
+    subsets = {"main": ("train", "test"), "hard": ("train",)}
+    configs = [
+        {
+            "config_name": subset,
+            "data_files": [{"split": split, "path": f"{subset}/{split}-*"} for split in splits],
+        }
+        for subset, splits in subsets.items()
+    ]
+    (root / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    return root
+
+
+def test_a_data_set_is_read_as_the_hub_has_it(hub: Path) -> None:
+    assert read(hub, subset="main") == read(hub / "main") == ROWS
+    assert read(hub, subset="hard") == ROWS[:1]
+    for settings, said in (
+        ({}, "Config name is missing.*'main'"),
+        ({"subset": "main", "split": "dev"}, r"Bad split: dev.*'test'"),
+        ({"subset": "soft"}, "soft.*not found"),
+    ):
+        with pytest.raises(StartupError, match=rf"(?s){said}.* Correct \[coordinator\.data\]"):
+            read(hub, **settings)
+
+
+def test_a_directory_of_jsonl_files_is_a_data_set_too(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "d" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    assert opened(tmp_path / "d", evaluation_split="test", evaluation_rows=3) == (ROWS, ROWS[:3])
+
+
+def test_rows_of_another_split_or_file_are_held_out(hub: Path, tmp_path: Path) -> None:
+    training, evaluation = opened(hub, subset="main", evaluation_split="test", evaluation_rows=2)
+    assert training == ROWS
+    assert evaluation == [{**row, "answer": -1} for row in ROWS[:2]]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "test.jsonl").write_text('{"answer": 7}\n\n{"answer": 8}\nnot read, not even as JSON')
+    settings = {"evaluation_file": tmp_path / "test.jsonl", "evaluation_rows": 2}
+    assert opened(tmp_path / "train.jsonl", **settings) == (ROWS, [{"answer": 7}, {"answer": 8}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"evaluation_file": "test.jsonl", "evaluation_rows": 3}, r"is more than test\.jsonl has: 2"),
+        ({"evaluation_file": "test.jsonl"}, "set evaluation_rows to the number of rows"),
+        ({"evaluation_file": "train.jsonl", "evaluation_rows": 1}, "are those to train on"),
+        ({"evaluation_split": "test", "evaluation_rows": 1}, r"train\.jsonl, which is one file"),
+        ({"evaluation_file": "none.jsonl", "evaluation_rows": 1}, r"none\.jsonl cannot be read"),
+    ],
+)
+def test_rows_that_cannot_be_held_out_are_named(
+    tmp_path: Path, settings: Mapping[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train", "test"):
+        Path(f"{name}.jsonl").write_text("{}\n{}")
+    with pytest.raises((ConfigError, StartupError, ValidationError), match=said):
+        opened(Path("train.jsonl"), **settings)
+
+
+def test_every_file_has_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"q": 1}')
+    (tmp_path / "test.jsonl").write_text('{"question": 1}')
+    data = DataConfig(
+        file=tmp_path / "train.jsonl", evaluation_file=tmp_path / "test.jsonl", evaluation_rows=1
+    )
+    with pytest.raises(ConfigError, match=r"test\.jsonl has no such column: its first row has question"):
+        open_rows(data, scratch=tmp_path, columns={"prompt": "q"})

@@ -155,7 +155,8 @@ def test_a_flag_or_a_variable_changes_one_key_of_a_table(tmp_path: Path) -> None
         },
     )
     data, source = value_and_source(resolved, "coordinator.data")
-    assert data == {"file": "environment.jsonl", "split": "train", "evaluation_rows": 9}
+    unset = dict.fromkeys(("subset", "evaluation_file", "evaluation_split"))
+    assert data == {"file": "environment.jsonl", "split": "train", "evaluation_rows": 9, **unset}
     assert source == f"{file} [coordinator], environment HETERORL_COORDINATOR__DATA__FILE, flag --set"
     options, _ = value_and_source(resolved, "coordinator.task_options")
     assert options == {"template_arguments": {"first": 1, "enable_thinking": False}, "system": "Add."}

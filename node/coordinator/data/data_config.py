@@ -1,0 +1,89 @@
+"""Settings of a run's data."""
+
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from node.extras import NeededPackage
+
+
+class DataSource(NamedTuple):
+    """Where rows are read from."""
+
+    path: Path
+    split: str
+    subset: str | None
+
+    @property
+    def package(self) -> str | None:
+        """The package that reads it; None: it is JSONL."""
+        if self.path.is_dir():
+            return "datasets"
+        return "pyarrow" if self.path.suffix == ".parquet" else None
+
+
+class DataConfig(BaseModel):
+    """Section ``[coordinator.data]``: the rows that prompts are made from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    file: Path
+    """JSON objects, one a line, each at most 256 KiB; or a .parquet file, or a directory that ``datasets``
+    saved or that holds a data set as the Hub has it (these need the extra ``data``). Samplers get each row
+    with its lease. A run keeps its rows: others are refused once something was leased."""
+    split: str = "train"
+    """Which split, where a directory has several."""
+    subset: str | None = None
+    """Which subset, where a data set of the Hub has several, such as "main"."""
+    evaluation_rows: int = Field(default=0, ge=0)
+    """How many rows are never trained on: the last ones, unless they have a file or split of their own."""
+    evaluation_file: Path | None = None
+    """Where the first ``evaluation_rows`` are those to evaluate on; nothing of it is trained on."""
+    evaluation_split: str | None = None
+    """Which split of ``evaluation_file`` or, without one, of ``file``; unset: ``split``."""
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if self.evaluation_source is not None:
+            if not self.evaluation_rows:
+                raise ValueError(
+                    "evaluation_file or evaluation_split is set, and evaluation_rows = 0 takes none of it; "
+                    "set evaluation_rows to the number of rows to hold out"
+                )
+            if self.evaluation_source == self.source:
+                raise ValueError(
+                    "the rows to evaluate on are those to train on; "
+                    "leave evaluation_file and evaluation_split out to hold out the last ones"
+                )
+        return self
+
+    @property
+    def source(self) -> DataSource:
+        """Of the rows to train on."""
+        return DataSource(self.file, self.split, self.subset)
+
+    @property
+    def evaluation_source(self) -> DataSource | None:
+        """Of the rows to evaluate on; None: they are the last ones of ``source``."""
+        if self.evaluation_file is None and self.evaluation_split is None:
+            return None
+        return DataSource(self.evaluation_file or self.file, self.evaluation_split or self.split, self.subset)
+
+    @property
+    def sources(self) -> dict[str, DataSource]:
+        """Key -> what is to be there."""
+        evaluation = self.evaluation_source
+        return {
+            "coordinator.data.file": self.source,
+            **({} if evaluation is None else {"coordinator.data.evaluation_file": evaluation}),
+        }
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """The packages that read what is not JSONL."""
+        return tuple(
+            NeededPackage(key, str(source.path), source.package, extra="data")
+            for key, source in self.sources.items()
+            if source.package is not None
+        )
