@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final
 
-_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_MINUS: Final = "\N{MINUS SIGN}"
+_NUMBER: Final = re.compile(rf"(?:(?<![\w)])[-{_MINUS}])?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+"""A minus after a number or a bracket subtracts and is no sign."""
 
 
 def exact(answer: str, right: str) -> float:
@@ -48,4 +50,4 @@ BUILT_IN: Final[Mapping[str, Callable[[str, str], float]]] = {
 
 def _last_number(text: str) -> Decimal | None:
     numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    return Decimal(numbers[-1].replace(",", "").replace(_MINUS, "-")) if numbers else None

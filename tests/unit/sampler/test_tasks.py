@@ -185,6 +185,23 @@ def test_answers_are_compared_as_the_option_says(grader: str, text: str, reward:
     assert made("jsonl", grader=grader).grade(0, ROW, answered(text)) == reward
 
 
+@pytest.mark.parametrize(
+    ("text", "right", "reward"),
+    [
+        ("x = \N{MINUS SIGN}5", "-5", 1.0),
+        ("it is 8-5", "5", 1.0),
+        ("(2)-5", "-5", 0.0),
+        ("5 - -3", "-3", 1.0),
+        ("-.5", "-0.5", 1.0),
+        (".5", "5", 0.0),
+        ("$-1,000.50", "-1000.5", 1.0),
+        ("1.5.", "1.5", 1.0),
+    ],
+)
+def test_signs_and_points_belong_to_numbers(text: str, right: str, reward: float) -> None:
+    assert made("jsonl", grader="number").grade(0, {"answer": right}, answered(text)) == reward
+
+
 def test_thousands_and_work_before_the_answer_do_not_confuse_numbers() -> None:
     row = {"answer": "2 * 617 = 1234\n#### 1,234"}
     assert made("jsonl", grader="number").grade(0, row, answered("= 1234.0")) == 1.0
