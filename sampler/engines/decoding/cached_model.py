@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from node.errors import StartupError
 from sampler.engines.decoding.kv_cache import KeyValueCache
 
 
@@ -19,6 +20,18 @@ class CachedModel:
     """Reads tokens into caches."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Wrap a model whose past is keys and values, of every token or of a window.
+
+        Raises:
+            StartupError: it keeps another state, which cannot be moved from row to row.
+        """
+        others = {type(layer) for layer in DynamicCache(config=model.config.get_text_config()).layers}
+        if others - {DynamicLayer, DynamicSlidingWindowLayer}:
+            raise StartupError(
+                f"the torch engine does not serve a model of the type {model.config.model_type}, "
+                "which keeps more of the past than keys and values (convolution, recurrence)",
+                fix="Set sampler.engine = 'vllm', or choose another model.",
+            )
         self._model = model
         self._takes_whole_masks = _takes_whole_masks(model)
 
