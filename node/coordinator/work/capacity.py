@@ -41,15 +41,19 @@ class Capacity:
     """concurrency, staleness or buffer; or what is not there yet: learner, ledger, task or prompts."""
 
 
-def capacities(bounds: Bounds, load: Load) -> dict[str, int]:
+def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
     """Return the room under each bound by name; negative where it is overdrawn.
 
     staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
-    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298.
+    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298, where samplers hold the learner's
+    version; here version is what the sampler holds.
+
+    Args:
+        behind_versions: How far the version that will be sampled with is behind the learner's.
     """
     untrained, running = load.untrained_groups, load.running_groups
     accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
-    horizon = bounds.max_staleness_versions + load.version + 1
+    horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
     return {
         "concurrency": bounds.concurrency_groups - running,
         "staleness": horizon * bounds.batch_groups - (accepted + running),
@@ -57,7 +61,8 @@ def capacities(bounds: Bounds, load: Load) -> dict[str, int]:
     }
 
 
-def capacity(bounds: Bounds, load: Load) -> Capacity:
-    """Return the room under the tightest bound."""
-    bound, groups = min(capacities(bounds, load).items(), key=lambda item: item[1])
+def capacity(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> Capacity:
+    """Return the room under the tightest bound; see ``capacities``."""
+    rooms = capacities(bounds, load, behind_versions=behind_versions)
+    bound, groups = min(rooms.items(), key=lambda item: item[1])
     return Capacity(max(0, groups), bound)

@@ -74,14 +74,16 @@ def lease(
 
     Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
     lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
-    nothing: what it began now would be stale when done. Held-out prompts come first and on top of the bounds,
+    nothing: what it began now would be stale when done, and one that is behind gets as much less as it is
+    behind. Held-out prompts come first and on top of the bounds,
     up to their share of the sampler's leases; which slots are leased does not depend on them.
     """
-    learner, free = accounts.learner, room(accounts, bounds, now=now)
-    if learner is None or free.bound == _unconfirmed(accounts):
-        return Decision(LeaseGrant((), LEARNER_PAUSE_S, free.bound))
+    learner, unconfirmed = accounts.learner, _unconfirmed(accounts)
+    if learner is None or unconfirmed:
+        return Decision(LeaseGrant((), LEARNER_PAUSE_S, unconfirmed))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
+    free = room(accounts, bounds, now=now, behind_versions=max(0, learner.version - held.number))
     training = sum(
         slot.lease is not None and slot.lease.holder == sampler_id
         for slot in accounts.slots.open_slots.values()
@@ -125,8 +127,8 @@ def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLeas
     return PromptLease(lease_id, work.task, slot.prompt_index, work.group_size, work.sampling, ttl_s)
 
 
-def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:
-    """Return how many groups may be leased now."""
+def room(accounts: Accounts, bounds: Bounds, *, now: float, behind_versions: int = 0) -> Capacity:
+    """Return how many groups may be leased now, to a sampler so far behind the learner."""
     if waits_for := _unconfirmed(accounts):
         return Capacity(0, waits_for)
     prompts = accounts.slots.prompts
@@ -134,7 +136,7 @@ def room(accounts: Accounts, bounds: Bounds, *, now: float) -> Capacity:
         return Capacity(0, "task")
     if accounts.bad_prompts.are_all_aside(prompts, now=now):
         return Capacity(0, "prompts")
-    return capacity(bounds, accounts.load())
+    return capacity(bounds, accounts.load(), behind_versions=behind_versions)
 
 
 def _unconfirmed(accounts: Accounts) -> str:

@@ -120,7 +120,8 @@ def _parts_of(model: Any) -> dict[str, _Part]:
         path, _, leaf = name.rpartition(".")
         stem, _, module = path.rpartition(".")
         owner, data = model.get_submodule(path), parameter.data
-        if module in fused and hasattr(owner, "output_sizes"):
+        # Where the model publishes them fused too, there is one name for all of it.
+        if len(fused.get(module, ())) > 1 and hasattr(owner, "output_sizes"):
             rows = data.split(list(owner.output_partition_sizes))
             parts |= {
                 f"{stem}.{part}.{leaf}": _Part(_as_matrix(rows_of_part), owner)

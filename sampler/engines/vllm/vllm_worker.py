@@ -7,6 +7,8 @@ worker class (``worker_extension_cls``). Importing it keeps vLLM from throwing a
 from pathlib import Path
 from typing import Any
 
+from vllm.config import set_current_vllm_config
+
 from node.errors import StartupError
 from node.weights.format.digests import Words
 from sampler.engines.vllm.declared_tensors import DeclaredTensors
@@ -20,6 +22,7 @@ class SamplerWorker:
     """The live words on one device, and how they are reached by vLLM's ``collective_rpc``."""
 
     model_runner: Any
+    vllm_config: Any
     sampler_words: LiveParameters
     sampler_declared: DeclaredTensors
 
@@ -31,7 +34,9 @@ class SamplerWorker:
         """
         self.model_runner.sampler = KeptMassSampler()
         try:
-            self.sampler_declared = DeclaredTensors.of(Path(model_dir))
+            # vLLM wraps the classes of transformers that it computes with, and the wrapper asks for this.
+            with set_current_vllm_config(self.vllm_config):
+                self.sampler_declared = DeclaredTensors.of(Path(model_dir))
             self.sampler_words = live_parameters(
                 self.model_runner.get_model(), self.sampler_declared, model_dir=Path(model_dir)
             )

@@ -8,10 +8,17 @@ from node.coordinator.work.capacity import Bounds, Load, capacity
 
 
 def room(
-    *, running: int = 0, untrained: int = 0, trained: int = 0, version: int = 0, **changes: int
+    *,
+    running: int = 0,
+    untrained: int = 0,
+    trained: int = 0,
+    version: int = 0,
+    behind: int = 0,
+    **changes: int,
 ) -> tuple[int, str]:
     bounds = Bounds(concurrency_groups=100, buffer_groups=100, batch_groups=4, max_staleness_versions=2)
-    found = capacity(replace(bounds, **changes), Load(running, untrained, trained, version))
+    load = Load(running, untrained, trained, version)
+    found = capacity(replace(bounds, **changes), load, behind_versions=behind)
     return found.groups, found.bound
 
 
@@ -34,13 +41,17 @@ def test_an_overdrawn_bound_gives_no_room_rather_than_less_than_none() -> None:
     assert room(untrained=9, buffer_groups=6) == (0, "buffer")
 
 
-def test_nothing_within_the_bound_can_be_staler_than_allowed() -> None:
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_nothing_within_the_bound_can_be_staler_than_allowed(behind: int) -> None:
     """A step takes the four oldest groups; each was leased as soon as there was room."""
-    leased_at: list[int] = []
+    begun_with: list[int] = []
     stalest = 0
     for version in range(50):
-        trained = 4 * version
-        free, _ = room(running=len(leased_at) - trained, trained=trained, version=version)
-        leased_at += [version] * free
-        stalest = max(stalest, *(version - at for at in leased_at[trained : trained + 4]))
+        held, trained = max(0, version - behind), 4 * version
+        free, _ = room(
+            running=len(begun_with) - trained, trained=trained, version=version, behind=version - held
+        )
+        begun_with += [held] * free
+        assert len(begun_with) >= trained + 4
+        stalest = max(stalest, *(version - number for number in begun_with[trained : trained + 4]))
     assert stalest == 2
