@@ -112,7 +112,9 @@ class VllmEngine:
             self._take_thread()
             self._engine: Any = LLMEngine.from_engine_args(arguments)
             held = self._ask("hold_words", str(model_dir))
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # of any kind: vLLM raises what its models' code raises
             raise StartupError(
                 f"vLLM does not load the model in {model_dir} on {device}: {error}",
                 fix="Change sampler.engine_options, sampler.model_dir or sampler.device, "
