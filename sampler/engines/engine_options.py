@@ -7,10 +7,15 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from sampler.engines.remote.remote_options import RemoteOptions
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.vllm.vllm_options import VllmOptions
 
-_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"torch": TorchOptions, "vllm": VllmOptions}
+_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "torch": TorchOptions,
+    "vllm": VllmOptions,
+    "remote": RemoteOptions,
+}
 
 
 def check_options(engine: str, values: Mapping[str, Any]) -> None:
