@@ -1,0 +1,83 @@
+"""What happens to a vLLM server, amid completions: it is killed and started again, it hangs."""
+
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from node.rollout import SamplingParameters
+from sampler.engines.remote.vllm_server import ServerError
+from sampler.engines.restartable_engine import RestartableEngine
+from support.engines import Driven, load
+from support.tiny_model import make_tiny_model
+from support.vllm_servers import StartedServer, server_of
+
+LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=100)
+SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), head_size=32)
+
+
+@pytest.fixture
+def server(model_dir: Path) -> StartedServer:
+    return server_of(model_dir)
+
+
+@pytest.fixture
+def driven(model_dir: Path, server: StartedServer) -> Iterator[Driven]:
+    """An engine that holds another version than the base model, amid completions."""
+    engine = RestartableEngine(partial(load, "remote", model_dir, answer_limit_s=10))
+    driven = Driven.of(engine, "in_place", model_dir)
+    words, random = driven.base.copy(), np.random.default_rng(5)
+    for span in engine.layout.tensors:
+        random.shuffle(words[span.start_word : span.start_word + span.words])
+    driven.take(words)
+    driven.add("3+4=", LONG, completions=4)
+    while engine.waiting:
+        driven.step()
+    yield driven
+    engine.close()
+
+
+def assert_begins_again(driven: Driven) -> None:
+    words = driven.versions[max(driven.versions)]
+    np.testing.assert_array_equal(driven.live, driven.base)
+    assert driven.engine.running == 0
+    driven.take(words)
+    driven.add("5-2=", SHORT)
+    finished = driven.run_out()
+    assert set(finished) == {"5-2="}
+    for completion in finished["5-2="].completions:
+        assert set(completion.policy_version) == {max(driven.versions)}
+        scores, _ = driven.recomputed("5-2=", completion, SHORT)
+        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+
+
+def test_a_server_that_is_killed_and_started_again_is_found_with_the_base_model(
+    driven: Driven, server: StartedServer
+) -> None:
+    server.end()
+    with pytest.raises(ServerError, match="cannot be reached"):
+        driven.run_out()
+    server.start()
+    assert isinstance(driven.engine, RestartableEngine)
+    driven.engine.restart()
+    assert_begins_again(driven)
+
+
+def test_a_server_that_hangs_is_connected_to_again_once_it_answers(
+    driven: Driven, server: StartedServer
+) -> None:
+    server.send(signal.SIGSTOP)
+    with pytest.raises(ServerError, match="does not answer within 10"):
+        driven.engine.cancel([])
+    server.send(signal.SIGCONT)
+    assert isinstance(driven.engine, RestartableEngine)
+    driven.engine.restart()
+    assert_begins_again(driven)
