@@ -38,7 +38,7 @@ class SamplerConfig(BaseModel):
     the device is installed, else torch."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
-        default_factory=dict
+        default_factory=dict, validate_default=True
     )
     """Options of the chosen engine; see ``sampler.engines.engine_options``."""
 

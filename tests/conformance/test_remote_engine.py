@@ -62,7 +62,7 @@ def assert_begins_again(driven: Driven) -> None:
 def test_a_server_that_is_killed_and_started_again_is_found_with_the_base_model(
     driven: Driven, server: StartedServer
 ) -> None:
-    server.end()
+    server.kill()
     with pytest.raises(ServerError, match="cannot be reached"):
         driven.run_out()
     server.start()

@@ -19,6 +19,7 @@ from node.file_lock import FileLock
 from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE
 
 START_LIMIT_S: Final = 280.0
+END_LIMIT_S: Final = 20.0
 
 _SERVERS: Final[dict[bytes, list["StartedServer"]]] = {}
 """By the digest of the model and the number of workers."""
@@ -75,10 +76,17 @@ class StartedServer:
         os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Kill it, if it was not."""
-        if self.process.poll() is None:
-            self.send(signal.SIGKILL)
-            self.process.wait()
+        """End it, so that it leaves nothing in the shared memory, or kill it."""
+        self.process.terminate()
+        try:
+            self.process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it with its workers."""
+        self.send(signal.SIGKILL)
+        self.process.wait()
 
     @property
     def options(self) -> dict[str, Any]:

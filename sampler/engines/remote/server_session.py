@@ -118,7 +118,7 @@ class ServerSession:
         Raises:
             ServerError: the server does not answer, or knows another session.
         """
-        counts: Mapping[str, int] = self._ask("count_tokens", "")[0]
+        counts: Mapping[str, int] = self._ask("count_tokens")[0]
         if not isinstance(counts, dict):
             raise self.garbled(counts)
         return counts
@@ -146,7 +146,8 @@ class ServerSession:
 
     def garbled(self, what: object) -> ServerError:
         """Return the error for an answer of the wrong form."""
-        return ServerError(f"{self.server.address} answers otherwise than vLLM 0.32 does: {what!r:.500}")
+        what = f"{self.server.address} answers otherwise than vLLM 0.32 does: {what!r:.500}"
+        return ServerError(what, status=200)
 
     def close(self) -> None:
         """Hang up. The server keeps its words, until it is connected to again."""
@@ -154,8 +155,8 @@ class ServerSession:
         self.server.close()
         self._lock.release()
 
-    def _ask(self, method: str, argument: str) -> list[Any]:
-        return self.server.ask_workers(method, self.name, *filter(None, [argument]))
+    def _ask(self, method: str, *arguments: str) -> list[Any]:
+        return self.server.ask_workers(method, self.name, *arguments)
 
     def _connect(self) -> None:
         began_s = time.monotonic()

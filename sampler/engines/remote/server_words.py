@@ -20,8 +20,8 @@ from sampler.engines.remote.frame_memory import Rooms
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.engines.vllm.sharded_words import ShardedWords
 
-AskWorkers = Callable[[str, str], object]
-"""Calls a method of every worker with one argument."""
+AskWorkers = Callable[..., object]
+"""Calls a method of every worker, with arguments."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class ServerWords(ShardedWords):
     def _ask_of(self, method: str, *arguments: Any) -> list[Words]:
         """See ``sharded_words.Ask``."""
         if method == "settle_words":
-            self._ask_workers("settle_frames", "")
+            self._ask_workers("settle_frames")
             return []
         frame, *written = arguments
         words = self._frames[frame].words

@@ -29,7 +29,7 @@ class ServerError(EngineEndedError):
     """The server does not answer, or not as agreed; what it was generating is lost.
 
     Attributes:
-        status: HTTP's, where it refuses; None: no answer, or none that can be read.
+        status: HTTP's, where it answers; None: it does not.
     """
 
     def __init__(self, what: str, *, status: int | None = None) -> None:
@@ -92,7 +92,8 @@ class VllmServer:
         answer = self.call("/collective_rpc", body, limit_s=limit_s)
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results:
-            raise ServerError(f"{self.address} answers {method} with {str(answer)[:200]!r}, not with results")
+            what = f"{self.address} answers {method} with {str(answer)[:200]!r}, not with results"
+            raise ServerError(what, status=200)
         for result in results:
             if isinstance(result, str):
                 raise ServerError(f"a worker of {self.address} refuses {method}: {result[:1000]}", status=200)
@@ -146,7 +147,8 @@ class VllmServer:
                 async for chunk in response.aiter_raw():
                     said += chunk
                     if len(said) > most_bytes:
-                        raise ServerError(f"{self.address}{path} answers with more than {most_bytes} bytes")
+                        what = f"{self.address}{path} answers with more than {most_bytes} bytes"
+                        raise ServerError(what, status=response.status_code)
         except TimeoutError:
             raise ServerError(f"{self.address}{path} does not answer within {limit_s} s") from None
         except httpx.HTTPError as error:
@@ -157,6 +159,5 @@ class VllmServer:
         try:
             return json.loads(said)
         except (ValueError, RecursionError) as error:
-            raise ServerError(
-                f"{self.address}{path} does not answer with JSON: {bytes(said[:200])!r}"
-            ) from error
+            what = f"{self.address}{path} does not answer with JSON: {bytes(said[:200])!r}"
+            raise ServerError(what, status=response.status_code) from error

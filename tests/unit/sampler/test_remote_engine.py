@@ -371,6 +371,15 @@ def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
         load(start_limit_s=0.1)
 
 
+def test_what_is_no_vllm_server_is_not_waited_for(
+    server: VllmStub, load: Callable[..., RemoteEngine]
+) -> None:
+    server.answers["/pause"] = lambda call: call.send_bytes(b"<html>")
+    with pytest.raises(StartupError, match="does not answer with JSON"):
+        load()
+    assert server.calls == ["/pause"]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
