@@ -9,8 +9,8 @@ TOKEN_S: Final = 0.03
 
 
 class SlowServerWorker(ServerWorker):
-    def begin_session(self, session: str, memory: str, seed: str) -> dict[str, Any] | str:
-        answer = super().begin_session(session, memory, seed)
+    def begin_session(self, session: str, seed: str) -> dict[str, Any] | str:
+        answer = super().begin_session(session, seed)
         sampler = self.model_runner.sampler
         sample = sampler.sample
 

@@ -130,9 +130,14 @@ class VllmStub:
                 "v2_model_runner": False,
                 "speculative_decoding": False,
             } | self.settings
+        if method == "offer_memory":
+            try:
+                self.rooms = open_frame_memory(arguments[0], workers=1)
+            except OSError as error:
+                return f"cannot be used: {error}"
+            return None
         if method == "begin_session":
-            self.session, memory, _ = arguments
-            self.rooms = open_frame_memory(memory, workers=1)
+            self.session, _ = arguments
             self.words = self.base.copy()
             return {
                 "layout": self.layout.digest.hex(),

@@ -1,8 +1,8 @@
 """A sampler's hold on a server: from when the server has the base model, until one of the two is gone.
 
-    wait for it -> pause -> look at its settings -> begin: base model, shared memory -> resume
-                                                      |
-                      a version:  pause -> frames -> name it -> resume
+    wait for it -> look at its settings -> share memory -> pause -> begin: base model -> resume
+                                                                          |
+                                          a version:  pause -> frames -> name it -> resume
 
 A lock on the weights directory keeps a second sampler away, and ends with this process. The server knows the
 session by a random name; one that was started again knows none, and is found by that before anything it
@@ -176,8 +176,6 @@ class ServerSession:
             time.sleep(RETRY_S)
 
     def _begin(self) -> None:
-        self.server.call("/pause?mode=abort")  # what runs there is of a session before this one
-        self.is_paused = True
         described = self.server.ask_workers("describe_server")
         settings = described[0]
         _check_settings(settings, compute_dtype=self._compute_dtype, workers=len(described))
@@ -187,11 +185,14 @@ class ServerSession:
         except OSError as error:
             raise _unusable(directory, error) from error
         try:
-            held = self.server.ask_workers(
-                "begin_session", self.name, memory, str(self._seed), limit_s=self._options.start_limit_s
-            )
+            self.server.ask_workers("offer_memory", memory)
         finally:
             remove_frame_memory(directory, memory)
+        self.server.call("/pause?mode=abort")  # what runs there is of a session before this one
+        self.is_paused = True
+        held = self.server.ask_workers(
+            "begin_session", self.name, str(self._seed), limit_s=self._options.start_limit_s
+        )
         try:
             digests = {(worker["layout"], worker["tokenizer"]) for worker in held}
             elements = [worker["elements"] for worker in held]

@@ -30,6 +30,7 @@ class ServerWorker(SamplerWorker):
     vllm_config: Any
     rank: int
     sampler_session: str = ""
+    sampler_offered: Rooms
     sampler_rooms: Rooms
 
     def describe_server(self) -> dict[str, Any]:
@@ -48,11 +49,23 @@ class ServerWorker(SamplerWorker):
             "speculative_decoding": config.speculative_config is not None,
         }
 
-    def begin_session(self, session: str, memory: str, seed: str) -> dict[str, Any] | str:
+    def offer_memory(self, memory: str) -> str | None:
+        """Map the file of this name, for the next session; return why that is impossible, or None.
+
+        A sampler that does not share the server's directory is refused here, before it has changed anything.
+        """
+        try:
+            self.sampler_offered = open_frame_memory(
+                memory, workers=self.vllm_config.parallel_config.tensor_parallel_size
+            )
+        except (OSError, ValueError) as error:
+            return f"{memory!r} cannot be used in the server's weights directory: {error}"
+        return None
+
+    def begin_session(self, session: str, seed: str) -> dict[str, Any] | str:
         """Hold the words of the base model for a sampler, whatever they were before.
 
         Args:
-            memory: Name of a file with room for frames.
             seed: Of the sampling.
         Returns:
             The layout's digest, the tokenizer's, and how many elements of each tensor are on this device; or
@@ -63,12 +76,6 @@ class ServerWorker(SamplerWorker):
         if not Path(model_dir).is_dir():
             return f"the server serves {model_dir!r}, which is no directory there"
         try:
-            self.sampler_rooms = open_frame_memory(
-                memory, workers=self.vllm_config.parallel_config.tensor_parallel_size
-            )
-        except (OSError, ValueError) as error:
-            return f"the server refuses the file {memory!r} in its weights directory: {error}"
-        try:
             digest = tokenizer_digest(Path(model_dir))
             elements = self.hold_words(model_dir)
         except (OSError, ValueError, StartupError) as error:
@@ -76,6 +83,7 @@ class ServerWorker(SamplerWorker):
         if isinstance(elements, str):
             return elements
         set_random_seed(int(seed))
+        self.sampler_rooms = self.sampler_offered
         self.sampler_session = session
         return {
             "layout": self.sampler_declared.layout.digest.hex(),

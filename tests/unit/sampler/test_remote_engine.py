@@ -165,6 +165,17 @@ def test_a_second_sampler_is_refused(load: Callable[..., RemoteEngine]) -> None:
         load()
 
 
+def test_a_sampler_with_another_directory_than_the_servers_leaves_it_as_it_is(
+    server: VllmStub, load: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    engine = load()
+    with pytest.raises(StartupError, match=r"cannot be used: .*No such file"):
+        load(weights_dir=tmp_path / "other")
+    engine.cancel([])
+    engine.add(asked())
+    assert set(run_out(engine)) == {"a"}
+
+
 def test_a_cancelled_request_is_hung_up_on(server: VllmStub, load: Callable[..., RemoteEngine]) -> None:
     engine = load()
     server.answers[GENERATE] = Call.hang
@@ -325,14 +336,12 @@ def test_a_server_that_starts_late_is_waited_for(
 ) -> None:
     tries = [Call.end, refusing(503)]
 
-    def pause(call: Call) -> None:
-        server.is_paused = True
-        if tries:
-            tries.pop(0)(call)
-        else:
-            call.send({})
+    def described(call: Call) -> None:
+        if len(tries) == 1:
+            del server.answers["describe_server"]
+        tries.pop(0)(call)
 
-    server.answers["/pause"] = pause
+    server.answers["describe_server"] = described
     engine = load()
     assert "waiting for the vLLM server" in caplog.text
     engine.add(asked())
@@ -348,7 +357,8 @@ def refusing(status: int) -> Callable[[Call], None]:
     [
         (GENERATE, refusing(401), "Set api_key_file"),
         (GENERATE, refusing(403), "--enable-scale-out"),
-        ("/pause", refusing(404), "VLLM_SERVER_DEV_MODE=1"),
+        ("describe_server", refusing(404), "VLLM_SERVER_DEV_MODE=1"),
+        ("offer_memory", lambda call: call.send({"results": ["no"]}), "refuses offer_memory: no"),
         ("describe_server", refusing(500), "--worker-extension-cls sampler.engines.remote.server_worker"),
         ("describe_server", lambda call: call.send({"results": None}), "with results"),
         ("describe_server", lambda call: call.send({"results": [None]}), "data_parallel = None"),
@@ -368,16 +378,16 @@ def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
 ) -> None:
     server.answers[path] = answer
     with pytest.raises(StartupError, match=said):
-        load(start_limit_s=0.1)
+        load(start_limit_s=2)
 
 
 def test_what_is_no_vllm_server_is_not_waited_for(
     server: VllmStub, load: Callable[..., RemoteEngine]
 ) -> None:
-    server.answers["/pause"] = lambda call: call.send_bytes(b"<html>")
+    server.answers["describe_server"] = lambda call: call.send_bytes(b"<html>")
     with pytest.raises(StartupError, match="does not answer with JSON"):
         load()
-    assert server.calls == ["/pause"]
+    assert server.calls == ["describe_server"]
 
 
 @pytest.mark.parametrize(
