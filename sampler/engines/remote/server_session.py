@@ -77,6 +77,7 @@ class ServerSession:
         self._end_ids = tokenizer.end_ids
         self._compute_dtype = compute_dtype
         self._seed = seed
+        self._lost: str | None = None
         self.is_paused = False
         self.name = secrets.token_hex(16)
         self.words: ServerWords
@@ -156,7 +157,14 @@ class ServerSession:
         self._lock.release()
 
     def _ask(self, method: str, *arguments: str) -> list[Any]:
-        return self.server.ask_workers(method, self.name, *arguments)
+        """Ask the workers within this session, which is over once they fail: they may still do it, later."""
+        if self._lost is not None:
+            raise ServerError(self._lost)
+        try:
+            return self.server.ask_workers(method, self.name, *arguments)
+        except ServerError as error:
+            self._lost = str(error)
+            raise
 
     def _connect(self) -> None:
         began_s = time.monotonic()

@@ -302,6 +302,20 @@ def test_a_server_that_does_not_answer_hangs(server: VllmStub, load: Callable[..
         engine.serve(1)
 
 
+def test_a_session_is_over_once_a_frame_was_not_moved_in_time(
+    server: VllmStub, load: Callable[..., RemoteEngine]
+) -> None:
+    """The server may move it later, into memory that is used for another by then."""
+    engine = load(answer_limit_s=0.3)
+    server.answers["move_frames"] = Call.hang
+    with pytest.raises(ServerError, match="does not answer"):
+        engine.weights.live.read(engine.layout.frames[0])
+    del server.answers["move_frames"]
+    for call in (lambda: engine.cancel([]), lambda: engine.weights.live.read(engine.layout.frames[0])):
+        with pytest.raises(ServerError, match="does not answer"):
+            call()
+
+
 def test_whoever_reads_words_when_the_connection_is_closed_is_told(
     server: VllmStub, load: Callable[..., RemoteEngine], loaded: list[RemoteEngine]
 ) -> None:
