@@ -1,5 +1,6 @@
 """What happens to a vLLM server, amid completions: it is killed and started again, it hangs."""
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -7,13 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from node.rollout import SamplingParameters
+from node.exit_code import ExitCode
+from node.rollout import RolloutGroup, SamplingParameters
+from node.wire.rollouts import group_from_wire
 from sampler.engines.remote.vllm_server import ServerError
 from sampler.engines.restartable_engine import RestartableEngine
-from support.engines import Driven, load
+from sampler.engines.torch_engine import TorchEngine
+from support.engines import Driven, load, settings_of
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.sampler import learner_of, learning, sampling
 from support.tiny_model import make_tiny_model
 from support.vllm_servers import StartedServer, server_of
+from support.waiting import until
 
 LONG = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=100)
 SHORT = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
@@ -81,3 +90,38 @@ def test_a_server_that_hangs_is_connected_to_again_once_it_answers(
     assert isinstance(driven.engine, RestartableEngine)
     driven.engine.restart()
     assert_begins_again(driven)
+
+
+async def test_a_sampler_whose_server_is_killed_goes_on_with_its_version_and_doubles_nothing(
+    made: MadeRun, model_dir: Path, server: StartedServer
+) -> None:
+    base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    async with (
+        running_hub(made, max_new_tokens=40, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(
+            made, hub.address, model_dir, apply="in_place", **settings_of("remote", model_dir)
+        ) as sampler,
+    ):
+        await learner.publish(*learner_of(made, base).signed(1, None))
+        await until(lambda: sampler.value("held_version") == 1, within_s=100)
+        await until(lambda: sampler.value("groups_total", verdict="spooled") >= 1, within_s=100)
+        fetched = sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in")
+        await asyncio.to_thread(server.kill)
+        await until(lambda: sampler.value("engine_restarts_total") == 1, within_s=60)
+        assert sampler.value("held_version") == -1
+        server.start()
+        await until(lambda: sampler.value("held_version") == 1, within_s=200)
+        assert sampler.value("dropped_groups_total", reason="engine") >= 1
+        assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
+        wanted = int(sampler.value("groups_total", verdict="spooled")) + 4
+        await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
+        drain = await learner.drain(credits=wanted)
+        groups: list[RolloutGroup] = []
+        while len(groups) < wanted:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                groups.append(group_from_wire(response.group.group))
+        assert len({group.group_id for group in groups}) == wanted
+        assert await sampler.drained() is ExitCode.DRAINED
+        assert (await learner.status()).slots.get("leased", 0) == 0
