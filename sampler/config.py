@@ -34,10 +34,11 @@ class SamplerConfig(BaseModel):
     engine: Annotated[str, AfterValidator(check_name)] = AUTO
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
-    faster; ``auto`` is vllm where a build of it for the device is installed, else torch."""
+    faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
+    the device is installed, else torch."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
-        default_factory=dict
+        default_factory=dict, validate_default=True
     )
     """Options of the chosen engine; see ``sampler.engines.engine_options``."""
 
@@ -124,6 +125,8 @@ class SamplerConfig(BaseModel):
         needed = []
         if self.engine == "vllm":
             needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))
+        if self.engine == "remote":
+            needed.append(NeededPackage("sampler.engine", "remote", "httpx", extra="remote"))
         if self.judge is not None:
             needed.append(NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"))
         return tuple(needed)

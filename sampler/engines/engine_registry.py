@@ -18,6 +18,7 @@ from sampler.engines.engine import Engine, EngineSettings
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:load",
+    "remote": "sampler.engines.remote.remote_engine:load",
 }
 """Name -> ``package.module:function``."""
 

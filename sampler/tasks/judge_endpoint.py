@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from node.errors import StartupError
+from sampler.api_key import api_key_in, checked_key
 
 
 class JudgeEndpoint(BaseModel):
@@ -49,16 +49,11 @@ class JudgeEndpoint(BaseModel):
             StartupError: there is none where the configuration says, or it is no single line of ASCII.
         """
         if self.api_key_file is not None:
-            where, fix = f"The file {self.api_key_file}", "Correct sampler.judge.api_key_file."
-            try:
-                key = self.api_key_file.read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise StartupError(f"{where} has no API key that can be read: {error}", fix=fix) from error
-        elif self.api_key_env is not None:
-            where, fix = f"The variable {self.api_key_env}", "Set it, or correct sampler.judge.api_key_env."
-            key = os.environ.get(self.api_key_env, "").strip()
-        else:
-            return None
-        if not (key.isascii() and key.isprintable() and key):
-            raise StartupError(f"{where} has no API key: it must be one line of ASCII", fix=fix)
-        return key
+            return api_key_in(self.api_key_file, setting="sampler.judge.api_key_file")
+        if self.api_key_env is not None:
+            return checked_key(
+                os.environ.get(self.api_key_env, ""),
+                where=f"The variable {self.api_key_env}",
+                fix="Set it, or correct sampler.judge.api_key_env.",
+            )
+        return None

@@ -129,8 +129,10 @@ def test_logprobs_are_those_of_the_version_each_token_names(driven: Driven, othe
     before = max(driven.versions)
     for prompt in PROMPTS:
         driven.add(prompt, PLAIN, completions=6)
-    for _ in range(5):
-        driven.engine.step()
+    while driven.engine.waiting:
+        driven.step()
+    for _ in range(4):
+        driven.step()
     after = driven.take(other)
     driven.add("added later", PLAIN)
     finished = driven.run_out()
@@ -149,10 +151,10 @@ def test_versions_that_come_in_the_midst_of_the_one_before_leave_every_logprob_e
     for prompt in PROMPTS:
         driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=6)
     while driven.engine.waiting:
-        driven.engine.step()
+        driven.step()
     for words in (other, driven.base, other, driven.base):
         for _ in range(5):
-            driven.engine.step()
+            driven.step()
         driven.take(words)
     finished = driven.run_out()
     assert set(finished) == set(PROMPTS)
@@ -174,10 +176,12 @@ def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_fro
     driven, random = Driven.of(engine, "in_place", tmp_path), np.random.default_rng(5)
     for prompt in PROMPTS:
         driven.add(prompt, PLAIN, completions=4)
+    while engine.waiting:
+        driven.step()
     apart = []
     for _ in range(2):
-        for _ in range(5):
-            engine.step()
+        for _ in range(4):
+            driven.step()
         words = driven.base.copy()
         for span in engine.layout.tensors:
             random.shuffle(words[span.start_word : span.start_word + span.words])
@@ -256,7 +260,7 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Drive
     for prompt in ("1+2=", "a long one to be dropped"):
         driven.add(prompt, PLAIN)
     for _ in range(2):
-        driven.engine.step()
+        driven.step()
     driven.add("pending", PLAIN)
     driven.engine.cancel(["a long one to be dropped", "pending", "unknown"])
     assert driven.engine.running == 1

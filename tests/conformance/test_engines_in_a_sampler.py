@@ -30,7 +30,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
     async with (
         running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as peer,
-        sampling(made, hub.address, model_dir, apply=apply, **settings_of(name)) as sampler,
+        sampling(made, hub.address, model_dir, apply=apply, **settings_of(name, model_dir)) as sampler,
     ):
         await until(lambda: sampler.value("decode_steps_total") > 5, within_s=100)
         await peer.publish(*learner.signed(1, None))

@@ -43,7 +43,7 @@ def test_no_request_begins_with_a_prefix_that_other_weights_computed(
     is_kept = "keep" in request.node.name
     driven.add(LONG_PROMPT, PLAIN, completions=4)
     for _ in range(4):
-        driven.engine.step()
+        driven.step()
     driven.take(shuffled(driven))
     running = driven.run_out()[LONG_PROMPT]
     driven.add(LONG_PROMPT, PLAIN, completions=4)

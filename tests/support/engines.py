@@ -1,7 +1,7 @@
 """The engines installed here, one way to drive them all, and a slow twin that recomputes what they say."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 from support.model_words import words_of
+from support.vllm_servers import options_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     # Few tokens, so that prompts and, after a swap, running completions take several steps to read.
     "torch": {"prefill_chunk_tokens": 16},
     "vllm": {"kv_cache_bytes": 64 << 20},
+    # Less than a token takes.
+    "remote": {"poll_s": 0.005},
 }
 
 OWN, TWO = "-own", "-two"
@@ -39,19 +42,24 @@ WAYS = [
         ("vllm", "in_place"),
         ("vllm-own", "in_place"),
         ("vllm-two", "in_place"),
+        ("remote", "in_place"),
+        ("remote-two", "in_place"),
     )
-    if not engine.startswith("vllm") or has_vllm("cpu")
+    if engine.startswith("torch") or has_vllm("cpu")
 ]
 """Every engine that is installed here, in every process and with every way to give it a version."""
 
 assert set(ENGINES) == set(OPTIONS)
 
 
-def settings_of(engine: str, **options: Any) -> dict[str, Any]:
-    """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory."""
+def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:
+    """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory; start its server."""
     name = engine.removesuffix(OWN).removesuffix(TWO)
-    if engine.endswith(TWO):
-        options["tensor_parallel"] = 2
+    workers = 2 if engine.endswith(TWO) else 1
+    if name == "remote":
+        options |= options_of(model_dir, workers=workers)
+    elif workers == 2:
+        options["tensor_parallel"] = workers
     return {
         "engine": name,
         "engine_process": "own" if engine.endswith(OWN) else "inside",
@@ -62,7 +70,7 @@ def settings_of(engine: str, **options: Any) -> dict[str, Any]:
 def load(engine: str, model_dir: Path, *, apply: str = "auto", **options: Any) -> Engine:
     """Load an engine with the smallest memory, to compute in float32 in one thread."""
     settings = {"model_dir": model_dir, "apply": apply, "threads": 1, "seed": 7}
-    config = SamplerConfig.model_validate({**settings, **settings_of(engine, **options)})
+    config = SamplerConfig.model_validate({**settings, **settings_of(engine, model_dir, **options)})
     return load_configured_engine(config)
 
 
@@ -75,6 +83,8 @@ class Driven:
     model_dir: Path
     base: Words
     versions: dict[int, Words]
+    finished: dict[str, FinishedRequest] = field(default_factory=dict)
+    """What a step found and ``run_out`` has not returned."""
 
     @classmethod
     def of(cls, engine: Engine, apply: str, model_dir: Path) -> "Driven":
@@ -106,10 +116,13 @@ class Driven:
             GenerationRequest(prompt, self.engine.tokenizer.encode(prompt), completions, sampling)
         )
 
+    def step(self) -> None:
+        self.finished |= {request.request_id: request for request in self.engine.step()}
+
     def run_out(self) -> dict[str, FinishedRequest]:
-        finished: dict[str, FinishedRequest] = {}
         while self.engine.running:
-            finished |= {f.request_id: f for f in self.engine.step()}
+            self.step()
+        finished, self.finished = self.finished, {}
         return finished
 
     def recomputed(

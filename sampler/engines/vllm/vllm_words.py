@@ -72,12 +72,16 @@ def keep_packed_words() -> None:
     vllm_layers.dispatch_cpu_unquantized_gemm = pack_and_keep
 
 
-def live_parameters(model: nn.Module, declared: DeclaredTensors, *, model_dir: Path) -> LiveParameters:
+def live_parameters(
+    model: nn.Module, declared: DeclaredTensors, *, model_dir: Path, are_changed: bool = False
+) -> LiveParameters:
     """Find every tensor of the layout in vLLM's parameters, and verify that they are what the files hold.
 
     Tied weights are tied again and written from the files, which may hold them under any of their names: vLLM
     loads some names as weights of their own, and leaves the others as they were allocated.
 
+    Args:
+        are_changed: Other versions were written since the model was loaded: write the files' words first.
     Raises:
         StartupError: vLLM computes with other tensors, or in another dtype, than the model publishes.
     """
@@ -97,7 +101,7 @@ def live_parameters(model: nn.Module, declared: DeclaredTensors, *, model_dir: P
         owners.values(),
         elements={name: shard.values.numel() for name, shard in shards.items()},
     )
-    _verify_files(shards, declared, model_dir=model_dir)
+    _verify_files(shards, declared, model_dir=model_dir, are_changed=are_changed)
     weights.settle()
     _verify_settling(weights, shards, owners.values())
     return weights
@@ -170,7 +174,9 @@ def _checked(span: TensorSpan, found: Sequence[_Part]) -> Shard:
     return shard
 
 
-def _verify_files(shards: Mapping[str, Shard], declared: DeclaredTensors, *, model_dir: Path) -> None:
+def _verify_files(
+    shards: Mapping[str, Shard], declared: DeclaredTensors, *, model_dir: Path, are_changed: bool
+) -> None:
     canonical = {name: first for first, names in declared.names.items() for name in names}
     missing = set(shards)
     for path in weight_files(model_dir):
@@ -180,7 +186,7 @@ def _verify_files(shards: Mapping[str, Shard], declared: DeclaredTensors, *, mod
                     continue
                 first = canonical[name]
                 stored, held = shards[first].of(file.get_tensor(name)), shards[first].values
-                if len(declared.names[first]) > 1 and first in missing:
+                if (are_changed or len(declared.names[first]) > 1) and first in missing:
                     held.copy_(stored)
                 if not _has_bits(held, stored):
                     raise _unusable(f"tensor {name!r} as loaded by vLLM differs from the one in {path.name}")

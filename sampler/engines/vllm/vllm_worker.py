@@ -29,6 +29,8 @@ class SamplerWorker:
     def hold_words(self, model_dir: str) -> dict[str, int] | str:
         """Find the model's words among the parameters, and draw with the sampler's own sampler.
 
+        They are the base model's, if need be again.
+
         Returns:
             How many elements of each tensor are on this device; or why vLLM cannot serve the model.
         """
@@ -38,7 +40,10 @@ class SamplerWorker:
             with set_current_vllm_config(self.vllm_config):
                 self.sampler_declared = DeclaredTensors.of(Path(model_dir))
             self.sampler_words = live_parameters(
-                self.model_runner.get_model(), self.sampler_declared, model_dir=Path(model_dir)
+                self.model_runner.get_model(),
+                self.sampler_declared,
+                model_dir=Path(model_dir),
+                are_changed=hasattr(self, "sampler_words"),
             )
         except StartupError as error:
             return error.what

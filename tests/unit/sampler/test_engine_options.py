@@ -62,6 +62,31 @@ def test_a_wrong_option_is_refused_with_its_name_its_value_and_the_rule(
     assert "sampler.toml" in str(fault)
 
 
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (
+            "",
+            "the engine remote needs the option 'address'; the engine remote needs the option 'weights_dir'",
+        ),
+        (
+            '[sampler.engine_options]\naddress = "http://a:1"',
+            "the engine remote needs the option 'weights_dir'",
+        ),
+        (
+            '[sampler.engine_options]\naddress = "a:1"\nweights_dir = "w"',
+            "address = 'a:1' must match pattern",
+        ),
+    ],
+)
+def test_an_option_that_an_engine_needs_is_asked_for_by_name(tmp_path: Path, options: str, rule: str) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        resolved(tmp_path, f'engine = "remote"\n{options}')
+    [fault] = refused.value.faults
+    assert fault.key == "sampler.engine_options"
+    assert rule in str(fault)
+
+
 def test_an_option_of_another_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="the engine torch has no option 'batch'"):
         resolved(tmp_path, 'engine = "torch"\n[sampler.engine_options]\nbatch = 4')

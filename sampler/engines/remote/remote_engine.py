@@ -1,0 +1,204 @@
+"""The remote engine: a vLLM server that its user runs generates; this process keeps it in step with the run.
+
+    add --HTTP--> the server's queue -> its batch --HTTP, once all its completions are there--> finished
+
+The server generates by itself, also between two calls of ``step``. It is paused before the first word of a
+version is written, and goes on when that version is served, so that each token is drawn from one version,
+which it names. A server that is gone, silent, stuck, or that answers what cannot be, is an engine that
+failed: it is connected to again, and the version restored from the disk. Nothing here starts or ends it.
+"""
+
+import asyncio
+import queue
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.errors import Reason, RefusedError, StartupError
+from node.weights.format.layout import Layout
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.remote.completions import most_answer_bytes
+from sampler.engines.remote.remote_options import RemoteOptions
+from sampler.engines.remote.server_session import ServerSession
+from sampler.engines.remote.server_words import ServerWords
+from sampler.engines.remote.vllm_server import ServerError
+from sampler.engines.vllm.declared_tensors import DeclaredTensors
+
+LOOK_S: Final = 10.0
+"""How often a server is asked for its progress, unless a request has no token yet: then in every step."""
+
+
+def load(settings: EngineSettings) -> "RemoteEngine":
+    """Load the engine that ``sampler.engine = "remote"`` names; see ``RemoteEngine``."""
+    if settings.apply == "spare":
+        raise StartupError(
+            "the remote engine has new versions written over the old one",
+            fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
+        )
+    return RemoteEngine(
+        settings.model_dir,
+        compute_dtype=settings.compute_dtype,
+        seed=settings.seed,
+        options=RemoteOptions.model_validate(settings.engine_options),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request at the server."""
+
+    number: int
+    answer: "Future[FinishedRequest]"
+    has_begun: bool = False
+
+
+class RemoteEngine:
+    """See ``sampler.engines.engine.Engine``."""
+
+    def __init__(
+        self, model_dir: Path, *, compute_dtype: str, seed: int | None, options: RemoteOptions
+    ) -> None:
+        """Connect to the server, waiting for it to start if need be.
+
+        Args:
+            model_dir: Holds the same files as the directory that the server serves.
+            compute_dtype: What the server must compute in.
+            seed: Of the sampling; None: a random one.
+        Raises:
+            StartupError: see ``ServerSession``.
+        """
+        self._options = options
+        self._running: dict[str, _Running] = {}
+        self._ended: queue.SimpleQueue[tuple[str, _Running]] = queue.SimpleQueue()
+        self._requests = 0
+        self._version = 0
+        self._tokenizer = ModelTokenizer(model_dir)
+        try:
+            self._layout = DeclaredTensors.of(model_dir).layout
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"{model_dir} holds no model that can be used: {error}", fix="Correct sampler.model_dir."
+            ) from error
+        self._session = ServerSession(
+            options,
+            layout=self._layout,
+            tokenizer=self._tokenizer,
+            compute_dtype=compute_dtype,
+            seed=secrets.randbits(31) if seed is None else seed % (1 << 31),
+        )
+        self._counts: Mapping[str, int] = {}
+        self._looked_at_s = self._moved_at_s = time.monotonic()
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def weights(self) -> ServerWords:
+        return self._session.words
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        return self._tokenizer
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return sum(not running.has_begun for running in list(self._running.values()))
+
+    def add(self, request: GenerationRequest) -> None:
+        sampling, prompt, most = request.sampling, request.prompt_token_ids, self._session.context_tokens
+        if not len(prompt) or len(prompt) + sampling.max_new_tokens > most:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a prompt of {len(prompt)} tokens and completions of up to {sampling.max_new_tokens} do not "
+                f"fit the server, which takes {most} together",
+                fix="lower coordinator.max_new_tokens, choose a task with shorter prompts, or start the "
+                "server with a larger --max-model-len",
+            )
+        if not self._running:
+            self._moved_at_s = time.monotonic()
+        self._requests += 1
+        answer = self._session.server.start(self._finished(request, self._requests))
+        running = _Running(self._requests, answer)
+        self._running[request.request_id] = running
+        answer.add_done_callback(lambda _: self._ended.put((request.request_id, running)))
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if (running := self._running.pop(request_id, None)) is not None:
+                running.answer.cancel()
+        if not request_ids:
+            self._look()
+
+    def step(self) -> list[FinishedRequest]:
+        if not self._running:
+            return []
+        finished = []
+        with suppress(queue.Empty):
+            ended = self._ended.get(timeout=self._options.poll_s)
+            while True:
+                request_id, running = ended
+                if self._running.get(request_id) is running:
+                    del self._running[request_id]
+                    finished.append(running.answer.result())
+                ended = self._ended.get_nowait()
+        if self.waiting or time.monotonic() - self._looked_at_s >= LOOK_S:
+            self._look()
+        return finished
+
+    def serve(self, version: int) -> None:
+        if version < self._version:
+            raise ValueError(f"version {version} is older than {self._version}, which is being served")
+        self._session.pause()
+        self._version = version
+        self._session.resume(version)
+        self._moved_at_s = time.monotonic()
+
+    def close(self) -> None:
+        self._running = {}
+        self._session.close()
+
+    def _look(self) -> None:
+        """See which requests have a token, and that the server draws any.
+
+        Raises:
+            ServerError: it does not answer, knows another session, or draws none.
+        """
+        counts = self._session.count_tokens()
+        self._looked_at_s = time.monotonic()
+        for running in self._running.values():
+            running.has_begun |= counts.get(str(running.number), 0) > 0
+        if counts != self._counts or not self._running or self._session.is_paused:
+            self._counts, self._moved_at_s = counts, self._looked_at_s
+        elif self._looked_at_s - self._moved_at_s > self._options.answer_limit_s:
+            raise ServerError(
+                f"{self._options.address} drew no token for {len(self._running)} requests within "
+                f"{self._options.answer_limit_s:g} s"
+            )
+
+    async def _finished(self, request: GenerationRequest, number: int) -> FinishedRequest:
+        """Ask for the completions of a request, as many at once as the server batches."""
+        batch = self._session.batch
+        parts = await asyncio.gather(
+            *(
+                self._part(request, number, min(batch, request.completions - first))
+                for first in range(0, request.completions, batch)
+            )
+        )
+        return FinishedRequest(request.request_id, tuple(drawn for part in parts for drawn in part))
+
+    async def _part(self, request: GenerationRequest, number: int, count: int) -> list[SampledCompletion]:
+        session = self._session
+        body = session.body(request, count=count, number=number, version=self._version)
+        answer = await session.server.generate(body, most_bytes=most_answer_bytes(request, count=count))
+        return session.read(answer, request, count=count)

@@ -1,0 +1,163 @@
+"""Calls a vLLM server over HTTP, on an event loop and a thread of its own.
+
+Whoever asks waits for an answer that is bounded in time and size. Completions are asked for in the
+background, a bounded number at once; to cancel one is to hang up, and the server then drops it.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from sampler.engines.restartable_engine import EngineEndedError
+
+Answer = TypeVar("Answer")
+
+GENERATE: Final = "/inference/v1/generate"
+
+ANSWER_BYTES: Final = 64 << 20
+"""Longest answer about anything but completions: the names of all tensors of all workers fit in it."""
+
+_CLOSE_LIMIT_S: Final = 10.0
+
+
+class ServerError(EngineEndedError):
+    """The server does not answer, or not as agreed; what it was generating is lost.
+
+    Attributes:
+        status: HTTP's, where it answers; None: it does not.
+    """
+
+    def __init__(self, what: str, *, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class VllmServer:
+    """One server. ``call`` and ``ask_workers`` are for any thread, ``close`` for one."""
+
+    def __init__(self, address: str, *, api_key: str | None, requests: int, answer_limit_s: float) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            requests: How many completions may be asked for at once.
+            answer_limit_s: Longest time for another answer.
+        """
+        self.address = address.rstrip("/")
+        self._answer_limit_s = answer_limit_s
+        self._client = httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            timeout=None,
+            # The server hangs up after 5 s; a request that it crosses would be lost.
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=requests, keepalive_expiry=1.0
+            ),
+            trust_env=False,  # no proxy is on the way to a server that shares memory with us
+        )
+        self._places = asyncio.Semaphore(requests)
+        self._is_starting = threading.Lock()
+        self._is_closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-server", daemon=True)
+        self._thread.start()
+
+    def call(self, path: str, body: object = None, *, limit_s: float | None = None) -> Any:
+        """Post ``body`` as JSON and return the JSON of the answer.
+
+        Args:
+            limit_s: Longest time; None: the server's usual one.
+        Raises:
+            ServerError: there is no such answer in time.
+        """
+        posting = self._post(
+            path, body, most_bytes=ANSWER_BYTES, limit_s=self._answer_limit_s if limit_s is None else limit_s
+        )
+        try:
+            return self.start(posting).result()
+        except CancelledError:
+            raise ServerError(f"the connection to {self.address} was closed") from None
+
+    def ask_workers(self, method: str, *arguments: str, limit_s: float | None = None) -> list[Any]:
+        """Call a method of every worker, between two decode steps; return what each returned.
+
+        Raises:
+            ServerError: there is no such answer in time, or a worker says why it refuses.
+        """
+        body = {"method": method, "args": list(arguments)}
+        answer = self.call("/collective_rpc", body, limit_s=limit_s)
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results:
+            what = f"{self.address} answers {method} with {str(answer)[:200]!r}, not with results"
+            raise ServerError(what, status=200)
+        for result in results:
+            if isinstance(result, str):
+                raise ServerError(f"a worker of {self.address} refuses {method}: {result[:1000]}", status=200)
+        return results
+
+    async def generate(self, body: Mapping[str, Any], *, most_bytes: int) -> Any:
+        """Return the answer to a request for completions, once it is its turn and they are finished.
+
+        Raises:
+            ServerError: see ``call``; there is no limit of time.
+        """
+        async with self._places:
+            return await self._post(GENERATE, body, most_bytes=most_bytes, limit_s=None)
+
+    def start(self, asking: Coroutine[Any, Any, Answer]) -> "Future[Answer]":
+        """Run a coroutine of this server's.
+
+        Raises:
+            ServerError: ``close`` was called.
+        """
+        with self._is_starting:
+            if self._is_closed:
+                asking.close()
+                raise ServerError(f"the connection to {self.address} is closed")
+            return asyncio.run_coroutine_threadsafe(asking, self._loop)
+
+    def close(self) -> None:
+        """Hang up on what is still asked, and end the thread."""
+        hanging_up = self.start(self._hang_up())
+        with self._is_starting:
+            self._is_closed = True
+        hanging_up.result(_CLOSE_LIMIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_LIMIT_S)
+        self._loop.close()
+
+    async def _hang_up(self) -> None:
+        asking = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _post(self, path: str, body: object, *, most_bytes: int, limit_s: float | None) -> Any:
+        said = bytearray()
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._client.stream("POST", self.address + path, json=body) as response,
+            ):
+                async for chunk in response.aiter_raw():
+                    said += chunk
+                    if len(said) > most_bytes:
+                        what = f"{self.address}{path} answers with more than {most_bytes} bytes"
+                        raise ServerError(what, status=response.status_code)
+        except TimeoutError:
+            raise ServerError(f"{self.address}{path} does not answer within {limit_s} s") from None
+        except httpx.HTTPError as error:
+            raise ServerError(f"{self.address}{path} cannot be reached: {error!r}") from error
+        if response.status_code != httpx.codes.OK:
+            what = f"HTTP {response.status_code}: {bytes(said[:300]).decode(errors='replace')}"
+            raise ServerError(f"{self.address}{path} refuses: {what}", status=response.status_code)
+        try:
+            return json.loads(said)
+        except (ValueError, RecursionError) as error:
+            what = f"{self.address}{path} does not answer with JSON: {bytes(said[:200])!r}"
+            raise ServerError(what, status=response.status_code) from error
