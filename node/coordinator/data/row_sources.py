@@ -61,7 +61,7 @@ def _opened(source: DataSource, *, key: str, scratch: Path) -> BinaryIO:
     try:
         if path.is_dir():
             is_saved = any((path / name).exists() for name in _SAVED_BY_DATASETS)
-            return _as_jsonl(_saved_rows(source) if is_saved else _hub_rows(source), scratch)
+            return _as_jsonl(_saved_rows(source) if is_saved else _hub_rows(source, scratch), scratch)
         if path.suffix == ".parquet":
             return _as_jsonl(_parquet_rows(path), scratch)
         return path.open("rb")
@@ -99,11 +99,15 @@ def _saved_rows(source: DataSource) -> Iterator[Mapping[str, Any]]:
     yield from saved
 
 
-def _hub_rows(source: DataSource) -> Iterator[Mapping[str, Any]]:
+def _hub_rows(source: DataSource, scratch: Path) -> Iterator[Mapping[str, Any]]:
     """Read the parquet, JSON or CSV files of a data set as it was downloaded; no code of it is run."""
     from datasets import load_dataset  # likewise
 
-    yield from load_dataset(str(source.path), source.subset, split=source.split, streaming=True)
+    # It wants a directory for its cache, and a service's user may have no home.
+    with tempfile.TemporaryDirectory(dir=scratch) as cache:
+        yield from load_dataset(
+            str(source.path), source.subset, split=source.split, cache_dir=cache, streaming=True
+        )
 
 
 def _as_jsonl(rows: Iterable[Mapping[str, Any]], scratch: Path) -> BinaryIO:

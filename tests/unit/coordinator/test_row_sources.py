@@ -1,6 +1,9 @@
 """Data sets as people have them, read through the packages that wrote them."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -109,6 +112,28 @@ def test_a_data_set_is_read_as_the_hub_has_it(hub: Path) -> None:
     ):
         with pytest.raises(StartupError, match=rf"(?s){said}.* Correct \[coordinator\.data\]"):
             read(hub, **settings)
+
+
+def test_a_service_without_a_home_reads_it_and_leaves_nothing(hub: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    program = (
+        "from pathlib import Path\n"
+        "from node.coordinator.data.data_config import DataConfig\n"
+        "from node.coordinator.data.row_sources import open_rows\n"
+        f"data = DataConfig(file={str(hub)!r}, subset='main')\n"
+        f"print(len(open_rows(data, scratch=Path({str(scratch)!r}))))"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    read = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ | {"HOME": "/proc/none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (read.stdout, read.returncode) == (f"{len(ROWS)}\n", 0), read.stderr
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_directory_of_jsonl_files_is_a_data_set_too(tmp_path: Path) -> None:
