@@ -164,7 +164,7 @@ class CoordinatorConfig(BaseModel):
     @property
     def data_paths(self) -> dict[str, Path]:
         """Key -> file or directory that is to be there."""
-        return {} if self.data is None else {key: source.path for key, source in self.data.sources.items()}
+        return {} if self.data is None else self.data.paths
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

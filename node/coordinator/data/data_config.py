@@ -15,13 +15,6 @@ class DataSource(NamedTuple):
     split: str
     subset: str | None
 
-    @property
-    def package(self) -> str | None:
-        """The package that reads it; None: it is JSONL."""
-        if self.path.is_dir():
-            return "datasets"
-        return "pyarrow" if self.path.suffix == ".parquet" else None
-
 
 class DataConfig(BaseModel):
     """Section ``[coordinator.data]``: the rows that prompts are made from."""
@@ -71,11 +64,11 @@ class DataConfig(BaseModel):
         return DataSource(self.evaluation_file or self.file, self.evaluation_split or self.split, self.subset)
 
     @property
-    def sources(self) -> dict[str, DataSource]:
-        """Key -> what is to be there."""
-        evaluation = self.evaluation_source
+    def paths(self) -> dict[str, Path]:
+        """Key -> file or directory that is to be there."""
+        evaluation = self.evaluation_file
         return {
-            "coordinator.data.file": self.source,
+            "coordinator.data.file": self.file,
             **({} if evaluation is None else {"coordinator.data.evaluation_file": evaluation}),
         }
 
@@ -83,7 +76,13 @@ class DataConfig(BaseModel):
     def needed_packages(self) -> tuple[NeededPackage, ...]:
         """The packages that read what is not JSONL."""
         return tuple(
-            NeededPackage(key, str(source.path), source.package, extra="data")
-            for key, source in self.sources.items()
-            if source.package is not None
+            NeededPackage(key, str(path), package, extra="data")
+            for key, path in self.paths.items()
+            if (package := _package_for(path)) is not None
         )
+
+
+def _package_for(path: Path) -> str | None:
+    if path.is_dir():
+        return "datasets"
+    return "pyarrow" if path.suffix == ".parquet" else None

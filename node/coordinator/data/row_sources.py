@@ -39,14 +39,13 @@ def open_rows(data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | N
             fix="Set coordinator.data.evaluation_file, or leave both out to hold out the last rows.",
         )
     with ExitStack() as opened:
-        files = [
-            opened.enter_context(_opened(source, key=key, scratch=scratch))
-            for key, source in data.sources.items()
-        ]
-        held_out = None if evaluation is None else HeldOut(files[1], _name(evaluation))
-        rows = Rows(
-            files[0], name=_name(data.source), evaluation_rows=data.evaluation_rows, held_out=held_out
-        )
+        file = opened.enter_context(_opened(data.source, key="coordinator.data.file", scratch=scratch))
+        held_out = None
+        if evaluation is not None:
+            key = "coordinator.data.evaluation_file"
+            held_out_file = opened.enter_context(_opened(evaluation, key=key, scratch=scratch))
+            held_out = HeldOut(held_out_file, _name(evaluation))
+        rows = Rows(file, name=_name(data.source), evaluation_rows=data.evaluation_rows, held_out=held_out)
         rows.check_columns(columns or {})
         opened.pop_all()  # they are the rows' from here on
     return rows
