@@ -48,7 +48,6 @@ class ServerWords(ShardedWords):
         """Look at the words of all workers; ``before_writing`` is called before each write."""
         super().__init__(self._ask_of, layout, elements=elements)
         self._ask_workers = ask_workers
-        self._frames = layout.frames
         self._rooms = rooms
         self._before_writing = before_writing
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -64,7 +63,7 @@ class ServerWords(ShardedWords):
             self._ask_workers("settle_frames")
             return []
         frame, *written = arguments
-        words = self._frames[frame].words
+        words = self._layout.frames[frame].words
         slot = self._free.get()
         try:
             if written:

@@ -1,0 +1,64 @@
+"""A vLLM server that answers as it is told, over real HTTP, and remote engines connected to it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.rollout import SamplingParameters
+from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE
+from sampler.engines.remote.remote_engine import RemoteEngine
+from sampler.engines.remote.remote_options import RemoteOptions
+from support.vllm_stub import VllmStub, listening, stub_of
+
+PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
+
+
+@pytest.fixture
+def server(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmStub]:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "weights"))
+    with listening(stub_of(model_dir)) as stub:
+        yield stub
+
+
+@pytest.fixture
+def engines() -> Iterator[list[RemoteEngine]]:
+    """Engines that are closed after the test."""
+    opened: list[RemoteEngine] = []
+    yield opened
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture
+def connect(server: VllmStub, engines: list[RemoteEngine], tmp_path: Path) -> Callable[..., RemoteEngine]:
+    """Connects to the server."""
+
+    def connected(**options: Any) -> RemoteEngine:
+        given = {"address": server.address, "weights_dir": tmp_path / "weights", "poll_s": 0.02}
+        engine = RemoteEngine(
+            server.model_dir,
+            compute_dtype="float32",
+            seed=0,
+            options=RemoteOptions.model_validate(given | {"start_limit_s": 5, "answer_limit_s": 5} | options),
+        )
+        engines.append(engine)
+        return engine
+
+    return connected
+
+
+def asked(
+    request_id: str = "a", *, completions: int = 1, sampling: SamplingParameters = PLAIN
+) -> GenerationRequest:
+    return GenerationRequest(request_id, np.array([5, 6], np.int32), completions, sampling)
+
+
+def run_out(engine: Engine) -> dict[str, FinishedRequest]:
+    finished: dict[str, FinishedRequest] = {}
+    while engine.running:
+        finished |= {request.request_id: request for request in engine.step()}
+    return finished

@@ -1,0 +1,140 @@
+"""How the remote engine connects to a server over real HTTP: which it waits for, and which it refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.errors import StartupError
+from sampler.engines.remote.remote_engine import RemoteEngine
+from sampler.engines.remote.vllm_server import GENERATE
+from support.remote_engines import asked, run_out
+from support.tiny_model import make_tiny_model
+from support.vllm_stub import Call, VllmStub, stub_of
+
+
+def test_a_server_that_starts_late_is_waited_for(
+    server: VllmStub, connect: Callable[..., RemoteEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = [Call.end, refusing(503)]
+
+    def described(call: Call) -> None:
+        if len(tries) == 1:
+            del server.answers["describe_server"]
+        tries.pop(0)(call)
+
+    server.answers["describe_server"] = described
+    engine = connect()
+    assert "waiting for the vLLM server" in caplog.text
+    engine.add(asked())
+    assert set(run_out(engine)) == {"a"}
+
+
+def refusing(status: int) -> Callable[[Call], None]:
+    return lambda call: call.send({"error": "no"}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        (GENERATE, refusing(401), "Set api_key_file"),
+        (GENERATE, refusing(403), "--enable-scale-out"),
+        ("describe_server", refusing(404), "VLLM_SERVER_DEV_MODE=1"),
+        ("offer_memory", lambda call: call.send({"results": ["no"]}), "refuses offer_memory: no"),
+        ("describe_server", refusing(500), "--worker-extension-cls sampler.engines.remote.server_worker"),
+        ("describe_server", lambda call: call.send({"results": None}), "with results"),
+        ("describe_server", lambda call: call.send({"results": [None]}), "data_parallel = None"),
+        ("begin_session", lambda call: call.send({"results": [{}]}), "otherwise than vLLM"),
+        ("begin_session", lambda call: call.send({"results": ["it ties weights"]}), "it ties weights"),
+        ("/reset_prefix_cache", lambda call: call.send({"success": False}), "otherwise than vLLM"),
+        ("/update_weight_version", Call.end, "cannot be reached.*Start it, or correct address"),
+        (GENERATE, lambda call: call.send({"choices": []}), "0 completions instead of 1"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
+    server: VllmStub,
+    connect: Callable[..., RemoteEngine],
+    path: str,
+    answer: Callable[[Call], None],
+    said: str,
+) -> None:
+    server.answers[path] = answer
+    with pytest.raises(StartupError, match=said):
+        connect(start_limit_s=2)
+
+
+def test_what_is_no_vllm_server_is_not_waited_for(
+    server: VllmStub, connect: Callable[..., RemoteEngine]
+) -> None:
+    server.answers["describe_server"] = lambda call: call.send_bytes(b"<html>")
+    with pytest.raises(StartupError, match="does not answer with JSON"):
+        connect()
+    assert server.calls == ["describe_server"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "bfloat16"}, "--dtype float32"),
+        ({"async_scheduling": True}, "--no-async-scheduling"),
+        ({"v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"speculative_decoding": True}, "without --speculative-config"),
+        ({"pipeline_parallel": 2}, "--tensor-parallel-size"),
+        ({"data_parallel": 2}, "for each replica"),
+        ({"workers": 2}, "for each replica"),
+    ],
+)
+def test_a_server_with_a_wrong_setting_is_refused_before_its_words_are_touched(
+    server: VllmStub, connect: Callable[..., RemoteEngine], settings: dict[str, Any], said: str
+) -> None:
+    server.settings = settings
+    with pytest.raises(StartupError, match=said):
+        connect()
+    assert "begin_session" not in server.calls
+
+
+def test_a_server_of_another_model_is_refused(
+    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
+    with pytest.raises(StartupError, match=r"another model than sampler\.model_dir"):
+        connect()
+
+
+def test_the_key_is_sent_and_not_in_the_configuration(
+    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        StartupError, match=r"no API key that can be read.*api_key_file in sampler\.engine_opt"
+    ):
+        connect(api_key_file=tmp_path / "nowhere")
+    key = tmp_path / "key"
+    key.write_text("sesame\n")
+    connect(api_key_file=key)
+    assert server.keys == {"Bearer sesame"}
+
+
+def test_a_directory_that_others_may_enter_is_refused(
+    connect: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir(mode=0o755)
+    with pytest.raises(StartupError, match=r"mode 0700, and has owner \d+ and mode 0755"):
+        connect()
+
+
+def test_a_second_sampler_is_refused(connect: Callable[..., RemoteEngine]) -> None:
+    connect()
+    with pytest.raises(StartupError, match=r"is in use by process \d+.*weights_dir of its own"):
+        connect()
+
+
+def test_a_sampler_with_another_directory_than_the_servers_leaves_it_as_it_is(
+    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    engine = connect()
+    with pytest.raises(StartupError, match=r"cannot be used: .*No such file"):
+        connect(weights_dir=tmp_path / "other")
+    engine.cancel([])
+    engine.add(asked())
+    assert set(run_out(engine)) == {"a"}
