@@ -20,7 +20,7 @@ $(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $
 demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
 	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \

@@ -18,7 +18,7 @@ from typing import Final
 from rich.console import Console
 
 from deploy.real.outcome import render, to_document
-from deploy.real.real_plan import RECIPE, TASK_FILES, Plan
+from deploy.real.real_plan import TASK_FILES, Plan
 from deploy.real.real_run import real_run
 from deploy.real.smollm2 import model_directory
 from deploy.runs.plot import plot
@@ -60,7 +60,7 @@ def main() -> int:
         return 1
     plan = Plan(
         model=model,
-        task_file=RECIPE / TASK_FILES[arguments.task],
+        task_file=arguments.task,
         engines=arguments.engines,
         seed=arguments.seed,
         seconds=60 * arguments.minutes,
@@ -68,7 +68,7 @@ def main() -> int:
         versions=arguments.versions,
         vllm_python=arguments.vllm_python,
     )
-    task = arguments.task.replace("_", "-")  # a run's id has no underscores
+    task = plan.task_file.stem.replace("_", "-")  # a run's id has no underscores
     directory = RunDirectory.make(arguments.dir, f"real-{{stamp}}-{task}-seed{plan.seed}")
     try:
         outcome = asyncio.run(real_run(plan, directory, console))
@@ -103,9 +103,21 @@ def _engines(text: str) -> tuple[str, ...]:
     return engines
 
 
+def _task_file(text: str) -> Path:
+    path = TASK_FILES.get(text, Path(text))
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file; {' and '.join(TASK_FILES)} are known")
+    return path
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.real", description=__doc__.partition("\n")[0])
-    parser.add_argument("--task", choices=sorted(TASK_FILES), default="jsonl", help="default: %(default)s")
+    parser.add_argument(
+        "--task",
+        type=_task_file,
+        default="jsonl",
+        help=f"{', '.join(TASK_FILES)} or a file with the coordinator's keys; default: %(default)s",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order of prompts and of sampling")
     parser.add_argument("--minutes", type=float, default=30.0, help="for training; default: %(default)g")
     parser.add_argument("--versions", type=int, default=0, help="end after so many steps; 0: by time only")

@@ -9,11 +9,11 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory,
 
 RECIPE: Final = Path(__file__).parents[1] / "config" / "recipes" / "smollm2-cpu"
 
-TASK_FILES: Final[Mapping[str, str]] = {
-    "jsonl": "word_problems.toml",
-    "reasoning_gym": "reasoning_gym.toml",
+TASK_FILES: Final[Mapping[str, Path]] = {
+    "jsonl": RECIPE / "word_problems.toml",
+    "reasoning_gym": RECIPE / "reasoning_gym.toml",
 }
-"""Task -> the recipe's file for it."""
+"""Task -> the coordinator's keys for it."""
 
 
 @dataclass(frozen=True, slots=True)

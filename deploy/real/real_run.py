@@ -13,7 +13,7 @@ from rich.console import Console
 from deploy.real.greedy_texts import questions_json
 from deploy.real.held_out import greedy, prompts_of, settings_of
 from deploy.real.outcome import ExportedModel, Outcome
-from deploy.real.real_plan import Plan, additions
+from deploy.real.real_plan import TASK_FILES, Plan, additions
 from deploy.real.word_problems import write_word_problems
 from deploy.runs.live_view import View
 from deploy.runs.processes import Children
@@ -56,8 +56,9 @@ async def real_run(plan: Plan, directory: RunDirectory, console: Console) -> Out
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     settings = settings_of((plan.recipe / "coordinator.toml", plan.task_file))
-    if settings.data is not None and not settings.data.file.exists():
-        write_word_problems(settings.data.file)
+    data = settings.data
+    if plan.task_file == TASK_FILES["jsonl"] and data is not None and not data.file.exists():
+        write_word_problems(data.file)
     began_s = time.monotonic()
     goal = str(plan.versions or f"{plan.seconds / 60:g} min")
     with View(

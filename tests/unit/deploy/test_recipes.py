@@ -21,7 +21,7 @@ def roles() -> list[ParameterSet]:
     """Return every process of every recipe: its files, the coordinator once for each of its tasks."""
     found = []
     for recipe in sorted(path for path in RECIPES.iterdir() if path.is_dir()):
-        tasks = [path for path in sorted(recipe.glob("*.toml")) if path.name in TASKS]
+        tasks = [path for path in sorted(recipe.glob("*.toml")) if path in TASKS]
         for path in sorted(set(recipe.glob("*.toml")) - set(tasks)):
             name = f"{recipe.name}/{path.stem}"
             if path.stem == "coordinator" and tasks:
