@@ -57,6 +57,25 @@ RESERVED_ARGUMENTS: Final = frozenset(
 """What ``apply_chat_template`` of transformers takes itself."""
 
 
+def column_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return a column of a row, or what is inside one: ``reward_model.ground_truth``, ``answers.text.0``.
+
+    A column whose own name has dots comes first.
+
+    Raises:
+        KeyError: the row has no such column.
+    """
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        try:
+            value = value[int(part) if isinstance(value, list) else part]
+        except (LookupError, TypeError, ValueError) as error:
+            raise KeyError(f"the row has no column {name!r}, it has {', '.join(row)}") from error
+    return value
+
+
 class TaskOptions(BaseModel):
     """Options of a built-in task; without any, as here, it has none."""
 
@@ -189,7 +208,7 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {"judge": JudgeOptions, "code": C
 
 
 class JsonlOptions(PromptOptions):
-    """Options of ``jsonl``: prompts and answers are columns of the rows."""
+    """Options of ``jsonl``: prompts and answers are columns of the rows; see ``column_of``."""
 
     takes_rows = True
 

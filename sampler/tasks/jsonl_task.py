@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from node.task_options import JsonlOptions
+from node.task_options import JsonlOptions, column_of
 from sampler.tasks.answer_graders import BUILT_IN
 from sampler.tasks.code.code_grader import CodeGrader
 from sampler.tasks.code.sandbox import find_sandbox
@@ -50,7 +50,7 @@ class JsonlTask:
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
         column = self._options.messages or self._options.prompt
-        question = _column(row, column)
+        question = column_of(row or {}, column)
         if self._options.messages is None and not isinstance(question, str):
             raise TypeError(f"column {column!r} of row {index} is {type(question).__name__}, not a text")
         return asked(question, self._options)
@@ -62,18 +62,18 @@ class JsonlTask:
         return self._grade_group(row or {}, completions)
 
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
-        right = str(_column(row, self._options.answer))
+        right = str(column_of(row, self._options.answer))
         compare = BUILT_IN[self._options.grader]
         answers = [answer_of(completion, self._options) for completion in completions]
         return [0.0 if answer is None else compare(answer, right) for answer in answers]
 
     def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         assert self._options.judge is not None
-        question = _column(row, self._options.messages or self._options.prompt)
+        question = column_of(row, self._options.messages or self._options.prompt)
         if not isinstance(question, str):
             question = "\n\n".join(message["content"] for message in question)
         needs_answer = "{answer}" in self._options.judge.template
-        right = str(_column(row, self._options.answer)) if needs_answer else ""
+        right = str(column_of(row, self._options.answer)) if needs_answer else ""
         answers = [answer_of(completion, self._options) for completion in completions]
         # What has no answer is worth nothing, and costs nothing.
         judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
@@ -94,7 +94,7 @@ class JsonlTask:
         ]
         grades: list[Graded] = []
         try:
-            verdicts = self._code_grader.verdicts(row, _column(row, self._options.answer), texts)
+            verdicts = self._code_grader.verdicts(row, column_of(row, self._options.answer), texts)
         except GraderOutageError as error:
             self.outages[error.outage] += 1
             raise
@@ -104,9 +104,3 @@ class JsonlTask:
             metrics = {"passed": share, "timed_out": verdict.timed_out, "crashed": verdict.crashed}
             grades.append((reward, metrics))
         return grades
-
-
-def _column(row: Row | None, name: str) -> Any:
-    if row is None or name not in row:
-        raise KeyError(f"the row has no column {name!r}, it has {', '.join(row or ())}")
-    return row[name]

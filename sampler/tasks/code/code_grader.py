@@ -82,7 +82,7 @@ class CodeGrader:
         """Return the verdict on each completion.
 
         Raises:
-            ValueError: the row's tests are none.
+            KeyError, ValueError: the row's tests are none.
             GraderOutageError: a sandbox does not start.
         """
         return asyncio.run(self._group(row, tests, completions))

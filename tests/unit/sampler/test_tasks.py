@@ -1,4 +1,5 @@
 import inspect
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from node import task_options
 from node.errors import ConfigError
+from node.task_options import column_of
 from sampler.tasks.addition import AdditionTask
 from sampler.tasks.task import (
     BUILT_IN,
@@ -165,6 +167,35 @@ def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
         made("jsonl", prompt="q").prompt(0, ROW)
     with pytest.raises(TypeError, match="column 'answer' of row 5 is int, not a text"):
         made("jsonl", prompt="answer").prompt(5, ROW)
+
+
+NESTED = {"a": {"b": "in"}, "a.b": "own name", "c": {"texts": ["first", "second"]}, "d": "text", "e": None}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("a.b", "own name"),
+        ("c.texts.1", "second"),
+        ("c.texts", ["first", "second"]),
+        ("d", "text"),
+        ("e", None),
+    ],
+)
+def test_a_column_may_be_inside_another(column: str, value: object) -> None:
+    assert column_of(NESTED, column) == value
+
+
+@pytest.mark.parametrize("column", ["b", "a.c", "c.texts.2", "c.texts.x", "d.0", "e.f", "a.", "."])
+def test_a_path_that_leads_nowhere_is_no_column(column: str) -> None:
+    with pytest.raises(KeyError, match=rf"no column '{re.escape(column)}', it has a, a\.b, c, d, e"):
+        column_of(NESTED, column)
+
+
+def test_the_answer_may_be_inside_a_column() -> None:
+    task = made("jsonl", answer="reward_model.ground_truth")
+    row = {"prompt": "3+4=", "reward_model": {"style": "rule", "ground_truth": "7"}}
+    assert task.grade(0, row, answered("7")) == 1.0
 
 
 @pytest.mark.parametrize(
