@@ -190,6 +190,7 @@ class CoordinatorConfig(BaseModel):
                 max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
             ),
             held_out_prompts=evaluation.prompts if self.data is None else 0,
+            task=self.task,
             task_options=self._task_options_digest,
         )
 
