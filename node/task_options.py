@@ -194,7 +194,7 @@ class JsonlOptions(PromptOptions):
     takes_rows = True
 
     prompt: str = "prompt"
-    """Column with the prompt's text."""
+    """Column with the prompt's text. Of a column that holds objects ``column.key`` names a value."""
     messages: str | None = None
     """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
     answer: str = "answer"
@@ -277,6 +277,20 @@ BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
     "verifiers": VerifiersOptions,
 }
 """Task name -> its options."""
+
+
+def column_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column; ``a.b`` is ``b`` within ``a``, unless a column has that name.
+
+    Raises:
+        KeyError: there is none; it names those that are there.
+    """
+    value: Any = row
+    for part in [name] if name in row else name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(f"the row has no column {name!r}, it has {', '.join(row) or 'none'}")
+        value = value[part]
+    return value
 
 
 def options_json(options: Mapping[str, JsonValue]) -> str:

@@ -19,6 +19,7 @@ import xxhash
 
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
+from node.task_options import column_of
 
 DIGEST_BYTES: Final = 16
 
@@ -86,15 +87,17 @@ class Rows:
         for part in self._parts:
             found = json.loads(part.row(0))
             for option, column in columns.items():
-                if column not in found:
+                try:
+                    column_of(found, column)
+                except KeyError:
                     raise ConfigError(
                         key=f"coordinator.task_options.{option}",
                         value=column,
                         source="the configuration or the option's default",
                         rule=f"{part.name} has no such column: its first row has "
                         + (", ".join(found) or "none"),
-                        fix="Name one of them.",
-                    )
+                        fix="Name one of them, or column.key where one holds objects.",
+                    ) from None
 
     def close(self) -> None:
         for part in self._parts:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from node.task_options import column_of
+
 _BLOCK: Final = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -69,11 +71,12 @@ def column(row: Mapping[str, Any], name: str | None) -> str:
     """Return the text of a column; without a name, none.
 
     Raises:
-        ValueError: the row has no such text.
+        KeyError: the row has no such column.
+        ValueError: it is no text.
     """
     if name is None:
         return ""
-    if not isinstance(text := row.get(name), str):
+    if not isinstance(text := column_of(row, name), str):
         raise ValueError(f"column {name!r} is {type(text).__name__}, not a text")
     return text
 
