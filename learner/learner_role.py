@@ -192,6 +192,7 @@ async def build(context: RoleContext) -> list[Service]:
         drain=drain,
         announced=announced,
         evaluations=lambda: membership.evaluations,
+        next_answer=membership.next_answer,
         on_step=write_down,
         coordinator_now=lambda: clock.now() + membership.clock_offset_s,
         disk_wait=disk_wait,

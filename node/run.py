@@ -112,7 +112,7 @@ class Evaluation:
     sampling: str = ""
     """What else its scores depend on and was not at its default, as JSON; empty: nothing.
 
-    The digest of the task's options is in it too: grader, answer and prompt are among them.
+    The task's name and the digest of its options are in it too: grader, answer and prompt are among them.
     """
     metrics: str = ""
     """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
@@ -154,6 +154,7 @@ class EvaluationNotice:
     best: int | None = None
     """As in ``EvaluationStatus``."""
     under_way: int | None = None
+    """Or due."""
     announced: int = 0
     """The newest announced version then, 0 before the first. An evaluation that has begun since is of this
     version or a newer one."""

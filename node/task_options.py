@@ -208,12 +208,12 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {"judge": JudgeOptions, "code": C
 
 
 class JsonlOptions(PromptOptions):
-    """Options of ``jsonl``: prompts and answers are columns of the rows; see ``column_of``."""
+    """Options of ``jsonl``: prompts and answers are columns of the rows."""
 
     takes_rows = True
 
     prompt: str = "prompt"
-    """Column with the prompt's text."""
+    """Column with the prompt's text. See ``column_of`` for what is inside one."""
     messages: str | None = None
     """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
     answer: str = "answer"

@@ -145,6 +145,17 @@ class CheckpointStore:
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
 
+    def amend(self, progress: Progress) -> None:
+        """Replace the progress in the newest checkpoint, which is of the same version; durable on return.
+
+        Raises:
+            OSError: the disk is full or failing; the checkpoint is untouched.
+            StartupError: the checkpoint was damaged since it was written.
+        """
+        path = self._directory / _name(progress.version)
+        saved = dataclasses.replace(_saved_in(path), progress=progress)
+        durable.write(path / _PROGRESS, _as_json(saved))
+
     def _recent(self, names: Sequence[str], progress: Progress) -> Sequence[str]:
         """Return the newest versions, among them any that is evaluated unbeknown to the learner."""
         if not progress.is_evaluated:
@@ -172,7 +183,7 @@ class CheckpointStore:
                 save_file(content, staged / file_name)
         digests = {file_name: _blake3(staged / file_name) for file_name in tensors}
         saved = _Saved(policy.layout.digest.hex(), digests, progress)
-        (staged / _PROGRESS).write_text(json.dumps(dataclasses.asdict(saved)))
+        (staged / _PROGRESS).write_bytes(_as_json(saved))
         for path in (*staged.iterdir(), staged):
             durable.sync(path)
 
@@ -242,6 +253,10 @@ def _restore_moments(policy: Policy, optimizer: torch.optim.Optimizer, moments: 
         key, _, name = key_and_name.partition("/")
         # AdamW keeps its step count on the CPU or beside the parameter; it takes both.
         optimizer.state[policy.tensors[name]][key] = value.to(policy.device)
+
+
+def _as_json(saved: _Saved) -> bytes:
+    return json.dumps(dataclasses.asdict(saved)).encode()
 
 
 def _saved_in(path: Path) -> _Saved:

@@ -40,6 +40,9 @@ Answer = TypeVar("Answer")
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
 
+LAST_EVALUATION_LIMIT_S: Final = 900.0
+"""Longest wait, at the end of the work, for an evaluation: samplers may be gone for good."""
+
 _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 
@@ -60,6 +63,7 @@ class TrainingLoop:
         drain: RolloutDrain,
         announced: Callable[[int], Coroutine[Any, Any, None]],
         evaluations: Evaluations,
+        next_answer: Callable[[], Coroutine[Any, Any, None]],
         on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
         coordinator_now: Callable[[], float],
         disk_wait: DiskWait,
@@ -72,6 +76,7 @@ class TrainingLoop:
             run_settings: waits until the learner has joined.
             announced: waits until the coordinator announces a version, or a newer one.
             evaluations: as the coordinator tells them.
+            next_answer: waits until it has told them again.
             on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
@@ -84,6 +89,7 @@ class TrainingLoop:
         self._drain = drain
         self._announced = announced
         self._evaluations = evaluations
+        self._next_answer = next_answer
         self._on_step = on_step
         self._coordinator_now = coordinator_now
         self._disk_wait = disk_wait
@@ -122,7 +128,8 @@ class TrainingLoop:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
 
-        Returns by itself at ``completion``, once the coordinator announces the last version.
+        Returns by itself at ``completion``, once the coordinator has the last version and step, and the
+        evaluations that are due by then have ended.
 
         Raises:
             StartupError: this learner's buffer is too small for the run's batches.
@@ -142,11 +149,44 @@ class TrainingLoop:
                     await run_until(stopping, self._admit_next(rules, buffer))
             if self.completion:
                 logger.info("training complete", extra={"version": self.version, "why": self.completion})
-            with self._node_metrics.waiting("policy upload"):
-                # Nothing to wait for where ``stopping`` ended the loop.
-                await run_until(stopping, self._announced(self.version))
+                await run_until(stopping, self._hand_over())
+            await self._keep_best(stopping)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _hand_over(self) -> None:
+        """Wait until the coordinator has all of the work, and what is evaluated of it."""
+        with self._node_metrics.waiting("policy upload"):
+            await self._announced(self.version)
+        with self._node_metrics.waiting("step acknowledgement"):
+            await self._drain.acknowledged()
+        try:
+            with self._node_metrics.waiting("evaluation"):
+                async with asyncio.timeout(LAST_EVALUATION_LIMIT_S):
+                    while not self._is_evaluated():
+                        await self._next_answer()
+        except TimeoutError:
+            logger.warning(
+                "an evaluation has not ended; `heterorl-node evaluations` shows it",
+                extra={"version": self._evaluations().under_way, "waited_s": LAST_EVALUATION_LIMIT_S},
+            )
+
+    def _is_evaluated(self) -> bool:
+        """Whether the coordinator has said since the last version that no evaluation is under way or due."""
+        told = self._evaluations()
+        return told.announced >= self.version and told.under_way is None
+
+    async def _keep_best(self, stopping: asyncio.Event) -> None:
+        await self._disk_wait.until_written(
+            "the best version",
+            lambda: self._in_thread(lambda: self._state.keep_best(self._evaluations())),
+            stopping=stopping,
+        )
+        self._show_best()
+
+    def _show_best(self) -> None:
+        if (best := self._state.progress.best) is not None:
+            self._metrics.best_version.set(best.version)
 
     def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
         if self._config.buffer_groups < run.batch_groups:
@@ -304,8 +344,7 @@ class TrainingLoop:
 
     def _show(self, taken: StepTaken, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(line)
-        if taken.progress.best is not None:
-            self._metrics.best_version.set(taken.progress.best.version)
+        self._show_best()
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
         for delivered in batch:

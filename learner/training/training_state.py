@@ -5,7 +5,7 @@ optimizer off through ``master_access``.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Self
@@ -225,6 +225,18 @@ class TrainingState:
         self._checkpoints.save(self.policy, self._optimizer, taken.progress)
         self.progress = taken.progress
         return self._clock.monotonic() - started_s
+
+    def keep_best(self, evaluated: EvaluationNotice) -> None:
+        """Make durable which version is the best, if evaluations have ended since the last step.
+
+        Raises:
+            OSError: the disk is full or failing; nothing has changed.
+        """
+        if not self.version or evaluated.best is None or self.progress.best == BestVersion(evaluated.best):
+            return
+        progress = replace(self.progress, best=BestVersion(evaluated.best))
+        self._checkpoints.amend(progress)
+        self.progress = progress
 
     def _best(
         self, version: int, rewards: tuple[float, ...], *, best_evaluated: int | None

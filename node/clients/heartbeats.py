@@ -91,6 +91,11 @@ class Heartbeats:
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
         self.evaluations = EvaluationNotice()
+        self._next_answer = asyncio.Event()
+
+    async def next_answer(self) -> None:
+        """Wait for the next answer."""
+        await self._next_answer.wait()
 
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
@@ -135,6 +140,8 @@ class Heartbeats:
             under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
             announced=answer.head.number,
         )
+        self._next_answer.set()
+        self._next_answer = asyncio.Event()
         self._note_verdicts(answer)
         if answer.lost_lease_ids:
             self._notices.lost_leases(tuple(answer.lost_lease_ids))

@@ -111,6 +111,10 @@ class MembershipClient:
         """What a learner was told last."""
         return self._heartbeats.evaluations
 
+    async def next_answer(self) -> None:
+        """Wait for the next answer to a heartbeat."""
+        await self._heartbeats.next_answer()
+
     async def tell_prompts(self, prompts: int) -> None:
         """Report how many prompts the run's task has here, now and at every later join.
 

@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 NEWEST_LEDGER: Final = "newest ledger"
 """What a learner waits for whose coordinator has an older ledger."""
 
+LAST_RECORDS_LIMIT_S: Final = 5.0
+"""Longest wait for the last acknowledgement once the learner stops. A coordinator that is there needs
+milliseconds; one that was stopped with the learner does not come back."""
+
 _Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.DrainRolloutsResponse]
 
 
@@ -77,11 +81,17 @@ class RolloutDrain:
         self._outstanding.stepped(step)
         self._something_owed.set()
 
+    async def acknowledged(self) -> None:
+        """Wait until the coordinator has acknowledged every record."""
+        while self._outstanding.unacknowledged:
+            self._acknowledgement.clear()
+            await self._acknowledgement.wait()
+
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Receive groups until ``stopping``, then wait until the coordinator has acknowledged every record.
 
-        The daemon's drain timeout bounds the second part: a record that is not acknowledged is in the
-        checkpoint, and is sent again at the next start.
+        The second part ends after ``LAST_RECORDS_LIMIT_S`` all the same: a record that is not acknowledged is
+        in the checkpoint, and is sent again at the next start.
 
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
@@ -91,6 +101,24 @@ class RolloutDrain:
                 behind; or the ledger is behind while ``stopping``.
         """
         ready()
+        draining = asyncio.create_task(self._drain(stopping))
+        stopped = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({draining}, timeout=LAST_RECORDS_LIMIT_S)
+        finally:
+            stopped.cancel()
+            draining.cancel()
+            await asyncio.wait({draining})
+        if not draining.cancelled():
+            draining.result()
+            return
+        logger.warning(
+            "the coordinator has not acknowledged the last steps; they are sent again at the next start",
+            extra={"versions": [step.version for step in self._outstanding.unacknowledged]},
+        )
+
+    async def _drain(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set() or self._outstanding.unacknowledged:
             wait: AbstractContextManager[None] = nullcontext()
             try:
@@ -174,9 +202,7 @@ class RolloutDrain:
 
     async def _all_acknowledged(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        while self._outstanding.unacknowledged:
-            self._acknowledgement.clear()
-            await self._acknowledgement.wait()
+        await self.acknowledged()
 
 
 def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Self
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address
 from node.coordinator.data.data_config import DataConfig
+from node.coordinator.data.row_sources import open_rows
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.extras import NeededPackage
@@ -166,6 +169,21 @@ class CoordinatorConfig(BaseModel):
         """Key -> file or directory that is to be there."""
         return {} if self.data is None else self.data.paths
 
+    def check_data(self) -> None:
+        """Read the data as a start does.
+
+        Raises:
+            ConfigError, StartupError: see ``open_rows``.
+        """
+        if self.data is not None:
+            open_rows(self.data, scratch=Path(tempfile.gettempdir()), columns=self.columns).close()
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Option of the task -> column that rows need."""
+        options = checked_options(self.task, self.task_options)
+        return {} if options is None else options.columns
+
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
         """The packages that read the data."""
@@ -190,6 +208,7 @@ class CoordinatorConfig(BaseModel):
                 max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
             ),
             held_out_prompts=evaluation.prompts if self.data is None else 0,
+            task=self.task,
             task_options=self._task_options_digest,
         )
 

@@ -34,7 +34,6 @@ from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store
 from node.serving.policy_servicer import PolicyServicer, damage_first
-from node.task_options import checked_options
 from node.telemetry.fleet_collector import FleetCollector
 
 
@@ -149,9 +148,7 @@ def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
 async def _open_rows(config: CoordinatorConfig, state_dir: Path) -> Rows | None:
     if config.data is None:
         return None
-    data, options = config.data, checked_options(config.task, config.task_options)
-    columns = {} if options is None else options.columns
-    return await asyncio.to_thread(open_rows, data, scratch=state_dir, columns=columns)
+    return await asyncio.to_thread(open_rows, config.data, scratch=state_dir, columns=config.columns)
 
 
 def _check_data(ledger: Ledger, accounts: Accounts, rows: Rows | None) -> None:

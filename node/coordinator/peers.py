@@ -153,12 +153,13 @@ class Peers:
         )
         if peer.role is not Role.LEARNER:
             return answer
-        best, under_way = self._accounts.evaluations.status.best, self._accounts.evaluations.under_way
+        best = self._accounts.evaluations.status.best
+        head = 0 if self.head is None else self.head.number
         return replace(
             answer,
             longest_lag_versions=self._lag_table.longest(head=self.head),
             best_version=None if best is None else best.version,
-            evaluating_version=None if under_way is None else under_way.version,
+            evaluating_version=self._accounts.evaluations.awaited_version(head),
         )
 
     def leave(self, peer: Peer) -> None:

@@ -9,9 +9,10 @@ Not checked: whether a port is free (a running daemon has its own ports), whethe
 whether the device exists, and what only loading the weights can show.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -58,9 +59,11 @@ class _NeedsPackages(Protocol):
 
 
 @runtime_checkable
-class _ReadsData(Protocol):
+class _ReadsData(_NeedsPackages, Protocol):
     @property
     def data_paths(self) -> Mapping[str, Path]: ...
+
+    def check_data(self) -> None: ...
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
@@ -139,18 +142,34 @@ def _installed_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
         if isinstance(section, _LoadsModel)
     ]
     needing = (section for section in sections.values() if isinstance(section, _NeedsPackages))
-    return [*models, *(needed.check for section in needing for needed in section.needed_packages)]
+    return [*models, *(check for section in needing for check in _package_checks(section))]
+
+
+def _package_checks(section: _NeedsPackages) -> list[Check]:
+    return [needed.check for needed in section.needed_packages]
 
 
 def _data_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
     sections = (getattr(config, role) for role in roles)
-    reading = [section for section in sections if isinstance(section, _ReadsData)]
-    return [
-        partial(_check_data, key, path) for section in reading for key, path in section.data_paths.items()
-    ]
+    checks: list[Check] = []
+    for section in sections:
+        if isinstance(section, _ReadsData):
+            paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
+            checks += [*paths, partial(_check_data, section, [*paths, *_package_checks(section)])]
+    return checks
 
 
-def _check_data(key: str, path: Path) -> None:
+def _check_data(section: _ReadsData, needs: Sequence[Check]) -> None:
+    """Read the data, unless one of ``needs`` fails, which is reported by itself."""
+    with contextlib.suppress(StartupError, ConfigError):
+        for check in needs:
+            check()
+        needs = ()
+    if not needs:
+        section.check_data()
+
+
+def _check_path(key: str, path: Path) -> None:
     try:
         path.stat()
     except OSError as error:

@@ -6,8 +6,11 @@ from decimal import Decimal
 from typing import Final
 
 _MINUS: Final = "\N{MINUS SIGN}"
-_NUMBER: Final = re.compile(rf"(?:(?<![\w)])[-{_MINUS}])?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-"""A minus after a number or a bracket subtracts and is no sign."""
+_NUMBER: Final = re.compile(
+    rf"(?:(?<![\w)])[-{_MINUS}])?(?:(?:\d{{1,3}}(?:,\d{{2,3}})*,\d{{3}}(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:[eE][-+]?\d{1,4}(?!\d))?"
+)
+"""A minus after a number or a bracket subtracts and is no sign. A comma belongs to a number of thousands."""
 
 
 def exact(answer: str, right: str) -> float:

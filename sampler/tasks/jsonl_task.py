@@ -49,11 +49,7 @@ class JsonlTask:
             self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
-        column = self._options.messages or self._options.prompt
-        question = column_of(row or {}, column)
-        if self._options.messages is None and not isinstance(question, str):
-            raise TypeError(f"column {column!r} of row {index} is {type(question).__name__}, not a text")
-        return asked(question, self._options)
+        return asked(self._question(row or {}), self._options)
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
         return self.grade_group(index, row, [completion])[0]
@@ -61,19 +57,45 @@ class JsonlTask:
     def grade_group(self, index: int, row: Row | None, completions: Sequence[CompletionText]) -> list[Graded]:
         return self._grade_group(row or {}, completions)
 
+    def _question(self, row: Row) -> str | list[Message]:
+        """Return the prompt's text, or its messages without what is null in them."""
+        name = self._options.messages or self._options.prompt
+        question = column_of(row, name)
+        if isinstance(question, str):
+            return question
+        if self._options.messages is None:
+            raise TypeError(f"column {name!r} is {type(question).__name__}, not a text")
+        if not isinstance(question, list) or not all(isinstance(message, Mapping) for message in question):
+            raise TypeError(f"column {name!r} is {question!r:.100}, not a list of messages")
+        return [{key: text for key, text in each.items() if text is not None} for each in question]
+
+    def _right(self, row: Row) -> str:
+        """Return the right answer.
+
+        Raises:
+            ValueError: it is empty, which any completion would contain.
+            TypeError: it is neither a text nor a number.
+        """
+        name = self._options.answer
+        right = column_of(row, name)
+        if not isinstance(right, str | int | float):
+            raise TypeError(f"column {name!r} is {right!r:.100}, not a text or a number")
+        if not (text := str(right).strip()):
+            raise ValueError(f"column {name!r} is empty")
+        return text
+
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
-        right = str(column_of(row, self._options.answer))
+        right = self._right(row)
         compare = BUILT_IN[self._options.grader]
         answers = [answer_of(completion, self._options) for completion in completions]
         return [0.0 if answer is None else compare(answer, right) for answer in answers]
 
     def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         assert self._options.judge is not None
-        question = column_of(row, self._options.messages or self._options.prompt)
+        question = self._question(row)
         if not isinstance(question, str):
             question = "\n\n".join(message["content"] for message in question)
-        needs_answer = "{answer}" in self._options.judge.template
-        right = str(column_of(row, self._options.answer)) if needs_answer else ""
+        right = self._right(row) if "{answer}" in self._options.judge.template else ""
         answers = [answer_of(completion, self._options) for completion in completions]
         # What has no answer is worth nothing, and costs nothing.
         judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from learner.training import training_loop
 from learner.training.checkpoint import BestVersion, best_in, versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
+from node.clients import rollout_drain
 from node.errors import StartupError
 from node.rollout import Completion, Verdict
 from node.run import EvaluationNotice
@@ -235,6 +237,72 @@ async def test_the_loop_ends_by_itself_at_the_last_version(model_dir: Path, tmp_
         await hub.give(*(running.delivered(f"{n}.1") for n in range(6)))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.loop.version == 2
+
+
+async def test_a_finished_loop_waits_for_the_acknowledgement_of_its_last_step(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, max_versions=1) as running:
+        hub.is_acknowledging = False
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        await until(lambda: running.waits_for == "step acknowledgement")
+        hub.is_acknowledging = True
+        await hub.cut()
+        await asyncio.wait_for(running.tasks[1], timeout=30)
+        assert running.drain.unacknowledged == ()
+
+
+async def test_a_stopped_learner_whose_coordinator_is_gone_leaves_within_a_limit_and_sends_its_records_later(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rollout_drain, "LAST_RECORDS_LIMIT_S", 0.2)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        hub.is_acknowledging = False
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        await hub.close()
+        running.stopping.set()
+        await asyncio.wait_for(asyncio.gather(*running.tasks), timeout=5)
+    [warned] = [record for record in caplog.records if "has not acknowledged" in record.message]
+    assert warned.__dict__["versions"] == [1]
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path):
+        await hub.wait_until(lambda: [step.version for step in hub.records] == [1])
+
+
+async def test_an_evaluation_that_ends_after_the_last_step_is_known_to_the_export(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    before = EvaluationNotice(best=0, under_way=1, announced=1)
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, max_versions=2, evaluations=before) as running,
+    ):
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(2 * BATCH)))
+        await until(lambda: running.waits_for == "evaluation")
+        assert best_in(tmp_path / "checkpoints") == BestVersion(0)
+        running.told.say(EvaluationNotice(best=0, under_way=2, announced=2))
+        running.told.say(EvaluationNotice(best=2, announced=2))
+        await asyncio.wait_for(running.tasks[1], timeout=30)
+        assert running.shown("best_version") == 2
+    assert best_in(tmp_path / "checkpoints") == BestVersion(2)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as again:
+        assert again.loop.version == 2
+
+
+async def test_an_evaluation_that_nobody_answers_keeps_no_finished_learner(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(training_loop, "LAST_EVALUATION_LIMIT_S", 0.1)
+    stuck = EvaluationNotice(under_way=1, announced=1)
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, max_versions=1, evaluations=stuck) as running,
+    ):
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await asyncio.wait_for(running.tasks[1], timeout=30)
+    [warned] = [record for record in caplog.records if "an evaluation has not ended" in record.message]
+    assert warned.__dict__["version"] == 1
 
 
 async def test_the_best_version_is_that_of_the_best_window_until_versions_are_evaluated(

@@ -19,6 +19,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
 
     def __init__(self) -> None:
         self.target = ""
+        self.server: grpc.aio.Server | None = None
         self.groups: dict[str, DeliveredGroup] = {}
         self.verdicts: list[tuple[str, Verdict]] = []
         self.records: list[StepRecord] = []
@@ -39,6 +40,11 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         """Break every stream as a lost connection does."""
         self._cuts += 1
         await self._notify()
+
+    async def close(self) -> None:
+        """Go away for good."""
+        assert self.server is not None
+        await self.server.stop(grace=None)
 
     def verdicts_of(self, group_id: str) -> list[Verdict]:
         return [verdict for name, verdict in self.verdicts if name == group_id]
@@ -110,7 +116,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
 async def scripted_hub() -> AsyncIterator[ScriptedHub]:
     """Serve a hub on a free port of this machine."""
     hub = ScriptedHub()  # type: ignore[abstract]
-    server = grpc.aio.server()
+    server = hub.server = grpc.aio.server()
     rollout_pb2_grpc.add_RolloutServiceServicer_to_server(hub, server)
     hub.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

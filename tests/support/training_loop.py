@@ -31,7 +31,7 @@ from support.scripted_hub import ScriptedHub
 from support.step_settings import make_step_settings
 
 BATCH = 2
-NOT_EVALUATED = EvaluationNotice()
+NOT_EVALUATED = EvaluationNotice(announced=1 << 32)
 RUN = RunSettings(
     task="addition",
     group_size=2,
@@ -45,6 +45,22 @@ STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=2
 
 
 @dataclass
+class Told:
+    """What answers to heartbeats say of evaluations."""
+
+    evaluations: EvaluationNotice
+    answer: asyncio.Event
+
+    def say(self, evaluations: EvaluationNotice) -> None:
+        self.evaluations = evaluations
+        self.answer.set()
+        self.answer = asyncio.Event()
+
+    async def next_answer(self) -> None:
+        await self.answer.wait()
+
+
+@dataclass
 class RunningLearner:
     loop: TrainingLoop
     drain: RolloutDrain
@@ -55,12 +71,18 @@ class RunningLearner:
     stopping: asyncio.Event
     written: list[tuple[int, int]]
     """Version and number of groups of every step that observers were told of."""
+    told: Told
+    node_metrics: NodeMetrics
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
     ) -> DeliveredGroup:
         group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
         return DeliveredGroup(replace(group, **changes), sampler_id=sampler_id, spooled_at_s=0.0)  # type: ignore[arg-type]
+
+    @property
+    def waits_for(self) -> str:
+        return self.node_metrics.waits_for
 
     def shown(self, what: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"heterorl_learner_{what}", labels)
@@ -116,6 +138,7 @@ async def learner(
     async def announced(version: int) -> None:
         assert stop_at_reward is not None or version == max_versions
 
+    told = Told(evaluations, asyncio.Event())
     written: list[tuple[int, int]] = []
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
@@ -136,7 +159,8 @@ async def learner(
         run_settings=run_settings,
         drain=drain,
         announced=announced,
-        evaluations=lambda: evaluations,
+        evaluations=lambda: told.evaluations,
+        next_answer=lambda: told.next_answer(),
         on_step=lambda line, batch: written.append((line.report.version, len(batch))),
         coordinator_now=clock.now,
         disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
@@ -149,7 +173,16 @@ async def learner(
     ]
     try:
         yield RunningLearner(
-            loop, drain, training_state.master_access, policy, registry, tasks, stopping, written
+            loop,
+            drain,
+            training_state.master_access,
+            policy,
+            registry,
+            tasks,
+            stopping,
+            written,
+            told,
+            node_metrics,
         )
     finally:
         stopping.set()

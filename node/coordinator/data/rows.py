@@ -89,7 +89,7 @@ class Rows:
             for option, column in columns.items():
                 try:
                     column_of(found, column)
-                except KeyError as error:
+                except KeyError:
                     raise ConfigError(
                         key=f"coordinator.task_options.{option}",
                         value=column,
@@ -97,7 +97,7 @@ class Rows:
                         rule=f"{part.name} has no such column: its first row has "
                         + (", ".join(found) or "none"),
                         fix="Name one of them, or what is inside one, such as reward_model.ground_truth.",
-                    ) from error
+                    ) from None
 
     def close(self) -> None:
         for part in self._parts:

@@ -511,7 +511,9 @@ class HeartbeatResponse(_message.Message):
     evaluated, or not a learner.
     """
     evaluating_version: _builtins.int
-    """Learners: the version under evaluation, which may become the best one. Unset: none, or not a learner."""
+    """Learners: the version under evaluation, or else the head if its evaluation is due; it may become the best
+    one. Unset: none, or not a learner.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -905,8 +907,8 @@ class Evaluation(_message.Message):
     first_prompt: _builtins.int
     """Index of the first held-out prompt in the task; the others follow."""
     sampling: _builtins.str
-    """What else its scores depend on and was not at its default, as JSON: top_p, top_k, min_p, stop, and as
-    task_options the digest of the task's options.
+    """What else its scores depend on and was not at its default, as JSON: top_p, top_k, min_p, stop, the name of
+    the task, and as task_options the digest of its options.
     """
     metrics: _builtins.str
     """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""

@@ -71,7 +71,8 @@ def column(row: Mapping[str, Any], name: str | None) -> str:
     """Return the text of a column; without a name, none.
 
     Raises:
-        KeyError, ValueError: the row has no such text.
+        KeyError: the row has no such column.
+        ValueError: it is no text.
     """
     if name is None:
         return ""

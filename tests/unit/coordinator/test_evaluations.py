@@ -377,11 +377,12 @@ def test_everything_that_shapes_a_draw_is_part_of_the_terms(changes: dict[str, A
     assert (greedy.terms(46) == SETTINGS.terms(46)) is ("stop" not in changes)
 
 
-def test_the_options_of_the_task_are_part_of_the_terms() -> None:
-    other = replace(SETTINGS, task_options="5e11")
+@pytest.mark.parametrize("named", [{"task": "jsonl"}, {"task_options": "5e11"}])
+def test_the_task_and_its_options_are_part_of_the_terms(named: dict[str, str]) -> None:
+    other = replace(SETTINGS, **named)  # type: ignore[arg-type]
     assert other.terms(46) != SETTINGS.terms(46)
     begun = other.begun(0, first_prompt=46, now=0.0)
-    assert json.loads(begun.sampling) == {"stop": ["\n"], "task_options": "5e11"}
+    assert json.loads(begun.sampling) == {"stop": ["\n"], **named}
     assert replace(begun, sampling=BEGUN.sampling).terms == SETTINGS.terms(46)
 
 

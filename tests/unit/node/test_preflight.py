@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from learner.config import LearnerConfig
@@ -171,7 +173,7 @@ def test_a_package_that_is_configured_and_not_installed_is_found_with_the_comman
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = tmp_path / "rows.parquet"
-    rows.touch()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "1+1=", "answer": "2"}]), rows)
     config = NodeConfig(
         node=NodeSection(state_dir=made.directory),
         telemetry=TelemetrySection(),
@@ -207,5 +209,27 @@ def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
     )
     (found,) = faults(config, Role.COORDINATOR)
     assert str(file) in found
-    file.touch()
+    file.write_text('{"prompt": "1+1=", "answer": "2"}\n')
     assert faults(config, Role.COORDINATOR) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "said"),
+    [
+        ('{"question": "1+1=", "answer": "2"}\n', {}, "no such column: its first row has question, answer"),
+        ('{"prompt": "1+1="\n', {}, "line 1 of rows.jsonl is not JSON"),
+        ('{"prompt": "1", "answer": "2"}\n', {"evaluation_rows": 1}, "leaves no row to train on"),
+    ],
+)
+def test_data_that_a_start_would_refuse_is_found(
+    made: MadeRun, tmp_path: Path, rows: str, data: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(rows)
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file, **data}}),
+    )
+    (found,) = faults(config, Role.COORDINATOR)
+    assert said in found

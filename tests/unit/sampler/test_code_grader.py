@@ -247,7 +247,8 @@ def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandb
         ([1], {}, "not a text or a list of texts"),
         ("{}", {"tests": "stdin"}, "no pairs of input and output"),
         ("[]", {"tests": "stdin"}, "there are no tests"),
-        ("assert f(1)", {"setup": "nothing"}, "no column 'nothing'"),
+        ("assert f(1)", {"setup": "nothing"}, "the row has no column 'nothing', it has e"),
+        ("assert f(1)", {"setup": "n"}, "column 'n' is NoneType, not a text"),
         ("assert f(1)", {"entry_point": "e"}, "the entry point 'f()' is no name"),
     ],
 )
@@ -255,7 +256,7 @@ def test_tests_that_are_none_are_the_rows_fault(
     tests: Any, options: dict[str, Any], said: str, sandbox: Sandbox
 ) -> None:
     with pytest.raises((KeyError, ValueError), match=said.replace("(", r"\(").replace(")", r"\)")):
-        verdicts(sandbox, tests, "def f(x): return x", row={"e": "f()"}, **options)
+        verdicts(sandbox, tests, "def f(x): return x", row={"e": "f()", "n": None}, **options)
 
 
 def setup(

@@ -165,7 +165,7 @@ def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
     assert made("jsonl", messages="chat", chat=False, has_chat_template=True).prompt(0, ROW) == "3+4"
     with pytest.raises(KeyError, match="no column 'q', it has prompt, answer, chat"):
         made("jsonl", prompt="q").prompt(0, ROW)
-    with pytest.raises(TypeError, match="column 'answer' of row 5 is int, not a text"):
+    with pytest.raises(TypeError, match="column 'answer' is int, not a text"):
         made("jsonl", prompt="answer").prompt(5, ROW)
 
 
@@ -192,10 +192,33 @@ def test_a_path_that_leads_nowhere_is_no_column(column: str) -> None:
         column_of(NESTED, column)
 
 
-def test_the_answer_may_be_inside_a_column() -> None:
-    task = made("jsonl", answer="reward_model.ground_truth")
-    row = {"prompt": "3+4=", "reward_model": {"style": "rule", "ground_truth": "7"}}
-    assert task.grade(0, row, answered("7")) == 1.0
+def test_a_column_may_be_a_key_of_another_and_a_dot_of_its_name() -> None:
+    """As many data sets for reinforcement learning have it."""
+    row = {
+        "prompt": [{"role": "user", "content": "1+1?", "tool_calls": None}],
+        "reward_model": {"ground_truth": "2"},
+        "extra.answer": "3",
+    }
+    task = made("jsonl", messages="prompt", answer="reward_model.ground_truth", has_chat_template=True)
+    assert task.prompt(0, row) == [{"role": "user", "content": "1+1?"}]
+    assert task.grade(0, row, answered("2")) == 1.0
+    assert made("jsonl", answer="extra.answer").grade(0, row, answered("3")) == 1.0
+    with pytest.raises(KeyError, match=r"no column 'reward_model.answer', it has prompt, reward_model"):
+        made("jsonl", answer="reward_model.answer").grade(0, row, answered("2"))
+
+
+@pytest.mark.parametrize("grader", ["exact", "contains", "number", "math_verify"])
+@pytest.mark.parametrize("right", [None, "", " ", [], ["2"], {"a": "2"}])
+def test_a_row_without_a_right_answer_is_nobodys_reward(grader: str, right: Any) -> None:
+    """An empty text is in every completion, and null is not the word None."""
+    with pytest.raises((TypeError, ValueError), match="column 'answer' is"):
+        made("jsonl", grader=grader).grade(0, {"answer": right}, answered("None"))
+
+
+@pytest.mark.parametrize("messages", [None, 5, {"role": "user"}, ["hello"]])
+def test_what_is_no_list_of_messages_is_said(messages: Any) -> None:
+    with pytest.raises(TypeError, match=r"column 'chat' is .*, not a list of messages"):
+        made("jsonl", messages="chat", has_chat_template=True).prompt(0, {"chat": messages})
 
 
 @pytest.mark.parametrize(
@@ -227,6 +250,12 @@ def test_answers_are_compared_as_the_option_says(grader: str, text: str, reward:
         (".5", "5", 0.0),
         ("$-1,000.50", "-1000.5", 1.0),
         ("1.5.", "1.5", 1.0),
+        ("1,2,3", "3", 1.0),
+        ("1,00,000", "100000", 1.0),
+        ("5", "1e-05", 0.0),
+        ("0.00001", "1e-05", 1.0),
+        ("2E3", "2000", 1.0),
+        ("1e99999999999999999999", "5", 0.0),
     ],
 )
 def test_signs_and_points_belong_to_numbers(text: str, right: str, reward: float) -> None:

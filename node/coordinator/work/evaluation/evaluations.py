@@ -49,6 +49,8 @@ class EvaluationSettings:
     """As leased."""
     held_out_prompts: int
     """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
+    task: str = ""
+    """Its name."""
     task_options: str = ""
     """Digest of the task's options; empty: it has none."""
 
@@ -75,8 +77,7 @@ class EvaluationSettings:
         names = ("stop",) if self.temperature == 0 else ("top_p", "top_k", "min_p", "stop")
         given = {name: getattr(self.sampling, name) for name in names}
         changed = {name: value for name, value in given.items() if value != getattr(_PLAIN, name)}
-        if self.task_options:
-            changed["task_options"] = self.task_options
+        changed |= {name: value for name in ("task", "task_options") if (value := getattr(self, name))}
         return json.dumps(changed) if changed else ""
 
 
@@ -149,6 +150,12 @@ class Evaluations:
     @property
     def under_way(self) -> Evaluation | None:
         return self._status.under_way
+
+    def awaited_version(self, head: int) -> int | None:
+        """Return the version under evaluation, or else ``head`` if its evaluation is due; None: neither."""
+        if self.under_way is not None:
+            return self.under_way.version
+        return head if self._is_due(head) else None
 
     def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
