@@ -274,6 +274,9 @@ class _Process:
         for _ in self._channels:
             # Whoever has one gets an error by now, and returns it.
             self.words.get().connection.close()
+        for channel in self._channels:
+            # Whoever comes later gets an error too, and does not wait for ever.
+            self.words.put(channel)
 
 
 def _timeval(seconds: float) -> bytes:

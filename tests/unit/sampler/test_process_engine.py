@@ -93,6 +93,20 @@ def test_a_process_that_is_killed_is_an_engine_that_has_ended(engine: ProcessEng
         engine.step()
 
 
+@pytest.mark.timeout(60)
+def test_words_that_are_read_after_the_end_are_an_error_and_no_endless_wait(model_dir: Path) -> None:
+    config = SamplerConfig(model_dir=model_dir, threads=1)
+    engine = ProcessEngine("torch", config, step_limit_s=LIMIT_S)
+    words, frame = engine.weights, engine.layout.frames[0]
+    held = words.read(frame)
+    engine.close()
+    for _ in range(3):
+        with pytest.raises(EngineEndedError, match="has ended"):
+            words.read(frame)
+        with pytest.raises(EngineEndedError, match="has ended"):
+            words.write(frame, held)
+
+
 @pytest.mark.parametrize("call", ["step", "add"])
 def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path, call: str) -> None:
     config = SamplerConfig(model_dir=model_dir, threads=1)
