@@ -1,11 +1,12 @@
 """How fast completions are generated through us, beside the bare engine. One JSON line per contestant.
 
-    python -m bench.sampler                 a random model of 33 million parameters: two minutes
+    python -m bench.sampler                 a random model of 33 million parameters: four minutes
     python -m bench.sampler --model DIR     one of your own
 
     transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler.
                           One process, in turns, so that both meet the same disturbances
     vllm bare, vllm       vLLM's own generate; the vllm engine. A process each; if installed
+    torch keep, vllm keep what versions cost where caches are kept, not computed again
 
     tokens_per_s          of all rows together, by the clock; median over rounds
     tokens_per_core_s     by the processor time of the process, which others can hardly lengthen
@@ -38,6 +39,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +54,8 @@ from sampler.engines.engine import FinishedRequest
 
 PROCESSES: Final = {"torch": ("transformers", "torch"), "vllm bare": ("vllm bare",), "vllm": ("vllm",)}
 """Which contestants share a process."""
+
+KV_CACHES: Final = ("recompute", "keep")
 
 
 def apart(load: Load, groups: Sequence[FinishedRequest]) -> dict[str, float]:
@@ -131,7 +135,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between versions")
-    parser.add_argument("--kv-cache", default="recompute", choices=["recompute", "keep"])
+    parser.add_argument("--kv-cache", choices=KV_CACHES, help="at a new version; without it each in turn")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=CORES)
@@ -141,9 +145,10 @@ def main() -> None:
             model_dir = made_model(Path(directory), SIZES["small"])
             again = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], "--model", str(model_dir)]
             sys.exit(subprocess.run(again).returncode)
-    if arguments.engines is None or len(arguments.engines) > 1:
+    if arguments.kv_cache is None or arguments.engines is None or len(arguments.engines) > 1:
         there = [name for name in PROCESSES if "vllm" not in name or importlib.util.find_spec("vllm")]
-        _measure_each(arguments.engines or there)
+        kv_caches = KV_CACHES if arguments.kv_cache is None else (arguments.kv_cache,)
+        _measure_each(arguments.engines or there, kv_caches)
         return
     torch.set_num_threads(arguments.threads)
     load = Load(
@@ -161,13 +166,22 @@ def main() -> None:
     measure(names, load, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
 
 
-def _measure_each(names: Iterable[str]) -> None:
+def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
     lines: dict[str, dict[str, Any]] = {}
-    for name in names:
-        again = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], "--engines", name]
+    for name, kv_cache in product(names, kv_caches):
+        is_first = kv_cache == kv_caches[0]
+        if not is_first and name == "vllm bare":
+            continue
+        again = [*(sys.executable, "-m", "bench.sampler"), *sys.argv[1:]]
+        again += ["--engines", name, "--kv-cache", kv_cache]
         printed = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout
         # vLLM logs to standard output as well.
-        lines |= {line["case"]: line for line in map(json.loads, re.findall(r"^{.*}$", printed, re.M))}
+        for line in map(json.loads, re.findall(r"^{.*}$", printed, re.M)):
+            if is_first:
+                lines[line["case"]] = line
+            elif "lost_share" in line:
+                line["case"] += f" {kv_cache}"
+                lines[line["case"]] = line
     if {"vllm", "vllm bare"} <= lines.keys():
         ours, bare = lines["vllm"], lines["vllm bare"]
         ours["over_bare"] = round(ours["tokens_per_s"] / bare["tokens_per_s"], 4)
