@@ -49,11 +49,13 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from sampler.engines.vllm.declared_tensors import DeclaredTensors
 from sampler.engines.vllm.sharded_words import ShardedWords
+from sampler.engines.vllm.shared_names import note_queues, remove_queue_names, sockets_without_names
 from sampler.engines.vllm.vllm_sampler import kept_masses
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
 
+note_queues()
 _set_num_threads = torch.set_num_threads  # vLLM replaces it for the whole process
 
 
@@ -110,8 +112,11 @@ class VllmEngine:
                 model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
             )
             self._take_thread()
-            self._engine: Any = LLMEngine.from_engine_args(arguments)
-            held = self._ask("hold_words", str(model_dir))
+            with sockets_without_names():
+                self._engine: Any = LLMEngine.from_engine_args(arguments)
+                held = self._ask("hold_words", str(model_dir))
+                self._ask("end_with_the_sampler")
+            remove_queue_names()
         except ConfigError:
             raise
         except Exception as error:  # of any kind: vLLM raises what its models' code raises
