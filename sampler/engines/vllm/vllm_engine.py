@@ -105,6 +105,8 @@ class VllmEngine:
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
+        self._changes = 0
+        """Of the words; a version that was damaged is written again."""
         try:
             self._tokenizer = ModelTokenizer(model_dir)
             declared = DeclaredTensors.of(model_dir)
@@ -179,8 +181,8 @@ class VllmEngine:
         try:
             self._engine.add_request(
                 request.request_id,
-                # Prefixes are shared among requests of one salt only: none outlives its version.
-                tokens_input(prompt.tolist(), cache_salt=str(self._version)),
+                # Prefixes are shared among requests of one salt only: none outlives the words it is of.
+                tokens_input(prompt.tolist(), cache_salt=str(self._changes)),
                 SamplingParams(
                     n=request.completions,
                     temperature=sampling.temperature,
@@ -227,6 +229,7 @@ class VllmEngine:
         if version < self._version:
             raise ValueError(f"version {version} is older than {self._version}, which is being served")
         self._version = version
+        self._changes += 1
         if not self._keeps_cache:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(version))
