@@ -1,22 +1,24 @@
 """How fast completions are generated through us, beside the bare engine. One JSON line per contestant.
 
-    python -m bench.sampler                 a random model of 33 million parameters: four minutes
+    python -m bench.sampler                 a random model of 33 million parameters: six minutes
     python -m bench.sampler --model DIR     one of your own
 
     transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler.
                           One process, in turns, so that both meet the same disturbances
     vllm bare, vllm       vLLM's own generate; the vllm engine. A process each; if installed
-    torch keep, vllm keep what versions cost where caches are kept, not computed again
+    vllm own              the vllm engine with sampler.engine_process = "own"
+    torch keep, ...       what versions cost where caches are kept, not computed again
 
     tokens_per_s          of all rows together, by the clock; median over rounds
-    tokens_per_core_s     by the processor time of the process, which others can hardly lengthen
+    tokens_per_core_s     by the processor time of the process and of its engine's, which others can hardly
+                          lengthen
     over_bare             tokens_per_s over the bare engine's: of the same round, then the median; for vllm
                           of the medians
     core_over_bare        likewise of tokens_per_core_s
     lost_share            of the time between versions, one every ``--every`` seconds: by how much longer
                           the same tokens took than without versions, by the clock. The words were at hand:
                           what staging costs is bench/swap.py's
-    lost_core_share       likewise by the processor time of the process, as a share of all ``--threads``
+    lost_core_share       likewise by the processor time, as a share of all ``--threads``
     swap_s                mean time of handing a version over between two steps
     longest_turn_s        from a step's end to the next one's, the longest; longest_alone_s without versions
     apart_nats            between behaviour logprob and the learner's, float32: mean of absolute differences
@@ -52,7 +54,12 @@ from bench.swap import SIZES, made_model
 from learner.training.model import load_policy
 from sampler.engines.engine import FinishedRequest
 
-PROCESSES: Final = {"torch": ("transformers", "torch"), "vllm bare": ("vllm bare",), "vllm": ("vllm",)}
+PROCESSES: Final = {
+    "torch": ("transformers", "torch"),
+    "vllm bare": ("vllm bare",),
+    "vllm": ("vllm",),
+    "vllm own": ("vllm own",),
+}
 """Which contestants share a process."""
 
 KV_CACHES: Final = ("recompute", "keep")
@@ -112,9 +119,9 @@ def _contestant(name: str, load: Load, thread: ThreadPoolExecutor) -> Contestant
 
 
 def _turn(contestant: Contestant) -> Round:
-    began, processor = time.perf_counter(), time.process_time()
+    began, processor = time.perf_counter(), contestant.processor_s()
     tokens = contestant.generate()
-    return Round(tokens, time.perf_counter() - began, time.process_time() - processor)
+    return Round(tokens, time.perf_counter() - began, contestant.processor_s() - processor)
 
 
 def _median(values: Iterable[float]) -> float:
@@ -182,8 +189,8 @@ def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
             elif "lost_share" in line:
                 line["case"] += f" {kv_cache}"
                 lines[line["case"]] = line
-    if {"vllm", "vllm bare"} <= lines.keys():
-        ours, bare = lines["vllm"], lines["vllm bare"]
+    for name in lines.keys() & {"vllm", "vllm own"} if "vllm bare" in lines else ():
+        ours, bare = lines[name], lines["vllm bare"]
         ours["over_bare"] = round(ours["tokens_per_s"] / bare["tokens_per_s"], 4)
         ours["core_over_bare"] = round(ours["tokens_per_core_s"] / bare["tokens_per_core_s"], 4)
     for line in lines.values():

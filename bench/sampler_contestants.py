@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,14 @@ from transformers import AutoModelForCausalLM
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.engine_registry import load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.own_process.process_engine import ProcessEngine
+from sampler.sampler_role import load_configured_engine
 
 T = TypeVar("T")
+
+_OWN: Final = " own"
+"""Ends the name of an engine in a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,17 @@ class Contestant(Protocol):
         """Complete every prompt; return the tokens drawn."""
         ...
 
+    def processor_s(self) -> float:
+        """Return the processor time taken so far."""
+        ...
 
-class Transformers:
+
+class _InThisProcess:
+    def processor_s(self) -> float:
+        return time.process_time()
+
+
+class Transformers(_InThisProcess):
     """transformers' generate, every completion a row."""
 
     def __init__(self, load: Load) -> None:
@@ -117,7 +130,7 @@ class Transformers:
         return int((ended.cumsum(dim=-1) - ended == 0).sum())
 
 
-class BareVllm:
+class BareVllm(_InThisProcess):
     """vLLM's generate, in process."""
 
     def __init__(self, load: Load) -> None:
@@ -157,7 +170,8 @@ class Ours:
         settings = SamplerConfig.model_validate(
             {
                 "model_dir": load.model_dir,
-                "engine": engine,
+                "engine": engine.removesuffix(_OWN),
+                "engine_process": "own" if engine.endswith(_OWN) else "inside",
                 "device": load.device,
                 "compute_dtype": load.compute_dtype,
                 "apply": "spare" if self._has_spare else "in_place",
@@ -167,11 +181,19 @@ class Ours:
                 | ({} if self._has_spare else {"memory_share": load.memory_share}),
             }
         )
-        self._engine = self._call(lambda: load_engine(settings.engine, settings))
+        self._engine = self._call(lambda: load_configured_engine(settings))
         self._version = 0
 
     def generate(self) -> int:
         return sum(len(c.token_ids) for group in self.groups() for c in group.completions)
+
+    def processor_s(self) -> float:
+        taken = time.process_time()
+        if isinstance(self._engine, ProcessEngine):
+            # "pid (name) state ..."; user and system time are the 12th and 13th field after the name.
+            stat = Path(f"/proc/{self._engine.process_id}/stat").read_text().rpartition(")")[2].split()
+            taken += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+        return taken
 
     def groups(self) -> list[FinishedRequest]:
         """Complete every prompt."""
@@ -203,7 +225,7 @@ class Ours:
             self._add(number)
         added = running = self._load.groups
         made, tokens, change_s, longest_turn_s = 0, 0, 0.0, 0.0
-        began, processor = time.perf_counter(), time.process_time()
+        began, processor = time.perf_counter(), self.processor_s()
         while running:
             turn_began = time.perf_counter()
             if made < versions and turn_began >= began + (made + 1) * every_s:
@@ -217,7 +239,7 @@ class Ours:
                     self._add(int(finished.request_id))
                     added, running = added + 1, running + 1
             longest_turn_s = max(longest_turn_s, time.perf_counter() - turn_began)
-        taken = Round(tokens, time.perf_counter() - began, time.process_time() - processor)
+        taken = Round(tokens, time.perf_counter() - began, self.processor_s() - processor)
         return Stream(taken, added, change_s, longest_turn_s)
 
     def _changing(self) -> Callable[[], None]:

@@ -43,6 +43,10 @@ GROUP_METRICS: Final = 16
 METRIC_NAME_PATTERN: Final = r"[a-z0-9_]{1,64}"
 """Names of what a grader measures besides the reward."""
 
+LEAST_TEMPERATURE: Final = 0.01
+LARGEST_TEMPERATURE: Final = 2.0
+"""vLLM samples at 0.01 instead of less, and refuses requests with more than 2."""
+
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARACTERS: Final = 64
 

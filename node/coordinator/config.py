@@ -38,8 +38,8 @@ class EvaluationConfig(BaseModel):
     follow."""
     completions: int = Field(default=1, ge=1, le=limits.GROUP_COMPLETIONS)
     """Per prompt. More make the score steadier where sampling is random."""
-    temperature: float = Field(default=0.0, ge=0, le=10)
-    """Softmax temperature; 0 takes the most likely token each time."""
+    temperature: float = Field(default=0.0, ge=0, le=limits.LARGEST_TEMPERATURE)
+    """Softmax temperature, at least 0.01; 0 takes the most likely token each time."""
     max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     """Length at which a completion is cut; unset: the run's."""
 
@@ -49,6 +49,10 @@ class EvaluationConfig(BaseModel):
             raise ValueError(
                 f"completions = {self.completions} at temperature = 0 are the same completion every time; "
                 "set completions = 1 or raise temperature"
+            )
+        if 0 < self.temperature < limits.LEAST_TEMPERATURE:
+            raise ValueError(
+                f"temperature = {self.temperature:g} must be 0 or at least {limits.LEAST_TEMPERATURE:g}"
             )
         return self
 
@@ -84,8 +88,9 @@ class CoordinatorConfig(BaseModel):
     """Oldest behaviour version the learner takes, in versions before its own. Higher keeps distant
     samplers useful and demands more of the objective; 0 makes everyone wait for everyone. While the run goes
     on, `heterorl-node status` shows the lag beyond which groups may be worth half."""
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    """Softmax temperature of sampling. 1 samples the model itself, which importance weights expect."""
+    temperature: float = Field(default=1.0, ge=limits.LEAST_TEMPERATURE, le=limits.LARGEST_TEMPERATURE)
+    """Softmax temperature of sampling, 0.01 to 2. 1 samples the model itself, which importance weights
+    expect."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass kept. Below 1 the learner corrects each weight by the mass that was kept, which is exact
     on policy only, and learns nothing about tokens that were cut off. Leave it at 1 unless the task needs

@@ -9,6 +9,7 @@ import pytest
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.vllm import vllm_words
 from support.engines import Driven, load
 from support.tiny_model import make_mixed_model, make_tiny_model
@@ -58,6 +59,21 @@ def test_no_request_begins_with_a_prefix_that_other_weights_computed(
         errors.append(np.abs(completion.behaviour_logprob - scores).max())
     # Kept keys and values are of the old weights: those logprobs are of no version.
     assert (max(errors) > 1e-2) == is_kept
+
+
+def test_no_request_begins_with_a_prefix_of_a_version_that_was_damaged(driven: Driven) -> None:
+    version = driven.take(shuffled(driven))
+    driven.add(LONG_PROMPT, PLAIN, completions=4)
+    driven.run_out()
+    weights, repaired = driven.engine.weights, driven.base
+    copy_words(ArrayWords(repaired), weights.live, layout=driven.engine.layout)
+    weights.settle()
+    driven.versions[version] = repaired
+    driven.engine.serve(version)
+    driven.add(LONG_PROMPT, PLAIN, completions=4)
+    for completion in driven.run_out()[LONG_PROMPT].completions:
+        scores, _ = driven.recomputed(LONG_PROMPT, completion, PLAIN)
+        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
 
 
 def test_what_does_not_fit_the_configured_context_is_refused(driven: Driven) -> None:

@@ -31,7 +31,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 OWN, TWO = "-own", "-two"
-"""End the name of an engine that is to run in a process of its own, or on two devices."""
+"""End the name of an engine that is to run in a process of its own, or on two devices, or (-two-own) both."""
 
 WAYS = [
     (engine, apply)
@@ -55,7 +55,7 @@ assert set(ENGINES) == set(OPTIONS)
 def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:
     """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory; start its server."""
     name = engine.removesuffix(OWN).removesuffix(TWO)
-    workers = 2 if engine.endswith(TWO) else 1
+    workers = 2 if TWO in engine else 1
     if name == "remote":
         options |= options_of(model_dir, workers=workers)
     elif workers == 2:

@@ -22,19 +22,19 @@ def version_label(session: str, version: int) -> str:
 
 
 def completions_body(
-    request: GenerationRequest, *, count: int, name: str, label: str, end_ids: Collection[int]
+    request: GenerationRequest, *, count: int, name: str, salt: str, end_ids: Collection[int]
 ) -> dict[str, Any]:
     """Return the JSON that asks for ``count`` completions.
 
     Args:
         name: of the request, at the server.
-        label: of the version. Requests of one label share prefixes, so that none outlives its version.
+        salt: Requests of one salt share prefixes: another one for other words, so that none outlives them.
     """
     sampling = request.sampling
     return {
         "request_id": name,
         "token_ids": request.prompt_token_ids.tolist(),
-        "cache_salt": label,
+        "cache_salt": salt,
         "sampling_params": {
             "n": count,
             "temperature": sampling.temperature,

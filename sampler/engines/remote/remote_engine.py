@@ -199,6 +199,6 @@ class RemoteEngine:
 
     async def _part(self, request: GenerationRequest, number: int, count: int) -> list[SampledCompletion]:
         session = self._session
-        body = session.body(request, count=count, number=number, version=self._version)
+        body = session.body(request, count=count, number=number)
         answer = await session.server.generate(body, most_bytes=most_answer_bytes(request, count=count))
         return session.read(answer, request, count=count)

@@ -78,6 +78,8 @@ class ServerSession:
         self._compute_dtype = compute_dtype
         self._seed = seed
         self._lost: str | None = None
+        self._changes = 0
+        """Of the words; a version that was damaged is written again."""
         self.is_paused = False
         self.name = secrets.token_hex(16)
         self.words: ServerWords
@@ -109,6 +111,7 @@ class ServerSession:
             dropped = self.server.call("/reset_prefix_cache?reset_running_requests=true")
             if dropped != {"success": True}:
                 raise self.garbled(dropped)
+        self._changes += 1
         self.server.call("/update_weight_version", {"new_version": version_label(self.name, version)})
         self.server.call("/resume")
         self.is_paused = False
@@ -124,13 +127,13 @@ class ServerSession:
             raise self.garbled(counts)
         return counts
 
-    def body(self, request: GenerationRequest, *, count: int, number: int, version: int) -> Mapping[str, Any]:
+    def body(self, request: GenerationRequest, *, count: int, number: int) -> Mapping[str, Any]:
         """Return what to ask for ``count`` completions; ``number`` is the request's in this session."""
         return completions_body(
             request,
             count=count,
             name=f"{self.name}.{number}",
-            label=version_label(self.name, version),
+            salt=f"{self.name}.{self._changes}",
             end_ids=self._end_ids,
         )
 
@@ -222,9 +225,7 @@ class ServerSession:
         """Ask for one token: what stands in the way of completions is found at the start."""
         sampling = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
         request = GenerationRequest("", np.zeros(1, np.int32), 1, sampling)
-        self.read(
-            self.server.call(GENERATE, self.body(request, count=1, number=0, version=0)), request, count=1
-        )
+        self.read(self.server.call(GENERATE, self.body(request, count=1, number=0)), request, count=1)
 
 
 def _locked(directory: Path) -> FileLock:

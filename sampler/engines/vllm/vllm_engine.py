@@ -49,11 +49,13 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from sampler.engines.vllm.declared_tensors import DeclaredTensors
 from sampler.engines.vllm.sharded_words import ShardedWords
+from sampler.engines.vllm.shared_names import note_queues, remove_queue_names, sockets_without_names
 from sampler.engines.vllm.vllm_sampler import kept_masses
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
 
+note_queues()
 _set_num_threads = torch.set_num_threads  # vLLM replaces it for the whole process
 
 
@@ -103,6 +105,8 @@ class VllmEngine:
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
+        self._changes = 0
+        """Of the words; a version that was damaged is written again."""
         try:
             self._tokenizer = ModelTokenizer(model_dir)
             declared = DeclaredTensors.of(model_dir)
@@ -110,8 +114,11 @@ class VllmEngine:
                 model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
             )
             self._take_thread()
-            self._engine: Any = LLMEngine.from_engine_args(arguments)
-            held = self._ask("hold_words", str(model_dir))
+            with sockets_without_names():
+                self._engine: Any = LLMEngine.from_engine_args(arguments)
+                held = self._ask("hold_words", str(model_dir))
+                self._ask("end_with_the_sampler")
+            remove_queue_names()
         except ConfigError:
             raise
         except Exception as error:  # of any kind: vLLM raises what its models' code raises
@@ -174,8 +181,8 @@ class VllmEngine:
         try:
             self._engine.add_request(
                 request.request_id,
-                # Prefixes are shared among requests of one salt only: none outlives its version.
-                tokens_input(prompt.tolist(), cache_salt=str(self._version)),
+                # Prefixes are shared among requests of one salt only: none outlives the words it is of.
+                tokens_input(prompt.tolist(), cache_salt=str(self._changes)),
                 SamplingParams(
                     n=request.completions,
                     temperature=sampling.temperature,
@@ -222,6 +229,7 @@ class VllmEngine:
         if version < self._version:
             raise ValueError(f"version {version} is older than {self._version}, which is being served")
         self._version = version
+        self._changes += 1
         if not self._keeps_cache:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(version))

@@ -12,15 +12,19 @@ from vllm.config import set_current_vllm_config
 from node.errors import StartupError
 from node.weights.format.digests import Words
 from sampler.engines.vllm.declared_tensors import DeclaredTensors
+from sampler.engines.vllm.shared_names import note_queues, remove_meeting, remove_queue_names
 from sampler.engines.vllm.vllm_sampler import KeptMassSampler
 from sampler.engines.vllm.vllm_words import LiveParameters, keep_packed_words, live_parameters
+from sampler.tasks.process_tree import adopt_orphans
 
 keep_packed_words()
+note_queues()
 
 
 class SamplerWorker:
     """The live words on one device, and how they are reached by vLLM's ``collective_rpc``."""
 
+    distributed_init_method: str
     model_runner: Any
     vllm_config: Any
     sampler_words: LiveParameters
@@ -48,6 +52,13 @@ class SamplerWorker:
         except StartupError as error:
             return error.what
         return dict(self.sampler_words.elements)
+
+    def end_with_the_sampler(self) -> None:
+        """Leave nothing behind, however sampler and workers end, hung ones too. All workers are loaded."""
+        if self.vllm_config.parallel_config.world_size > 1:  # this is not the sampler's process
+            adopt_orphans()
+        remove_queue_names()
+        remove_meeting(self.distributed_init_method)
 
     def read_words(self, frame: int) -> Words:
         """Return the words of a frame; zero where they are on other devices only."""

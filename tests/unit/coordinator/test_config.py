@@ -27,6 +27,8 @@ def test_the_defaults_are_a_coherent_small_run() -> None:
         ("group_size", 1),
         ("group_size", 1025),
         ("temperature", 0.0),
+        ("temperature", 0.009),
+        ("temperature", 2.1),
         ("top_p", 1.5),
         ("min_p", 1.5),
         ("stop", ["x"] * 17),
@@ -156,6 +158,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> Non
     assert "are the same completion every time" in problem(**evaluated(completions=2))
     assert problem(**evaluated(prompts=0)).startswith("evaluation.prompts: Input should be greater")
     assert problem(**evaluated(temperature=-1)).startswith("evaluation.temperature: Input should be greater")
+    assert "temperature = 0.001 must be 0 or at least 0.01" in problem(**evaluated(temperature=0.001))
     assert problem(**evaluated(every=3)).startswith("evaluation.every: Extra inputs are not permitted")
     assert problem(task="addition", evaluation={"prompts": 3}).startswith(
         "evaluation.every_versions: Field req"

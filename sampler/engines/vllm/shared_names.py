@@ -1,0 +1,72 @@
+"""Names by which vLLM's processes find what they share: gone as soon as all of them have it.
+
+    /dev/shm/psm_*             message queues, up to 240 MB each
+    /dev/shm/vllm_dist_*       reductions on a CPU, 4 MB and more for each worker
+    $TMPDIR/vllm_dist_*        where the workers met
+    $VLLM_RPC_BASE_PATH/*      sockets
+
+vLLM leaves most of them even where it ends in order, and all of them where it is killed. What has no name
+ends with the last process that has it.
+"""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from vllm import envs
+from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+_queues: Final["weakref.WeakSet[Any]"] = weakref.WeakSet()
+"""The memory of the message queues that this process made."""
+
+
+def note_queues() -> None:
+    """Remember the message queues that this process makes from now on."""
+    make = ShmRingBuffer.__init__
+
+    @wraps(make)
+    def make_and_note(queue: Any, *args: Any, **kwargs: Any) -> None:
+        make(queue, *args, **kwargs)
+        if queue.is_creator:
+            _queues.add(queue)
+
+    ShmRingBuffer.__init__ = make_and_note
+
+
+@contextmanager
+def sockets_without_names() -> Iterator[None]:
+    """Have vLLM make its sockets in a directory that is removed at the end, when all are connected."""
+    with tempfile.TemporaryDirectory(
+        prefix="vllm-"
+    ) as directory:  # a socket's path has 107 characters at most
+        os.environ["VLLM_RPC_BASE_PATH"] = directory
+        envs.disable_envs_cache()  # another engine in this process may have begun it
+        yield
+
+
+def remove_queue_names() -> None:
+    """Remove the names of the message queues that this process made; all others have them by now."""
+    while _queues:
+        queue = _queues.pop()
+        queue.shared_memory.unlink()
+        queue.is_creator = False
+
+
+def remove_meeting(url: str) -> None:
+    """Remove the place where the workers met, and the names of what they share since."""
+    if not url.startswith("file://"):
+        return
+    file = Path(url.removeprefix("file://"))
+    for memory in _SHARED_MEMORY.glob(f"{file.name}-*"):
+        memory.unlink(missing_ok=True)
+    # NCCL meets there at the first use of a group; Gloo when it is made.
+    if torch.distributed.get_backend() == "gloo":
+        file.unlink(missing_ok=True)
