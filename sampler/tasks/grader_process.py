@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from node.failure import Failure
 from node.limits import GROUP_METRICS
+from sampler.process_tree import kill_tree
 from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, framed
 from sampler.tasks.grader_outage import Outage
-from sampler.tasks.process_tree import kill_tree
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from typing import Any
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
+from sampler.process_tree import PROCESSES, adopt_orphans, processes_of_user
 from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
-from sampler.tasks.process_tree import PROCESSES, adopt_orphans, processes_of_user
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
 
 

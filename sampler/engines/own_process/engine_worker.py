@@ -36,7 +36,7 @@ from sampler.engines.own_process.messages import (
     unpacked,
 )
 from sampler.engines.restartable_engine import FAULTS
-from sampler.tasks.process_tree import adopt_orphans
+from sampler.process_tree import adopt_orphans
 
 Answer = Callable[[Message, Arrays], tuple[Message, Arrays]]
 

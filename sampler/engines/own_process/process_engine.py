@@ -42,7 +42,7 @@ from sampler.engines.own_process.messages import (
     unpacked,
 )
 from sampler.engines.restartable_engine import EngineEndedError
-from sampler.tasks.process_tree import kill_tree
+from sampler.process_tree import kill_tree
 
 LOAD_LIMIT_S: Final = 3600.0
 """Longest time to load a model: hundreds of gigabytes from a slow disk, and compiling."""

@@ -15,7 +15,7 @@ from sampler.engines.vllm.declared_tensors import DeclaredTensors
 from sampler.engines.vllm.shared_names import note_queues, remove_meeting, remove_queue_names
 from sampler.engines.vllm.vllm_sampler import KeptMassSampler
 from sampler.engines.vllm.vllm_words import LiveParameters, keep_packed_words, live_parameters
-from sampler.tasks.process_tree import adopt_orphans
+from sampler.process_tree import adopt_orphans
 
 keep_packed_words()
 note_queues()

@@ -2,8 +2,8 @@
 
     stop the group --> stop descendants until no new one appears --> kill all
 
-A process that is stopped forks no more, so the search comes to an end. A grader adopts the orphans among its
-descendants (``adopt_orphans``): a daemon that left its process group and its parent is still found.
+A process that is stopped forks no more, so the search comes to an end. Graders and engines adopt the orphans
+among their descendants (``adopt_orphans``): a daemon that left its process group and its parent is found.
 """
 
 import contextlib
