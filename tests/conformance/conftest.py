@@ -5,4 +5,6 @@ from support.tiny_run import made, same_threads_after
 
 __all__ = ["made", "same_threads_after"]
 
-collect_ignore = [] if has_vllm("cpu") else ["test_remote_engine.py", "test_vllm_engine.py"]
+collect_ignore = (
+    [] if has_vllm("cpu") else ["test_remote_engine.py", "test_vllm_engine.py", "test_vllm_experts.py"]
+)

@@ -18,11 +18,13 @@ from support.engines import Driven, load
 from support.model_families import ENDS, FAMILIES, make_model
 from support.tiny_model import VOCABULARY_SIZE
 
+MIXTURES = ("Qwen3Moe", "Mixtral", "Olmoe", "Qwen2Moe", "Glm4Moe")
 WAYS = [
     *(("torch", family) for family in FAMILIES),
     # In a process of its own: vLLM changes transformers' classes in the one that it is in. The first has
     # fused tensors in its files, and for the second vLLM computes with those classes.
-    *(("vllm-own", family) for family in ("Phi3", "SmolLM3") if has_vllm("cpu")),
+    *(("vllm-own", family) for family in ("Phi3", "SmolLM3", *MIXTURES) if has_vllm("cpu")),
+    *(("vllm-two", family) for family in ("Qwen2Moe",) if has_vllm("cpu")),
 ]
 PROMPTS = ("7", "abc def ghi 12345")
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=16)

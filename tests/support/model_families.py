@@ -44,6 +44,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2Moe": USUAL
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"shared_expert_intermediate_size": 64},
+    # The first layer has no experts, and the router a bias.
+    "Glm4Moe": USUAL
+    | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 32},
     "GPT2": ENDS
     | {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     | {"initializer_range": 0.2},
