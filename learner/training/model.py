@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
@@ -159,7 +160,7 @@ def load_policy(
         torch.nn.Module.to(model, torch.device(device))
         return Policy(
             model,
-            stored=StoredDtypes.of(model_dir),
+            stored=StoredDtypes.of(model_dir).of_parts(_names_in_files(model)),
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
         )
@@ -193,6 +194,15 @@ def _load(model_dir: Path) -> PreTrainedModel:
         model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
     return model
+
+
+def _names_in_files(model: PreTrainedModel) -> dict[str, str]:
+    """Return names in the files -> in the model, of what transformers renames or joins as it loads."""
+    return {
+        part: name
+        for name, tensor in model.state_dict().items()
+        for part in revert_weight_conversion(model, {name: tensor.to("meta")})
+    }
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.dtypes import BFLOAT16
@@ -99,7 +100,7 @@ class TorchEngine:
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        self._layout = Layout.of(tensor_specs(state, stored))
+        self._layout = Layout.of(tensor_specs(state, stored.of_parts(_names_in_files(self._model))))
         del state
         self._weights = LiveTensors(
             tensors,
@@ -184,6 +185,15 @@ class TorchEngine:
         free, _ = torch.cuda.mem_get_info(device)
         spare = sum(tensor.nbytes for tensor in self._model.parameters()) if has_spare else 0
         return max(0, int(_CACHE_SHARE * (free - spare)))
+
+
+def _names_in_files(model: transformers.PreTrainedModel) -> dict[str, str]:
+    """Return names in the files -> in the model, of what transformers renames or joins as it loads."""
+    return {
+        part: name
+        for name, tensor in model.state_dict().items()
+        for part in revert_weight_conversion(model, {name: tensor.to("meta")})
+    }
 
 
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:

@@ -6,68 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from learner.training.model import load_policy
 from node.errors import StartupError
 from node.rollout import SamplingParameters
 from sampler.engines.engine_registry import has_vllm
+from sampler.engines.vllm.declared_tensors import DeclaredTensors
 from support.engines import Driven, load
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.model_families import ENDS, FAMILIES, make_model
+from support.tiny_model import VOCABULARY_SIZE
 
-ENDS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
-USUAL = ENDS | {
-    "vocab_size": VOCABULARY_SIZE,
-    "hidden_size": 128,  # vLLM's heads have 32 numbers or more on a CPU
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": USUAL
-    | {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 1e4,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
-    "Mistral": USUAL | {"sliding_window": 8},
-    "Gemma3Text": USUAL | {"sliding_window": 8, "head_dim": 16, "query_pre_attn_scalar": 16},
-    "Phi3": USUAL,
-    "Granite": USUAL | {"logits_scaling": 4.0, "residual_multiplier": 0.5},
-    "SmolLM3": USUAL | {"no_rope_layers": [1, 0]},
-    "Qwen3Moe": USUAL | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "GPT2": ENDS
-    | {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-    | {"initializer_range": 0.2},
-}
+MIXTURES = ("Qwen3Moe", "Mixtral", "Olmoe", "Qwen2Moe", "Glm4Moe")
 WAYS = [
     *(("torch", family) for family in FAMILIES),
     # In a process of its own: vLLM changes transformers' classes in the one that it is in. The first has
     # fused tensors in its files, and for the second vLLM computes with those classes.
-    *(("vllm-own", family) for family in ("Phi3", "SmolLM3") if has_vllm("cpu")),
+    *(("vllm-own", family) for family in ("Phi3", "SmolLM3", *MIXTURES) if has_vllm("cpu")),
+    *(("vllm-two", family) for family in ("Qwen2Moe",) if has_vllm("cpu")),
 ]
 PROMPTS = ("7", "abc def ghi 12345")
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=16)
-
-
-def make_model(directory: Path, family: str, settings: dict[str, Any]) -> Path:
-    """Save a random bf16 model of a family, with the tiny one's tokenizer."""
-    make_tiny_model(directory)
-    config = getattr(transformers, f"{family}Config")(**settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.bfloat16().save_pretrained(directory)
-    return directory
+GREEDY = SamplingParameters(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=16)
 
 
 @pytest.mark.parametrize(("engine", "family"), WAYS)
@@ -83,14 +44,34 @@ def test_a_family_is_sampled_as_transformers_scores_it(engine: str, family: str,
     for _ in range(4):
         driven.engine.step()
     driven.take(other)
+    np.testing.assert_array_equal(driven.live, other)
     versions = set()
     for prompt, finished in driven.run_out().items():
         for completion in finished.completions:
             scores, _ = driven.recomputed(prompt, completion, SAMPLING)
             np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
             versions |= set(completion.policy_version.tolist())
-    driven.engine.close()
     assert versions == {0, 1}
+    for prompt in PROMPTS:
+        driven.add(prompt, GREEDY, completions=1)
+    for prompt, finished in driven.run_out().items():
+        drawn = finished.completions[0].token_ids.tolist()
+        assert drawn == driven.greedy(prompt, tokens=GREEDY.max_new_tokens)
+    driven.engine.close()
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+def test_experts_are_published_in_the_dtype_of_their_files(family: str, tmp_path: Path) -> None:
+    """Files hold each expert apart, here in bfloat16 beside embeddings of more elements in float32."""
+    directory = make_model(tmp_path / "model", family, FAMILIES[family] | {"vocab_size": 4096})
+    stored = load_file(directory / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        stored[name] = stored[name].float()
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    layout = load_policy(directory, device="cpu").layout
+    wide = {span.name for span in layout.tensors if span.dtype.name == "float32"}
+    assert wide == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert layout == DeclaredTensors.of(directory).layout == load("torch", directory).layout
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,7 @@ must not depend on that. Only the headers of the files are read, without torch.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -59,6 +59,15 @@ class StoredDtypes:
                     elements[by_name[name]] += prod(shape)
         most = max(elements, key=lambda dtype: (elements[dtype], dtype), default=BFLOAT16.name)
         return cls(by_name, most)
+
+    def of_parts(self, names: Mapping[str, str]) -> "StoredDtypes":
+        """Return them by the model's names, where files have other names or a tensor in parts (experts).
+
+        Args:
+            names: In the files -> in the model.
+        """
+        of_parts = {names[part]: dtype for part, dtype in self.by_name.items() if part in names}
+        return replace(self, by_name={**of_parts, **self.by_name})
 
     def published(self, names: Iterable[str], *, held: str) -> str:
         """Return the dtype that a tensor with these names, one of them or more, is published in.

@@ -7,10 +7,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
+from node.errors import StartupError
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
+
+Form = Mapping[str, Tensor]
+"""A tensor as files may hold it: names there -> the rows that each has, [n], counted over all dimensions but
+the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,10 +25,13 @@ class DeclaredTensors:
 
     Attributes:
         names: Name in the layout -> every name that shares its storage.
+        forms: Name in the layout -> the forms that files may hold it in: as a whole under each of its names,
+            and as transformers saves it (experts apart, under other names).
     """
 
     layout: Layout
     names: Mapping[str, Sequence[str]]
+    forms: Mapping[str, Sequence[Form]]
 
     @classmethod
     def of(cls, model_dir: Path) -> "DeclaredTensors":
@@ -40,7 +49,23 @@ class DeclaredTensors:
         for name, tensor in state.items():
             same.setdefault(tensor.data_ptr(), []).append(name)
         names = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        return cls(Layout.of(tensor_specs(state, StoredDtypes.of(model_dir))), names)
+        forms: dict[str, list[Form]] = {}
+        for first, others in names.items():
+            shape = state[first].shape[:-1]
+            rows = torch.arange(shape.numel()).view(*shape, 1)
+            known = [{name: rows} for name in others]
+            saved = [revert_weight_conversion(model, whole) for whole in known]
+            known += [form for form in saved if form.keys().isdisjoint(others)]
+            forms[first] = [{part: numbers.flatten() for part, numbers in form.items()} for form in known]
+        stored = StoredDtypes.of(model_dir).of_parts(
+            {part: name for name, among in forms.items() for form in among for part in form}
+        )
+        return cls(Layout.of(tensor_specs(state, stored)), names, forms)
+
+
+def unusable(what: str) -> StartupError:
+    """Return the error of a model that vLLM cannot compute as it is published."""
+    return StartupError(f"vLLM cannot serve this model: {what}", fix="Set sampler.engine = 'torch'.")
 
 
 class _Declared:

@@ -29,11 +29,13 @@ class Shard:
     values: Tensor
     first_row: int
     first_column: int
+    whole_columns: int
+    """Columns of the whole tensor."""
 
     def of(self, whole: Tensor) -> Tensor:
         """Return the same rectangle of the whole tensor."""
         rows, columns = self.values.shape
-        whole = whole.reshape(len(whole) if whole.ndim else 1, -1)
+        whole = whole.reshape(-1, self.whole_columns)
         return whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
 
 
@@ -77,7 +79,7 @@ class ParameterWords:
             # An element that is not wide has as many words as bytes / 2.
             held = shard.values if is_wide else shard.values.view(torch.int16)
             element_words = held.shape[1] // shard.values.shape[1]
-            row_words = span.words // (span.shape[0] if span.shape else 1)
+            row_words = shard.whole_columns * element_words
             first_column = shard.first_column * element_words
             begin = overlap.frame_word
             for row, rows, column, columns in _rectangles(overlap.tensor_word, overlap.words, row_words):

@@ -293,6 +293,8 @@ def _arguments(
                 "gpu_memory_utilization": options.memory_share,
                 "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu else None),
                 "enforce_eager": is_cpu,
+                # Other kernels for GPUs permute the words of experts.
+                "moe_backend": "auto" if is_cpu else "triton",
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,
                 "tensor_parallel_size": options.tensor_parallel,

@@ -16,6 +16,7 @@ _OURS: Final[Mapping[str, str]] = {
     "kv_cache_memory_bytes": "set kv_cache_bytes",
     "tensor_parallel_size": "set tensor_parallel",
     "pipeline_parallel_size": "devices share each layer: set tensor_parallel",
+    "enable_expert_parallel": "devices share each expert: set tensor_parallel",
     "data_parallel_size": "start a sampler for each replica of the model",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "worker_extension_cls": "it writes new versions",

@@ -15,7 +15,13 @@ from sampler.engines.vllm.parameter_words import ParameterWords, Shard
 from sampler.engines.vllm.sharded_words import ShardedWords
 
 DEVICES = 2
-SPLITS = {"rows.weight": (6, 5), "columns.weight": (3, 8), "vector.bias": (4,), "whole.weight": (7,)}
+SPLITS = {
+    "rows.weight": (6, 5),
+    "columns.weight": (3, 8),
+    "vector.bias": (4,),
+    "whole.weight": (7,),
+    "experts.gate_up_proj": (3, 4, 5),
+}
 
 
 def layout(frame_words: int) -> Layout:
@@ -26,15 +32,19 @@ def layout(frame_words: int) -> Layout:
 def shards(device: int, dtype: torch.dtype) -> dict[str, Shard]:
     """Return what one of two devices has, filled with what no version holds."""
 
-    def shard(rows: int, columns: int, *, row: int = 0, column: int = 0, as_: torch.dtype = dtype) -> Shard:
-        return Shard(torch.full((rows, columns), torch.nan, dtype=as_), row, column)
+    def shard(
+        rows: int, columns: int, *, row: int = 0, column: int = 0, of: int = 0, as_: torch.dtype = dtype
+    ) -> Shard:
+        return Shard(torch.full((rows, columns), torch.nan, dtype=as_), row, column, of or columns)
 
     return {
         "rows.weight": shard(3, 5, row=3 * device),
-        "columns.weight": shard(3, 4, column=4 * device),
+        "columns.weight": shard(3, 4, column=4 * device, of=8),
         "vector.bias": shard(2, 1, row=2 * device),
         "whole.weight": shard(7, 1),
-        "exact.weight": shard(2, 2, column=2 * device, as_=torch.float32),
+        # Each of three experts has two rows of gate and two of up; a device has one of either.
+        "experts.gate_up_proj": shard(6, 5, column=5 * device, of=10),
+        "exact.weight": shard(2, 2, column=2 * device, of=4, as_=torch.float32),
     }
 
 

@@ -41,6 +41,12 @@ def test_a_tensor_under_no_name_of_the_files_has_the_dtype_there_is_most_of(tmp_
     assert StoredDtypes.of(tmp_path).published(["fused"], held="float32") == "bfloat16"
 
 
+def test_a_tensor_that_the_files_hold_in_parts_has_their_dtype(tmp_path: Path) -> None:
+    save(tmp_path / "model.safetensors", **{"x.0": ("BF16", [1]), "x.1": ("BF16", [1]), "y": ("F32", [10])})
+    stored = StoredDtypes.of(tmp_path).of_parts({"x.0": "x", "x.1": "x", "y": "z", "absent": "y"})
+    assert [stored.published([name], held="float32") for name in "xyz"] == ["bfloat16", "float32", "float32"]
+
+
 def test_what_is_not_floating_stays_as_it_is(tmp_path: Path) -> None:
     save(tmp_path / "model.safetensors", a=("F32", [1]))
     assert StoredDtypes.of(tmp_path).published(["a"], held="int64") == "int64"
