@@ -65,6 +65,9 @@ class StartedServer:
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     DIRECTORY_VARIABLE: str(self.weights_dir),
+                    # vLLM leaves sockets and files there, also when it is ended in order.
+                    "TMPDIR": str(self.weights_dir),
+                    "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_tests",
                 },
                 stdout=log,
                 stderr=log,
@@ -76,12 +79,15 @@ class StartedServer:
         os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """End it, so that it leaves nothing in the shared memory, or kill it."""
+        """End it, or kill it, and remove what it leaves in the shared memory."""
         self.process.terminate()
         try:
             self.process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        for meeting in self.weights_dir.glob("vllm_dist_*"):
+            for memory in Path("/dev/shm").glob(f"{meeting.name}-*"):
+                memory.unlink()
 
     def kill(self) -> None:
         """Kill it with its workers."""
