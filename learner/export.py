@@ -47,6 +47,10 @@ _WEIGHT_FILES: Final = (
 """Files that the export writes; all others are copied from the base model."""
 
 
+_CHAT_TEMPLATES: Final = "additional_chat_templates"
+"""Directory where transformers keeps the templates that have names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Export:
     """What was written."""
@@ -187,6 +191,8 @@ def _save(policy: Policy, directory: Path, *, model_dir: Path) -> None:
     for path in model_dir.iterdir():
         if path.is_file() and path.name not in written_anew:
             shutil.copyfile(path, directory / path.name)
+        elif path.is_dir() and path.name == _CHAT_TEMPLATES:
+            shutil.copytree(path, directory / path.name)
 
 
 def _round(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], tensors: Mapping[str, Tensor]) -> None:

@@ -2,8 +2,9 @@
 
     stop the group --> stop descendants until no new one appears --> kill all
 
-A process that is stopped forks no more, so the search comes to an end. Graders and engines adopt the orphans
-among their descendants (``adopt_orphans``): a daemon that left its process group and its parent is found.
+A process that is stopped forks no more, so the search comes to an end. Engines adopt the orphans among their
+descendants (``adopt_orphans``), graders have a parent that does and reaps them (``go_on_in_child``): a daemon
+that left its process group and its parent is still found.
 """
 
 import contextlib
@@ -29,14 +30,7 @@ _PROC: Final = Path("/proc")
 def kill_tree(root: int) -> None:
     """Kill the process ``root``, its process group and its descendants; blocking, some milliseconds."""
     _signal_group(root, signal.SIGSTOP)
-    stopped: set[int] = set()
-    for _ in range(ROUNDS):
-        found = _descendants(root) - stopped
-        if not found:
-            break
-        _signal_all(found, signal.SIGSTOP)
-        stopped |= found
-    _signal_all(stopped, signal.SIGKILL)
+    _kill_descendants(root)
     _signal_group(root, signal.SIGKILL)
 
 
@@ -45,10 +39,34 @@ def adopt_orphans() -> None:
 
     For a process that others end with ``kill_tree``. Linux only; elsewhere nothing happens.
     """
-    with contextlib.suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _set(_PR_SET_CHILD_SUBREAPER, 1)
+    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def go_on_in_child() -> None:
+    """Return in a child; this process waits for it, kills all that it leaves, and ends as it did.
+
+    Both end when their parents do.
+    """
+    adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    for descriptor in range(3):
+        os.close(descriptor)  # they end with the child
+    status = None
+    with contextlib.suppress(ChildProcessError):  # nothing is left
+        while True:
+            ended, how = os.wait()
+            if ended == child:
+                status = how
+            if status is not None:
+                _kill_descendants(os.getpid())
+    code = os.waitstatus_to_exitcode(status or 0)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def processes_of_user() -> int:
@@ -59,6 +77,22 @@ def processes_of_user() -> int:
             if entry.stat().st_uid == os.getuid():
                 count += sum(1 for _ in (entry / "task").iterdir())
     return count
+
+
+def _set(option: int, value: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _kill_descendants(root: int) -> None:
+    stopped: set[int] = set()
+    for _ in range(ROUNDS):
+        found = _descendants(root) - stopped
+        if not found:
+            break
+        _signal_all(found, signal.SIGSTOP)
+        stopped |= found
+    _signal_all(stopped, signal.SIGKILL)
 
 
 def _descendants(root: int) -> set[int]:

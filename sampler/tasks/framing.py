@@ -8,6 +8,9 @@
 {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
                                         -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
                                            | {"unavailable": ...}, each also with {"outages": {reason: times}}
+
+Every request but the first has a "number", which its answer repeats: what a task writes where answers are
+read is no answer.
 """
 
 import json

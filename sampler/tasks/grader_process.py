@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from node.failure import Failure
 from node.limits import GROUP_METRICS
 from sampler.process_tree import kill_tree
@@ -32,6 +34,8 @@ START_TIMEOUT_S: Final = 60.0
 
 REAP_TIMEOUT_S: Final = 5.0
 """Longest wait for a killed process to be gone. One in an uninterruptible call ends when the call does."""
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 PRINTED_BYTES: Final = 64 << 10
 """What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
@@ -129,6 +133,7 @@ class Grader:
         self._busy = asyncio.Lock()
         self._printing: asyncio.Task[None] | None = None
         self._may_print = 0
+        self._asked_for = 0
         self.incarnation = 0
 
     @property
@@ -217,13 +222,18 @@ class Grader:
         self, request: dict[str, Any], kind: _Kind, *, incarnation: int | None = None
     ) -> dict[str, Any]:
         async with self._busy:
+            if self._process is not None and _has_left(self._process):
+                await self._kill()
             if incarnation is not None and (self._process is None or incarnation != self.incarnation):
                 raise TaskError("the process that made the prompt has ended", fault=None)
             process = await self._running()
             self._may_print = PRINTED_BYTES
+            self._asked_for += 1
             try:
                 async with asyncio.timeout(self._wall_limit_s):
-                    reply = await _asked(process, framed(request))
+                    reply = await _asked(process, framed({**request, "number": self._asked_for}))
+                if reply.get("number") != self._asked_for:
+                    raise ValueError("an answer to something else")
             except TimeoutError:
                 await self._kill()
                 raise TaskError(
@@ -341,9 +351,17 @@ class Grader:
             await asyncio.wait({self._printing})
 
 
+def _has_left(process: asyncio.subprocess.Process) -> bool:
+    """Whether an idle process died, or will not hear another request."""
+    assert process.stdin is not None
+    return process.returncode is not None or process.stdin.is_closing()
+
+
 async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
+    if process.stdin.is_closing():
+        raise BrokenPipeError("it reads no more")  # uvloop raises RuntimeError at a write
     process.stdin.write(request)
     await process.stdin.drain()
     if not (line := await process.stdout.readline()):
@@ -381,7 +399,8 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+    """Whether it is a number as the wire has it, a float32."""
+    return isinstance(value, float) and abs(value) <= _LARGEST
 
 
 def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
-from sampler.process_tree import PROCESSES, adopt_orphans, processes_of_user
+from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
@@ -27,12 +27,12 @@ from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, repli
 
 def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     """Serve until standard input ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    go_on_in_child()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     # A grader that prints must not write into the replies.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
-    adopt_orphans()
     _limit_processes()
     process = os.getpid()
     try:
@@ -53,10 +53,10 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        reply = framed(_answered(task, request) if "completions" in request else _said(task, request))
+        reply = _answered(task, request) if "completions" in request else _said(task, request)
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
-        replies.write(reply)
+        replies.write(framed({**reply, "number": request["number"]}))
 
 
 def _limit_processes() -> None:
@@ -77,6 +77,8 @@ def _allow_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    if hard != resource.RLIM_INFINITY:  # the task may have lowered it
+        soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -56,6 +59,47 @@ class Hostile:
         os.waitpid(child, 0)
         time.sleep(3600)
 
+    def _daemon_and_exit(self) -> None:
+        """As ``daemon``, and the grader itself is gone."""
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            time.sleep(3600)
+        os._exit(0)
+
+    def _orphans(self) -> None:
+        """Sixty-four processes that end as nobody's children."""
+        subprocess.run("for i in $(seq 64); do (true &); done", shell=True, check=True)
+
+    def _stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _message(self) -> None:
+        raise ValueError("x" * (2048 * MEBIBYTE))
+
+    def _recursion(self) -> None:
+        self._recursion()
+
+    def _threads(self) -> None:
+        """Threads that compute and print for as long as the process lives."""
+        for harm in (self._loop, self._print):
+            threading.Thread(target=harm, daemon=True).start()
+
+    def _print(self) -> None:
+        while True:
+            os.write(1, bytes(MEBIBYTE))
+
+    def _patch(self) -> None:
+        """What the answer is written with, made to write another."""
+        json.dumps = lambda *_, **__: "[]"
+
+    def _answer(self) -> None:
+        """An answer to this request and to the next, wherever answers go."""
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, b'{"rewards": [9.0], "metrics": {}}\n' * 2)
+
     def _fork_and_return(self) -> None:
         """Two processes that would both answer."""
         os.fork()
@@ -84,3 +128,16 @@ class Hostile:
 
     def _regex(self) -> None:
         re.match(r"(a+)+$", "a" * 64 + "!")
+
+
+class Leaving:
+    """Its process ends once it has answered."""
+
+    prompts = 10
+
+    def prompt(self, index: int) -> str:
+        return f"{index}="
+
+    def grade(self, index: int, text: str) -> float:
+        threading.Timer(0.1, os._exit, (1,)).start()
+        return 1.0

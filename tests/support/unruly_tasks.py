@@ -73,6 +73,13 @@ class NotFinite(_Unruly):
         return float("nan") if index == 1 else 1.0
 
 
+class BeyondFloat32(_Unruly):
+    """Returns a number that only a float64 has."""
+
+    def grade(self, index: int, text: str) -> float:
+        return 1e39
+
+
 class Broken(_Unruly):
     """Cannot be made."""
 

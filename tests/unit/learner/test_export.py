@@ -67,6 +67,8 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
     model_dir: Path, state_dir: Path, tmp_path: Path
 ) -> None:
     (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    (model_dir / "additional_chat_templates").mkdir()
+    (model_dir / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     policy = train(model_dir, state_dir, versions=3)
     signed = root_of(policy, 3)
     out = tmp_path / "deep" / "out"
@@ -81,6 +83,7 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
     assert any(not torch.equal(written[name], base[name]) for name in base)
     assert {path.name for path in model_dir.iterdir()} <= {path.name for path in out.iterdir()}
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (out / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     # What a sampler would hold, had it this version.
     engine = TorchEngine(out, device="cpu", compute_dtype=torch.float32, threads=0, seed=0)

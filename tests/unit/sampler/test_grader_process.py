@@ -7,6 +7,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from node.failure import Failure
 from sampler.tasks.grader_process import Grader, TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import texts
@@ -113,9 +114,11 @@ async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..
     assert (await make("Printing").grade(1, texts("a", "b"))).rewards == [0.5, 0.5]
 
 
-async def test_a_reward_that_is_not_finite_is_refused(make: Callable[..., Grader]) -> None:
-    with pytest.raises(TaskError, match="not finite"):
-        await make("NotFinite").grade(1, texts("x"))
+@pytest.mark.parametrize("task", ["NotFinite", "BeyondFloat32"])
+async def test_a_reward_that_is_not_finite_is_refused(make: Callable[..., Grader], task: str) -> None:
+    with pytest.raises(TaskError, match="not finite") as error:
+        await make(task).grade(1, texts("x"))
+    assert error.value.fault is Failure.GRADING_FAILED
 
 
 async def test_a_task_that_does_not_load_in_the_grader_is_said(

@@ -1,6 +1,7 @@
 import inspect
 import re
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,13 @@ def test_a_column_may_be_a_key_of_another_and_a_dot_of_its_name() -> None:
     assert made("jsonl", answer="extra.answer").grade(0, row, answered("3")) == 1.0
     with pytest.raises(KeyError, match=r"no column 'reward_model.answer', it has prompt, reward_model"):
         made("jsonl", answer="reward_model.answer").grade(0, row, answered("2"))
+
+
+def test_a_formula_that_takes_for_ever_is_a_wrong_answer_before_its_group_reaches_the_limit() -> None:
+    began = time.monotonic()
+    text = r"\boxed{9^{9^{9^{9}}}}"
+    assert made("jsonl", grader="math_verify").grade(0, {"answer": "4"}, answered(text)) == 0.0
+    assert time.monotonic() - began < 4.5
 
 
 @pytest.mark.parametrize("grader", ["exact", "contains", "number", "math_verify"])
