@@ -24,6 +24,9 @@ from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+"""Names vLLM's directory for sockets."""
+
 _queues: Final["weakref.WeakSet[Any]"] = weakref.WeakSet()
 """The memory of the message queues that this process made."""
 
@@ -47,9 +50,16 @@ def sockets_without_names() -> Iterator[None]:
     with tempfile.TemporaryDirectory(
         prefix="vllm-"
     ) as directory:  # a socket's path has 107 characters at most
-        os.environ["VLLM_RPC_BASE_PATH"] = directory
+        before = os.environ.get(_SOCKETS)
+        os.environ[_SOCKETS] = directory
         envs.disable_envs_cache()  # another engine in this process may have begun it
-        yield
+        try:
+            yield
+        finally:
+            # Other processes that are started from here would look for the directory.
+            del os.environ[_SOCKETS]
+            if before is not None:
+                os.environ[_SOCKETS] = before
 
 
 def remove_queue_names() -> None:
