@@ -339,16 +339,24 @@ class Grader:
         assert self._process is not None
         assert self._printing is not None
         process, self._process = self._process, None
+        assert process.stdin is not None
+        assert process.stdout is not None
         await asyncio.to_thread(kill_tree, process.pid)
+        process.stdin.close()
+        # Pipes are read to their end: uvloop keeps them open otherwise.
+        pipes = {self._printing, asyncio.create_task(process.stdout.read())}
+        code = None
         try:
             async with asyncio.timeout(REAP_TIMEOUT_S):
-                return await process.wait()
+                code = await process.wait()
+                await asyncio.wait(pipes)
         except TimeoutError:
             logger.error("grader does not end", extra={"pid": process.pid})
-            return None
         finally:
-            self._printing.cancel()
-            await asyncio.wait({self._printing})
+            for pipe in pipes:
+                pipe.cancel()
+            await asyncio.wait(pipes)
+        return code
 
 
 def _has_left(process: asyncio.subprocess.Process) -> bool:
