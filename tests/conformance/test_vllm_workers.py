@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,9 +52,15 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
 
 
-def workers_of(process: int) -> list[psutil.Process]:
+@pytest.fixture
+def others() -> list[psutil.Process]:
+    """Processes of the servers that other tests started, which are kept until the tests end."""
+    return workers_of(os.getpid())
+
+
+def workers_of(process: int, *, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
     started = psutil.Process(process).children(recursive=True)
-    return [worker for worker in started if worker.name().startswith("VLLM")]
+    return [worker for worker in started if worker.name().startswith("VLLM") and worker not in but]
 
 
 def names_in(temporary: Path) -> list[str]:
@@ -68,9 +74,11 @@ def names_of_shared_memory(process: psutil.Process) -> set[str]:
     return {name for name in mapped if "/sem." not in name and not name.endswith("(deleted)")}
 
 
-def test_nothing_of_a_loaded_engine_has_a_name_that_could_be_left(model_dir: Path, temporary: Path) -> None:
+def test_nothing_of_a_loaded_engine_has_a_name_that_could_be_left(
+    model_dir: Path, temporary: Path, others: list[psutil.Process]
+) -> None:
     engine = load("vllm-two", model_dir)
-    processes = [psutil.Process(), *workers_of(os.getpid())]
+    processes = [psutil.Process(), *workers_of(os.getpid(), but=others)]
     assert len(processes) == 3
     assert set().union(*map(names_of_shared_memory, processes)) == set()
     assert names_in(temporary) == []
@@ -87,7 +95,7 @@ def test_nothing_of_a_loaded_engine_has_a_name_that_could_be_left(model_dir: Pat
 @pytest.mark.parametrize("amid", ["completions", "a version"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_an_engine_that_loses_a_worker_fails_and_begins_again(
-    model_dir: Path, number: signal.Signals, amid: str
+    model_dir: Path, number: signal.Signals, amid: str, others: list[psutil.Process]
 ) -> None:
     settings = settings_of("vllm-two-own", model_dir)
     config = SamplerConfig(model_dir=model_dir, threads=1, engine_step_limit_s=LIMIT_S, **settings)
@@ -96,7 +104,7 @@ def test_an_engine_that_loses_a_worker_fails_and_begins_again(
     driven.add("3+4=", LONG, completions=4)
     while engine.waiting:
         driven.step()
-    workers = workers_of(os.getpid())
+    workers = workers_of(os.getpid(), but=others)
     assert len(workers) == 2
     workers[1].send_signal(number)
     failing = driven.run_out if amid == "completions" else partial(driven.take, driven.base)
@@ -110,7 +118,7 @@ def test_an_engine_that_loses_a_worker_fails_and_begins_again(
     driven.add("5-2=", SHORT)
     assert set(driven.run_out()) == {"5-2="}
     engine.close()
-    assert not workers_of(os.getpid())
+    assert not workers_of(os.getpid(), but=others)
 
 
 def test_workers_end_with_a_sampler_that_is_killed_even_those_that_hang(model_dir: Path) -> None:
