@@ -97,6 +97,10 @@ class Children:
         """
         await self._spawn(name, arguments, environ=environ, may_end=may_end, stdout=None, python=python)
 
+    def pid(self, name: str) -> int:
+        """Return the process id of a child's newest incarnation."""
+        return self._children[name].process.pid
+
     async def wait_for_end(self, name: str, *, timeout_s: float) -> int | None:
         """Return a child's exit code once it has ended; None if it has not in time."""
         with contextlib.suppress(TimeoutError):

@@ -1,0 +1,330 @@
+"""The attacks by name; each goes on until it is cancelled, at a bounded rate, on loopback addresses only."""
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
+from bench.kill_lab.task import EvenDigitsTask
+from heterorl.v1 import membership_pb2, rollout_pb2
+from node.clients.rollout_client import SamplerRolloutClient
+from node.errors import RefusedError
+from node.rollout import LeasePurpose
+from node.rpc.address import join_address
+from node.rpc.channel import ConnectionLost, dial_as_stranger
+from node.run import Role
+from node.wire.rollouts import group_to_wire
+
+PAUSE_S: Final = 0.05
+"""Between two rounds: an attack must not win by using up the machine it shares with the run."""
+
+IDLE_CONNECTIONS: Final = 1100
+HALF_OPEN_CALLS: Final = 9000
+HALF_OPEN_CHANNELS: Final = 9
+CRAWLING_CLIENTS: Final = 64
+FLOOD_CALLERS: Final = 16
+UNKNOWN_BYTES: Final = 60 << 20
+BOMB_BYTES: Final = 60 << 20
+STORM_SAMPLERS: Final = 200
+
+
+async def hoard(enemy: Enemy) -> None:
+    """Lease all there is and keep it by heartbeats."""
+    foe, leases = await _sampler(enemy), list[str]()
+    async with enemy.heartbeats(foe, leases):
+        while True:
+            leases += [lease.lease_id for lease in await enemy.lease(foe)]
+            await asyncio.sleep(PAUSE_S)
+
+
+async def drop(enemy: Enemy) -> None:
+    """Lease all there is and never answer."""
+    foe = await _sampler(enemy)
+    async with enemy.heartbeats(foe, ()):
+        while True:
+            await enemy.lease(foe)
+            await asyncio.sleep(PAUSE_S)
+
+
+async def fail_all(enemy: Enemy) -> None:
+    """Fail every lease as too long."""
+    foe = await _sampler(enemy)
+    async with enemy.heartbeats(foe, ()):
+        while True:
+            failed = [
+                rollout_pb2.FailedLease(
+                    lease_id=lease.lease_id, fault=rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG, detail="a lie"
+                )
+                for lease in await enemy.lease(foe)
+            ]
+            if failed:
+                request = rollout_pb2.ReleaseLeasesRequest(failed=failed)
+                await enemy.tried("failed", foe.rollouts.ReleaseLeases(request, timeout=CALL_TIMEOUT_S))
+            await asyncio.sleep(PAUSE_S)
+
+
+async def absurd_size(enemy: Enemy) -> None:
+    """Join again and again with another number of prompts, under several names."""
+    foes = [enemy.foe(Role.SAMPLER, f"sampler-size-{n}") for n in range(2)]
+    while True:
+        for foe in foes:
+            await enemy.join(foe, prompts=1 << 40)
+        await asyncio.sleep(1)
+
+
+async def forge_evaluations(enemy: Enemy) -> None:
+    """Answer held-out prompts with the largest reward there is."""
+    await _submit_for_ever(enemy, reward=3e38, purpose=LeasePurpose.EVALUATION)
+
+
+async def forge_logprobs(enemy: Enemy) -> None:
+    """Submit random tokens with made-up logprobs."""
+    await _submit_for_ever(enemy, reward=None, purpose=LeasePurpose.TRAINING)
+
+
+async def absurd_rewards(enemy: Enemy) -> None:
+    """Submit groups with rewards of 1e30."""
+    await _submit_for_ever(enemy, reward=1e30, purpose=LeasePurpose.TRAINING)
+
+
+async def step_report(enemy: Enemy) -> None:
+    """Report a gradient step of version 2^62 as a sampler."""
+    foe = await _sampler(enemy)
+    while True:
+        request = membership_pb2.HeartbeatRequest(sequence=1, instance=foe.instance)
+        request.step.version = 1 << 62
+        request.step.reward_mean = 1e300
+        await enemy.beat_once(foe, request)
+        await asyncio.sleep(0.5)
+
+
+async def relay_in_others_names(enemy: Enemy) -> None:
+    """Submit groups under guessed lease ids of honest samplers, as a relay."""
+    relay = enemy.foe(Role.RELAY, "relay-liar")
+    await enemy.join(relay, prompts=0)
+    scout = await _sampler(enemy)
+    guess = 0
+    while True:
+        leases = await enemy.lease(scout, 1)
+        if not leases:
+            await asyncio.sleep(PAUSE_S)
+            continue
+        slot = int(leases[0].lease_id.partition(".")[0])
+        head = await enemy.head(scout)
+        for back in range(12):
+            guess = max(0, slot - back)
+            for sampler_id in ("sampler-1", "sampler-2"):
+                group = enemy.group(leases[0], version=head.number)
+                message = group_to_wire(group)
+                message.group_id = f"{guess}.1"
+                await _submit_raw(enemy, relay, message, sampler_id=sampler_id)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def unknown_fields(enemy: Enemy) -> None:
+    """Submit valid groups with 60 MB in a field that nobody knows."""
+    foe = await _sampler(enemy)
+    # Field 999, wire type 2, and its length.
+    junk = _varint(999 << 3 | 2) + _varint(UNKNOWN_BYTES) + random.randbytes(UNKNOWN_BYTES)
+    async with enemy.heartbeats(foe, ()):
+        while True:
+            for lease in (await enemy.lease(foe, 2))[:2]:
+                head = await enemy.head(foe)
+                encoded = group_to_wire(enemy.group(lease, version=head.number)).SerializeToString()
+                await _submit_raw(enemy, foe, rollout_pb2.RolloutGroup.FromString(encoded + junk))
+            await asyncio.sleep(1)
+
+
+async def gzip_bombs(enemy: Enemy) -> None:
+    """Send zeros that gRPC inflates."""
+    foe = await _sampler(enemy)
+    submit: Any = foe.channel.unary_unary("/heterorl.v1.RolloutService/SubmitRollouts")
+    bomb = _varint(999 << 3 | 2) + _varint(BOMB_BYTES) + bytes(BOMB_BYTES)
+    while True:
+        calls = (
+            enemy.tried("bombs", submit(bomb, timeout=CALL_TIMEOUT_S, compression=grpc.Compression.Gzip))
+            for _ in range(2)
+        )
+        await asyncio.gather(*calls)
+        await asyncio.sleep(0.5)
+
+
+async def idle_connections(enemy: Enemy) -> None:
+    """Hold as many TLS connections to the enrolment port as it takes."""
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(IDLE_CONNECTIONS):
+            with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
+                async with asyncio.timeout(2):
+                    _, writer = await asyncio.open_connection(*enemy.enrolment, ssl=_anyone())
+                held.callback(writer.close)
+                enemy.did["connections"] += 1
+        await asyncio.Event().wait()
+
+
+async def half_open_calls(enemy: Enemy) -> None:
+    """Open calls at the enrolment port that never send their message."""
+    identity = enemy.foe(Role.SAMPLER, "sampler-ca").identity
+    channels = [
+        dial_as_stranger(join_address(*enemy.enrolment), run_id=identity.run_id, ca_pem=identity.ca_pem)
+        for _ in range(HALF_OPEN_CHANNELS)
+    ]
+    calls: list[Any] = []
+    try:
+        for n in range(HALF_OPEN_CALLS):
+            call: Any = channels[n % HALF_OPEN_CHANNELS].stream_unary("/heterorl.v1.EnrolmentService/Enrol")()
+            calls.append(call)
+            enemy.did["half-open calls"] += 1
+            if n % 100 == 0:
+                await asyncio.sleep(PAUSE_S)
+        await asyncio.Event().wait()
+    finally:
+        for call in calls:
+            call.cancel()
+        for channel in channels:
+            await channel.close()
+
+
+async def crawling_clients(enemy: Enemy) -> None:
+    """Ask for /metrics a byte every second."""
+    port = enemy.stage.ports.telemetry["coordinator"]
+
+    async def crawl() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                enemy.did["clients"] += 1
+                try:
+                    for byte in b"GET /metrics HTTP/1.1\r\nX-Slow: " + b"x" * 1000:
+                        writer.write(bytes([byte]))
+                        await writer.drain()
+                        await asyncio.sleep(1)
+                finally:
+                    writer.close()
+            await asyncio.sleep(0.2)
+
+    await asyncio.gather(*(crawl() for _ in range(CRAWLING_CLIENTS)))
+
+
+async def status_flood(enemy: Enemy) -> None:
+    """Ask for the state of the run as fast as it is answered."""
+    foe = await _sampler(enemy)
+
+    async def ask() -> None:
+        while True:
+            await enemy.tried(
+                "status", foe.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+            )
+            await asyncio.sleep(FLOOD_CALLERS / 416)
+
+    await asyncio.gather(*(ask() for _ in range(FLOOD_CALLERS)))
+
+
+async def refused_submissions(enemy: Enemy) -> None:
+    """Submit groups for leases of others as fast as they are refused."""
+    foe = await _sampler(enemy)
+
+    async def submit() -> None:
+        n = 0
+        while True:
+            n += 1
+            message = rollout_pb2.RolloutGroup(run_id=enemy.stage.run_id, group_id=f"{n}.1")
+            await _submit_raw(enemy, foe, message)
+            await asyncio.sleep(FLOOD_CALLERS / 233)
+
+    await asyncio.gather(*(submit() for _ in range(FLOOD_CALLERS)))
+
+
+async def lease_storm(enemy: Enemy) -> None:
+    """Have hundreds of newcomers ask for leases at once, without a pause."""
+    foes = [enemy.foe(Role.SAMPLER, f"sampler-storm-{n}") for n in range(STORM_SAMPLERS)]
+    for foe in foes:
+        await enemy.join(foe)
+
+    async def ask(foe: Foe) -> None:
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await enemy.lease(foe, 16)
+            await asyncio.sleep(STORM_SAMPLERS / 250)
+
+    await asyncio.gather(*map(ask, foes))
+
+
+ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
+    attack.__name__: attack
+    for attack in (
+        hoard,
+        drop,
+        fail_all,
+        absurd_size,
+        forge_evaluations,
+        forge_logprobs,
+        absurd_rewards,
+        step_report,
+        relay_in_others_names,
+        unknown_fields,
+        gzip_bombs,
+        idle_connections,
+        half_open_calls,
+        crawling_clients,
+        status_flood,
+        refused_submissions,
+        lease_storm,
+    )
+}
+
+
+async def _sampler(enemy: Enemy) -> Foe:
+    foe = enemy.foe(Role.SAMPLER, "sampler-liar")
+    await enemy.join(foe, prompts=EvenDigitsTask.prompts)
+    return foe
+
+
+async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
+    foe = await _sampler(enemy)
+    client = SamplerRolloutClient(foe.channel)
+    async with enemy.heartbeats(foe, ()):
+        while True:
+            unwanted = []
+            for lease in await enemy.lease(foe, 16):
+                if lease.purpose is not purpose:
+                    unwanted.append(lease.lease_id)
+                    continue
+                head = await enemy.head(foe)
+                try:
+                    verdict, _ = await client.submit(enemy.group(lease, version=head.number, reward=reward))
+                    enemy.did[f"submitted: {verdict}"] += 1
+                except (RefusedError, ConnectionLost) as error:
+                    enemy.did[f"submitted: {getattr(error, 'reason', 'lost')}"] += 1
+            if unwanted:
+                request = rollout_pb2.ReleaseLeasesRequest(lease_ids=unwanted)
+                await enemy.tried("released", foe.rollouts.ReleaseLeases(request, timeout=CALL_TIMEOUT_S))
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _submit_raw(enemy: Enemy, foe: Foe, group: Any, *, sampler_id: str = "") -> None:
+    request = rollout_pb2.SubmitRolloutsRequest(group=group, sampler_id=sampler_id)
+    answer = await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
+    if answer is not None:
+        enemy.did[f"submitted: {answer.verdict}"] += 1
+
+
+def _anyone() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))

@@ -1,0 +1,215 @@
+"""Members that turned on their run: real certificates, real calls, no honesty."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+import numpy as np
+from tokenizers import Tokenizer
+
+from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
+from bench.kill_lab.task import EvenDigitsTask
+from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from node.enrolment.authority import LEAF_LIFETIME_S
+from node.enrolment.init_run import issue_identity
+from node.identity.identity_store import Identity
+from node.identity.peer import Peer
+from node.rollout import Completion, Finish, LogprobMode, PromptLease, RolloutGroup
+from node.rpc.channel import Purpose, dial
+from node.run import Role
+from node.wire.members import role_to_wire
+from node.wire.rollouts import lease_grant_from_wire
+
+CALL_TIMEOUT_S: Final = 15.0
+
+
+@dataclass(slots=True)
+class Foe:
+    """One certified member under the attacker's control."""
+
+    identity: Identity
+    channel: grpc.aio.Channel
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def rollouts(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
+        return rollout_pb2_grpc.RolloutServiceStub(self.channel)
+
+    @property
+    def membership(self) -> "membership_pb2_grpc.MembershipServiceAsyncStub":
+        return membership_pb2_grpc.MembershipServiceStub(self.channel)
+
+
+class Enemy:
+    """What an attack may use: certificates of the run, its addresses, and a count of what it did."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.did: Counter[str] = Counter()
+        """Calls that got through and refusals, by name."""
+        self._authority = stage.authority
+        self._closing = contextlib.AsyncExitStack()
+
+    @property
+    def members(self) -> str:
+        return f"127.0.0.1:{self.stage.ports.members}"
+
+    @property
+    def enrolment(self) -> tuple[str, int]:
+        return "127.0.0.1", self.stage.ports.enrolment
+
+    @cached_property
+    def model(self) -> Any:
+        """What the run's learner said of the model."""
+        return self.stage.learner()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(Path(self.stage.directory.model) / "tokenizer.json"))
+
+    async def close(self) -> None:
+        """Close every channel."""
+        await self._closing.aclose()
+
+    def foe(self, role: Role, node_id: str) -> Foe:
+        """Certify one more member and dial the coordinator as it."""
+        peer = Peer(self.stage.run_id, role, node_id)
+        now = time.time()
+        identity = issue_identity(self._authority, peer, now=now, lifetime_s=LEAF_LIFETIME_S)
+        channel = dial(self.members, identity, purpose=Purpose.ROLLOUTS, now=now)
+        self._closing.push_async_callback(channel.close)
+        return Foe(identity, channel)
+
+    async def tried(self, name: str, call: Any) -> Any:
+        """Await a call; count its answer or refusal under ``name``; None where it was refused."""
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            self.did[f"{name}: {error.code().name.lower()}"] += 1
+            return None
+        self.did[name] += 1
+        return answer
+
+    async def join(self, foe: Foe, *, prompts: int = EvenDigitsTask.prompts) -> None:
+        """Join as a sampler or relay that claims the run's model."""
+        model, identity = self.model, foe.identity
+        known = {
+            name: getattr(model, name)
+            for name in ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root")
+            if hasattr(model, name) and name in membership_pb2.JoinRequest.DESCRIPTOR.fields_by_name
+        }
+        request = membership_pb2.JoinRequest(
+            run_id=identity.run_id,
+            role=role_to_wire(identity.role),
+            instance=foe.instance,
+            prompts=prompts,
+            **known,
+        )
+        await self.tried("joined", foe.membership.Join(request, timeout=CALL_TIMEOUT_S))
+
+    async def lease(self, foe: Foe, wanted: int = 256) -> tuple[PromptLease, ...]:
+        """Lease as much as there is, claiming the newest version."""
+        status = await self.head(foe)
+        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted)
+        request.held.CopyFrom(status)
+        answer = await self.tried("lease calls", foe.rollouts.LeasePrompts(request, timeout=CALL_TIMEOUT_S))
+        leases = () if answer is None else lease_grant_from_wire(answer).leases
+        self.did["leased"] += len(leases)
+        return leases
+
+    async def head(self, foe: Foe) -> Any:
+        """Return the newest announced version."""
+        answer = await foe.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        return answer.head
+
+    @contextlib.asynccontextmanager
+    async def heartbeats(self, foe: Foe, leases: Iterable[str]) -> AsyncIterator[None]:
+        """Send heartbeats that name ``leases``, a growing list, while the body runs."""
+        beating = asyncio.create_task(self._beat(foe, leases))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+
+    async def beat_once(self, foe: Foe, request: membership_pb2.HeartbeatRequest) -> None:
+        """Send one heartbeat on a stream of its own."""
+
+        async def exchange() -> None:
+            stream = foe.membership.Heartbeat()
+            try:
+                await stream.write(request)
+                await stream.read()
+                if stream.done():
+                    await stream.code()
+            finally:
+                stream.cancel()
+
+        await self.tried("heartbeats", exchange())
+
+    def group(
+        self, lease: PromptLease, *, version: int, reward: float | None = None, logprob: float = -0.5
+    ) -> RolloutGroup:
+        """Return a well-formed group of random tokens for a lease."""
+        draw = np.random.default_rng(abs(hash(lease.lease_id)))
+        now = time.time()
+
+        def completion(number: int) -> Completion:
+            tokens = int(draw.integers(1, lease.sampling.max_new_tokens + 1))
+            return Completion(
+                token_ids=draw.integers(2, self.model.vocabulary_size, tokens).astype(np.int32),
+                behaviour_logprob=np.full(tokens, logprob, np.float32),
+                policy_version=np.full(tokens, version, np.int32),
+                reward=float(number % 2) if reward is None else reward,
+                finish=Finish.LENGTH if tokens == lease.sampling.max_new_tokens else Finish.END,
+            )
+
+        prompt = EvenDigitsTask().prompt(lease.prompt_index)
+        return RolloutGroup(
+            run_id=self.stage.run_id,
+            group_id=lease.lease_id,
+            layout_digest=self.model.layout_digest,
+            tokenizer_digest=self.model.tokenizer_digest,
+            task=TASK,
+            prompt_index=lease.prompt_index,
+            prompt_token_ids=np.array(self._tokenizer.encode(prompt).ids, np.int32),
+            completions=tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
+            sampling=lease.sampling,
+            logprob_mode=LogprobMode.SAMPLED,
+            sampling_started_at_s=now - 1,
+            sampling_finished_at_s=now - 0.5,
+            graded_at_s=now - 0.2,
+        )
+
+    async def _beat(self, foe: Foe, leases: Iterable[str]) -> None:
+        while True:
+            stream = foe.membership.Heartbeat()
+            sequence = 0
+            try:
+                while True:
+                    sequence += 1
+                    request = membership_pb2.HeartbeatRequest(
+                        sequence=sequence,
+                        sent_at_s=time.time(),
+                        instance=foe.instance,
+                        running_lease_ids=list(leases)[-4096:],
+                    )
+                    request.held.CopyFrom(await self.head(foe))
+                    await stream.write(request)
+                    if await stream.read() is grpc.aio.EOF:
+                        break
+                    self.did["heartbeats"] += 1
+                    await asyncio.sleep(0.5)
+            except grpc.aio.AioRpcError as error:
+                self.did[f"heartbeats: {error.code().name.lower()}"] += 1
+            finally:
+                stream.cancel()
+            await asyncio.sleep(0.5)

@@ -1,0 +1,96 @@
+"""The run under attack: a coordinator, a learner and two honest samplers, each a process of its own."""
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from bench.kill_lab.task import EvenDigitsTask
+from deploy.runs.processes import Children
+from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
+from deploy.runs.run_session import RunSession
+from node.coordinator.work.model_check import Learner
+from node.enrolment.authority import Authority
+
+SAMPLERS: Final = ("sampler-1", "sampler-2")
+
+TASK: Final = "even-digits"
+TASKS: Final[Section] = {TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
+
+GROUP_SIZE: Final = 4
+MAX_NEW_TOKENS: Final = 8
+CONCURRENCY_GROUPS: Final = 72
+EVALUATION: Final = {"every_versions": 20, "prompts": 8}
+
+
+class Stage(RunSession):
+    """One run below ``root``. The caller ends the children that are left."""
+
+    def __init__(self, root: Path, *, children: Children) -> None:
+        self.directory = RunDirectory(root)
+        super().__init__(self.directory, enrolled=SAMPLERS, children=children)
+        self.run_id = root.name
+
+    async def begin(self, model: Path) -> None:
+        """Make the run on a copy of ``model`` and bring every process up.
+
+        Raises:
+            ChildError: one did not come up.
+        """
+        self.directory.make_folders()
+        self.directory.model.symlink_to(model)
+        await self.make_run(self._configurations())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.start(COORDINATOR, environ={}))
+            for name in SAMPLERS:
+                tasks.create_task(self.let_in(name))
+        await self.start_others()
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a daemon."""
+        return self._children.pid(name)
+
+    @property
+    def authority(self) -> Authority:
+        """The run's, with which the lab certifies its attackers as enrolment would."""
+        return Authority.load(self.directory.coordinator_state / COORDINATOR / "authority")
+
+    def learner(self) -> Learner:
+        """Return what the learner said of the run's model, which every member knows."""
+        with closing(sqlite3.connect(f"file:{self.directory.ledger}?mode=ro", uri=True)) as connection:
+            cursor = connection.execute("SELECT * FROM learner")
+            row = dict(zip((column[0] for column in cursor.description), cursor.fetchone(), strict=True))
+        del row["only"]
+        return Learner(**row)
+
+    def _configurations(self) -> dict[str, dict[str, Section]]:
+        directory, ports = self.directory, self.ports
+        model = {"model_dir": str(directory.model), "threads": 1}
+        coordinator: Section = {
+            "listen": f"127.0.0.1:{ports.members}",
+            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
+            "task": TASK,
+            "group_size": GROUP_SIZE,
+            "batch_groups": 8,
+            "max_staleness_versions": 32,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "heartbeat_interval_s": 0.5,
+            "silent_after_s": 3.0,
+            "lease_ttl_s": 5.0,
+            "concurrency_groups": CONCURRENCY_GROUPS,
+            "buffer_groups": 96,
+        }
+        sections: dict[str, Mapping[str, Section]] = {
+            COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": EVALUATION},
+            LEARNER: {"learner": {**model, "learning_rate": 1e-4}},
+        }
+        for seed, name in enumerate(SAMPLERS):
+            sampler = {**model, "seed": seed, "concurrency_groups": 16}
+            sections[name] = {"sampler": sampler, "sampler.custom_tasks": TASKS}
+        dials = {COORDINATOR: None}
+        return {
+            name: {**directory.place(name, ports, dials=dials.get(name, ports.members)), **section}
+            for name, section in sections.items()
+        }

@@ -1,0 +1,248 @@
+"""``python -m bench.attacks``: what one liar, or a crowd of strangers, costs a run.
+
+Each attack meets a run of its own: a coordinator, a learner and two honest samplers, real processes over
+mutual TLS. The attackers have real certificates of the run, or none. Steps per second and the coordinator's
+memory are measured before the attack, during it and after it; /healthz is asked all the while. Prints a line
+for each attack and a JSON summary. Exits with 1 if a run kept less than ``PROMISED`` of its speed, its
+coordinator grew by more than ``GROWTH``, or an honest process ended.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bench.attack_lab.attacks import ATTACKS
+from bench.attack_lab.enemy import Enemy
+from bench.attack_lab.stage import Stage
+from deploy.runs.processes import ChildError, Children
+from deploy.runs.records import StepTail
+from deploy.runs.run_directory import COORDINATOR
+from node.commands.status_command import fetch_status
+from node.errors import RefusedError
+from node.rpc.channel import ConnectionLost
+
+REPOSITORY: Final = Path(__file__).parents[1]
+
+PROMISED: Final = 0.8
+GROWTH: Final = 1.3
+HEALTH_TIMEOUT_S: Final = 1.0
+DESCRIPTORS: Final = 1024
+"""The usual soft limit, set as the coordinator's hard limit too."""
+
+_LOOK_S: Final = 0.25
+_WARM_STEPS: Final = 10
+_WARM_TIMEOUT_S: Final = 120.0
+
+_ENVIRON: Final = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'proto'}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of a run."""
+
+    steps_per_s: float
+    memory_bytes: int
+    """Largest resident size of the coordinator."""
+    unhealthy: int
+    """Answers of /healthz that did not come within ``HEALTH_TIMEOUT_S``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One attack on one run."""
+
+    attack: str
+    before: Phase
+    during: Phase
+    after: Phase
+    did: dict[str, int]
+    status: dict[str, Any]
+    """Excerpt of the state of the run at the end of the attack."""
+
+    @property
+    def kept(self) -> float:
+        return self.during.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+
+    @property
+    def recovered(self) -> float:
+        return self.after.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+
+    @property
+    def growth(self) -> float:
+        return max(self.during.memory_bytes, self.after.memory_bytes) / self.before.memory_bytes
+
+    @property
+    def is_survived(self) -> bool:
+        return (
+            min(self.kept, self.recovered) >= PROMISED
+            and self.growth <= GROWTH
+            and not self.during.unhealthy + self.after.unhealthy
+        )
+
+
+async def measure(attack: str, root: Path, model: Path, *, seconds: float) -> Measured:
+    """Attack a run of its own below ``root``.
+
+    Raises:
+        ChildError: an honest process ended, or the run did not begin.
+    """
+    async with Children(
+        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
+    ) as children:
+        stage = Stage(root, children=children)
+        await stage.begin(model)
+        return await children.guard(_attacked(attack, stage, seconds=seconds))
+
+
+async def _attacked(attack: str, stage: Stage, *, seconds: float) -> Measured:
+    steps = StepTail(stage.directory.step_log)
+    deadline_s = time.monotonic() + _WARM_TIMEOUT_S
+    while len(steps.read()) < _WARM_STEPS:
+        if time.monotonic() > deadline_s:
+            raise ChildError(
+                f"no {_WARM_STEPS} steps within {_WARM_TIMEOUT_S:.0f} s; see {stage.directory.root}"
+            )
+        await asyncio.sleep(_LOOK_S)
+    resource.prlimit(stage.pid(COORDINATOR), resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    before = await _phase(stage, steps, seconds=seconds)
+    enemy = Enemy(stage)
+    attacking = asyncio.create_task(_only_refused(ATTACKS[attack](enemy)))
+    try:
+        during = await _phase(stage, steps, seconds=seconds)
+        status = await _excerpt(stage)
+        if attacking.done():
+            attacking.result()
+    finally:
+        attacking.cancel()
+        await asyncio.gather(attacking, return_exceptions=True)
+        await enemy.close()
+    after = await _phase(stage, steps, seconds=seconds)
+    return Measured(attack, before, during, after, dict(enemy.did), status)
+
+
+async def _only_refused(attack: Any) -> None:
+    """Run an attack; being thrown out is an end like another."""
+    with contextlib.suppress(RefusedError, ConnectionLost):
+        await attack
+
+
+async def _phase(stage: Stage, steps: StepTail, *, seconds: float) -> Phase:
+    coordinator = psutil.Process(stage.pid(COORDINATOR))
+    began_s, memory_bytes, unhealthy, asked_s = time.time(), 0, 0, 0.0
+    before = len(steps.read())
+    while time.time() < began_s + seconds:
+        memory_bytes = max(memory_bytes, coordinator.memory_info().rss)
+        if time.time() > asked_s + 1:
+            asked_s = time.time()
+            unhealthy += not await asyncio.to_thread(_is_healthy, stage.ports.telemetry[COORDINATOR])
+        await asyncio.sleep(_LOOK_S)
+    return Phase((len(steps.read()) - before) / (time.time() - began_s), memory_bytes, unhealthy)
+
+
+async def _excerpt(stage: Stage) -> dict[str, Any]:
+    try:
+        status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
+    except (ConnectionLost, RefusedError) as error:
+        return {"error": str(error)}
+    best = status.evaluation.best
+    return {
+        "bound": status.capacity_bound,
+        "slots": status.slots,
+        "bad_prompts": status.bad_prompts_total,
+        "prompts": status.prompts,
+        "step": None if status.step is None else status.step.version,
+        "best": None if best is None else [best.version, best.reward_mean],
+        "peers": {
+            peer.node_id: {"state": peer.state, "verdicts": peer.verdicts} for peer in status.peers[:6]
+        },
+    }
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=HEALTH_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    arguments = _arguments()
+    root = Path(arguments.directory or tempfile.mkdtemp(prefix="heterorl-attacks-"))
+    results = asyncio.run(_measure_all(arguments.attacks, root, seconds=arguments.seconds))
+    survived = [one for one in results if isinstance(one, Measured) and one.is_survived]
+    summary = [asdict(one) if isinstance(one, Measured) else one for one in results]
+    print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": summary}))
+    return 0 if len(survived) == len(results) else 1
+
+
+async def _measure_all(
+    attacks: Sequence[str], root: Path, *, seconds: float
+) -> list[Measured | dict[str, str]]:
+    (root / "logs").mkdir(parents=True, exist_ok=True)
+    model = root / "model"
+    async with Children(
+        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
+    ) as children:
+        await children.run("model", "deploy.demo.warm_start", str(model), "--accuracy", "0.2", "--seed", "0")
+    results: list[Measured | dict[str, str]] = []
+    _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
+    for attack in attacks:
+        try:
+            one = await measure(attack, root / attack.replace("_", "-"), model, seconds=seconds)
+        except ChildError as error:
+            _say(f"{attack:24} a process ended: {error}")
+            results.append({"attack": attack, "error": str(error)})
+            continue
+        results.append(one)
+        _say(
+            f"{attack:24} {_rates(one)}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
+            f"{one.during.unhealthy + one.after.unhealthy:9}  {'' if one.is_survived else 'NOT KEPT'}\n"
+            f"    {one.did}\n    {one.status}"
+        )
+    return results
+
+
+def _rates(one: Measured) -> str:
+    return " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
+
+
+def _children(root: Path) -> Children:
+    return Children(log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "attacks", nargs="*", choices=[*ATTACKS, []], default=list(ATTACKS), help="default: all of them"
+    )
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase; default: %(default)s")
+    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

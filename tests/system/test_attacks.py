@@ -1,0 +1,89 @@
+"""A run of real processes over mutual TLS goes on while certified liars and strangers attack it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.attack_lab.attacks import (
+    crawling_clients,
+    drop,
+    fail_all,
+    forge_evaluations,
+    forge_logprobs,
+    gzip_bombs,
+    hoard,
+    idle_connections,
+    relay_in_others_names,
+    step_report,
+    unknown_fields,
+)
+from bench.attack_lab.enemy import Enemy
+from bench.attack_lab.stage import SAMPLERS, Stage
+from deploy.demo.warm_start import make_base_model
+from deploy.runs.processes import Children
+from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.run_directory import COORDINATOR
+from node.commands.status_command import fetch_status
+from support.waiting import until
+
+ATTACKS = (
+    crawling_clients,
+    drop,
+    fail_all,
+    forge_evaluations,
+    forge_logprobs,
+    gzip_bombs,
+    hoard,
+    idle_connections,
+    relay_in_others_names,
+    step_report,
+    unknown_fields,
+)
+
+STEPS = 5
+"""Made under each attack, by groups of the honest samplers."""
+
+ATTACK_TIMEOUT_S = 30.0
+
+
+@pytest.mark.timeout(400)
+async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    await asyncio.to_thread(make_base_model, model, accuracy=0.2, seed=0)
+    root = tmp_path / "run"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    async with Children(log_of=lambda name: root / "logs" / f"{name}.log", environ=environ) as children:
+        stage = Stage(root, children=children)
+        await stage.begin(model)
+        steps = StepTail(stage.directory.step_log)
+        for attack in ATTACKS:
+            enemy = Enemy(stage)
+            attacking = asyncio.create_task(attack(enemy))
+            try:
+                wanted = len(steps.read()) + STEPS
+                await children.guard(has_made(steps, wanted))
+                assert await asyncio.to_thread(is_healthy, stage.ports.telemetry[COORDINATOR]), (
+                    attack.__name__
+                )
+            finally:
+                attacking.cancel()
+                await asyncio.gather(attacking, return_exceptions=True)
+                await enemy.close()
+        status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
+        made = len(steps.read())
+        assert status.step is not None
+        assert status.step.version <= made
+        best = status.evaluation.best
+        assert best is None or best.reward_mean <= 1
+        exit_codes = await stage.drain()
+    assert set(exit_codes.values()) == {0}
+    ledger = read_ledger(stage.directory.ledger, run_id=stage.run_id)
+    assert not ledger.verdicts.get("relay-liar", {}).get("trained")
+    assert all("foreign" not in ledger.verdicts.get(name, {}) for name in SAMPLERS)
+
+
+async def has_made(steps: StepTail, wanted: int) -> None:
+    """Wait until the run has made so many steps."""
+    await until(lambda: len(steps.read()) >= wanted, within_s=ATTACK_TIMEOUT_S)
