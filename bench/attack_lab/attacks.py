@@ -14,6 +14,7 @@ from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
 from bench.kill_lab.task import EvenDigitsTask
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
+from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
 from node.rollout import LeasePurpose
 from node.rpc.address import join_address
@@ -109,13 +110,12 @@ async def relay_in_others_names(enemy: Enemy) -> None:
     relay = enemy.foe(Role.RELAY, "relay-liar")
     await enemy.join(relay, prompts=0)
     scout = await _sampler(enemy)
-    guess = 0
     while True:
-        leases = await enemy.lease(scout, 1)
+        leases = [lease for lease in await enemy.lease(scout, 1) if lease.purpose is LeasePurpose.TRAINING]
         if not leases:
             await asyncio.sleep(PAUSE_S)
             continue
-        slot = int(leases[0].lease_id.partition(".")[0])
+        slot, _ = slot_and_attempt(leases[0].lease_id)
         head = await enemy.head(scout)
         for back in range(12):
             guess = max(0, slot - back)

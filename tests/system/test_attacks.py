@@ -22,6 +22,7 @@ from bench.attack_lab.attacks import (
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.stage import SAMPLERS, Stage
 from deploy.demo.warm_start import make_base_model
+from deploy.runs.observation import is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR
@@ -64,9 +65,7 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
             try:
                 wanted = len(steps.read()) + STEPS
                 await children.guard(has_made(steps, wanted))
-                assert await asyncio.to_thread(is_healthy, stage.ports.telemetry[COORDINATOR]), (
-                    attack.__name__
-                )
+                assert await is_ready(stage.ports.telemetry[COORDINATOR]), attack.__name__
             finally:
                 attacking.cancel()
                 await asyncio.gather(attacking, return_exceptions=True)
