@@ -158,13 +158,20 @@ async def gzip_bombs(enemy: Enemy) -> None:
 async def idle_connections(enemy: Enemy) -> None:
     """Hold as many TLS connections to the enrolment port as it takes."""
     async with contextlib.AsyncExitStack() as held:
-        for _ in range(IDLE_CONNECTIONS):
-            with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
-                async with asyncio.timeout(2):
-                    _, writer = await asyncio.open_connection(*enemy.enrolment, ssl=_anyone())
-                held.callback(writer.close)
-                enemy.did["connections"] += 1
-        await asyncio.Event().wait()
+
+        async def hold() -> None:
+            while True:
+                with contextlib.suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(CALL_TIMEOUT_S):
+                        reader, writer = await asyncio.open_connection(*enemy.enrolment, ssl=_anyone())
+                    held.callback(writer.close)
+                    enemy.did["connections"] += 1
+                    while await reader.read(1 << 10):
+                        pass
+                    enemy.did["connections closed by the hub"] += 1
+                await asyncio.sleep(1)
+
+        await asyncio.gather(*(hold() for _ in range(IDLE_CONNECTIONS)))
 
 
 async def half_open_calls(enemy: Enemy) -> None:
