@@ -239,7 +239,8 @@ class Spool:
         self._accounts.confirm()
         if self._drain is not None:
             self._drain.end(_fenced())
-        drain = self._drain = DrainStream(hello.held_group_ids, learner_epoch=hello.epoch)
+        self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
+        drain = self._drain = DrainStream(learner_epoch=hello.epoch)
         if hello.records:
             drain.acknowledge(hello.version)
         return drain
@@ -251,10 +252,11 @@ class Spool:
             if version is not None:
                 yield version
                 continue
-            slot = drain.next_slot(self._accounts.slots.untrained())
+            slot = self._accounts.slots.next_undelivered() if drain.has_credit else None
             if slot is None:
                 await drain.wait()
                 continue
+            drain.take_credit()
             stored = await self._transactions.read(slot)
             if stored is None:
                 drain.put_back_credit()

@@ -149,8 +149,9 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         await submit(spool, "1.1")
         drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         drain.add_credits(1)
-        slot = drain.next_slot(spool.accounts.slots.untrained())
+        slot = spool.accounts.slots.next_undelivered()
         assert slot is not None
+        drain.take_credit()
         await spool.judge(GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._transactions.read(slot) is None
