@@ -12,8 +12,10 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.retries import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS
-from node.coordinator.work.slots import SETTLED, SlotState, group_id, parse_group_id
+from node.coordinator.work.leases import SUSPECTS_PER_GRANT
+from node.coordinator.work.leases import Leases as RealLeases
+from node.coordinator.work.retries import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER_S
+from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict
 from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts
@@ -176,6 +178,25 @@ class Leases(RuleBasedStateMachine):
         assert sum(counts.values()) == leased + counts[SlotState.SKIPPED]
 
     @invariant()
+    def each_look_up_finds_what_a_look_at_every_slot_finds(self) -> None:
+        slots, now = self.desk.accounts.slots, self.desk.now
+        for sampler in ("s1", "s2", "s3"):
+            held = {
+                slot.number
+                for slot in slots.open_slots.values()
+                if slot.lease is not None and slot.lease.holder == sampler
+            }
+            assert slots.held_by(sampler) == held
+            assert slots.running(sampler) == len(held) == slots.running_by_holder.get(sampler, 0)
+            for wanted in (-1, 0, 1, 4, 9):
+                assert list(slots._up_again(sampler, wanted, now=now)) == up_again(
+                    slots, sampler, wanted, now=now
+                )
+        for at_s in (now, now + TTL_S / 2, now + TTL_S):
+            ended = {slot.number for slot in slots.expire(at_s)}
+            assert ended == {n for n, deadline_s in slots._deadlines._at_s.items() if deadline_s <= at_s}
+
+    @invariant()
     def bounds_hold(self) -> None:
         load = self.desk.accounts.load()
         assert load.running_groups <= BOUNDS.concurrency_groups
@@ -201,6 +222,23 @@ class Leases(RuleBasedStateMachine):
         for slot in self.desk.accounts.slots.open_slots.values():
             stored = self.ledger.group(slot.number)
             assert (stored.attempt if stored else 0) == slot.winner
+
+
+def up_again(slots: RealLeases, holder: str, wanted: int, *, now: float) -> list[Slot]:
+    """Return the slots that are leased again, by a look at all of them."""
+    suspects, found = max(1, wanted // SUSPECTS_PER_GRANT), []
+    for _, slot in sorted(slots.open_slots.items()):
+        if len(found) >= wanted:
+            break
+        if slot.state is not SlotState.AVAILABLE:
+            continue
+        if slot.had_fault():
+            pause_s = SAME_SAMPLER_S if slot.had_fault(holder) else 0.0
+            if not suspects or slots._retry_at_s.get(slot.number, now) + pause_s > now:
+                continue
+            suspects -= 1
+        found.append(slot)
+    return found
 
 
 Leases.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -84,11 +84,7 @@ def lease(
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
     free = room(accounts, bounds, now=now, behind_versions=max(0, learner.version - held.number))
-    training = sum(
-        slot.lease is not None and slot.lease.holder == sampler_id
-        for slot in accounts.slots.open_slots.values()
-    )
-    running = training + accounts.evaluations.running(sampler_id)
+    running = accounts.slots.running(sampler_id) + accounts.evaluations.running(sampler_id)
     unused = min(wanted, LEASES_PER_PEER - running)
     held_out = accounts.evaluations.grant(
         sampler_id, unused, held_version=held.number, running=running, now=now

@@ -21,11 +21,14 @@ nobody could renew it meanwhile.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from node.coordinator.work.generations import LostSlots
+from node.coordinator.work.open_slots import Deadlines, OpenSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
 from node.coordinator.work.retries import SAME_SAMPLER_S, reopened, retry_after_s
 from node.coordinator.work.slots import (
@@ -34,12 +37,17 @@ from node.coordinator.work.slots import (
     Attempt,
     Slot,
     SlotState,
+    group_id,
     slot_and_attempt,
 )
 from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
+
+SUSPECTS_LOOKED_AT: Final = 64
+"""Slots that had a fault and are considered for one grant, lowest first. Those that wait are passed over, for
+seconds; where more wait, the ones behind them wait as well."""
 
 SKIPS_PER_GRANT: Final = 1024
 """Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
@@ -96,9 +104,9 @@ class Leases:
         self.prompts = prompts
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
-        self._open: dict[int, Slot] = {}
+        self._open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
-        self._deadline_s: dict[int, float] = {}
+        self._deadlines = Deadlines()
         self._retry_at_s: dict[int, float] = {}
         """Of slots that are available and had a fault; in memory only, as deadlines are."""
         self._lost = lost
@@ -113,7 +121,20 @@ class Leases:
     @property
     def open_slots(self) -> Mapping[int, Slot]:
         """Slots that are not settled, by number."""
-        return self._open
+        return self._open.by_number
+
+    @property
+    def running_by_holder(self) -> Mapping[str, int]:
+        """Count the leases of each sampler that has any."""
+        return self._open.running_by_holder
+
+    def running(self, holder: str) -> int:
+        """Count the leases of a sampler."""
+        return self._open.running(holder)
+
+    def held_by(self, holder: str) -> frozenset[int]:
+        """Return the slots that a sampler holds leases on."""
+        return self._open.held_by(holder)
 
     def counts(self) -> dict[SlotState, int]:
         """Count slots by state."""
@@ -121,7 +142,21 @@ class Leases:
 
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
-        return [slot for _, slot in sorted(self._open.items()) if slot.state in UNTRAINED]
+        return [self.open_slots[number] for number in sorted(self._open.untrained)]
+
+    def deliver_anew(self, held: Collection[str]) -> None:
+        """Count every group that waits for training as undelivered, except those that the learner holds."""
+        for slot in self.untrained():
+            is_held = group_id(slot.number, slot.winner) in held
+            (self._open.undelivered.discard if is_held else self._open.undelivered.add)(slot.number)
+
+    def next_undelivered(self) -> Slot | None:
+        """Return the oldest slot whose group was not delivered, and count it as delivered; None: none."""
+        number = next(iter(self._open.undelivered), None)
+        if number is None:
+            return None
+        self._open.undelivered.discard(number)
+        return self.open_slots[number]
 
     def is_known(self, slot: int) -> bool:
         """Whether the slot was ever leased."""
@@ -130,7 +165,7 @@ class Leases:
     def has_submitted(self, name: str) -> bool:
         """Whether a group of this id was submitted here, or may have been in the time that was lost."""
         number, attempt = slot_and_attempt(name)
-        entry = self._open.get(number)
+        entry = self.open_slots.get(number)
         if entry is None:
             return self.is_known(number)
         named = entry.attempt(attempt)
@@ -142,7 +177,7 @@ class Leases:
             return Standing.NEVER_GRANTED
         if slot in self._lost:
             return Standing.LOST
-        entry = self._open.get(slot)
+        entry = self.open_slots.get(slot)
         if entry is None:
             return Standing.DUPLICATE
         named = entry.attempt(attempt)
@@ -203,7 +238,7 @@ class Leases:
         for lease_id in lease_ids:
             slot = self._leased(lease_id, holder)
             if slot is not None:
-                self._deadline_s[slot.number] = now + self._lease_ttl_s
+                self._deadlines.set(slot.number, now + self._lease_ttl_s)
             elif not self._may_still_win(lease_id, holder):
                 lost.append(lease_id)
         return tuple(lost)
@@ -212,16 +247,18 @@ class Leases:
         """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
-            for slot in (self._open[n] for n, deadline_s in self._deadline_s.items() if deadline_s <= now)
+            for slot in map(self.open_slots.__getitem__, self._deadlines.due(now))
         )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
-        return replace(self._open[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt)
+        return replace(
+            self.open_slots[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt
+        )
 
     def spent(self, slot: int, attempt: int) -> Slot:
         """Note that a WANTED attempt brought a group nobody can use."""
-        was = self._open[slot]
+        was = self.open_slots[slot]
         entry = was.with_submission(attempt).with_failure(attempt, Failure.REFUSED)
         is_running = was.lease is not None and was.lease.number == attempt
         return reopened(entry) if is_running else entry
@@ -250,7 +287,7 @@ class Leases:
         winners, doubled, unknown, lost = [], [], [], []
         for name in group_ids:
             number, attempt = slot_and_attempt(name)
-            entry = self._open.get(number)
+            entry = self.open_slots.get(number)
             if not self.is_known(number):
                 unknown.append(name)
             elif number in slots or number in found:
@@ -279,7 +316,8 @@ class Leases:
     def apply(self, slots: Iterable[Slot], *, now: float) -> None:
         """Make decided slots the truth; a lease that is new gets its full term."""
         for slot in slots:
-            before = self._open.pop(slot.number, None)
+            is_settled = slot.state in SETTLED
+            before = self._open.pop(slot.number) if is_settled else self._open.put(slot)
             self._next_slot = max(self._next_slot, slot.number + 1)
             self._counts[slot.state] += 1
             if before is not None:
@@ -288,31 +326,26 @@ class Leases:
                 self._counts[SlotState.LOST] -= 1
             if slot.state is SlotState.LOST:
                 self._lost.add(slot.number)
-            if slot.state not in SETTLED:
-                self._open[slot.number] = slot
             self._retry_at_s.pop(slot.number, None)
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
             if slot.lease is None:
-                self._deadline_s.pop(slot.number, None)
+                self._deadlines.discard(slot.number)
             elif before is None or before.lease != slot.lease:
-                self._deadline_s[slot.number] = now + self._lease_ttl_s
+                self._deadlines.set(slot.number, now + self._lease_ttl_s)
 
     def _up_again(self, holder: str, wanted: int, *, now: float) -> Iterator[Slot]:
-        suspects = max(1, wanted // SUSPECTS_PER_GRANT)
-        for _, slot in sorted(self._open.items()):
-            if wanted <= 0:
-                return
-            if slot.state is not SlotState.AVAILABLE:
-                continue
-            if slot.had_fault():
-                retry_at_s = self._retry_at_s.get(slot.number, now)
-                retry_at_s += SAME_SAMPLER_S if slot.had_fault(holder) else 0.0
-                if not suspects or retry_at_s > now:
-                    continue
-                suspects -= 1
-            wanted -= 1
-            yield slot
+        candidates = islice(self._open.suspect, SUSPECTS_LOOKED_AT)
+        due = (number for number in candidates if self._may_retry(number, holder, now=now))
+        suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
+        numbers = islice(heapq.merge(self._open.sound, suspects), max(0, wanted))
+        return map(self.open_slots.__getitem__, numbers)
+
+    def _may_retry(self, number: int, holder: str, *, now: float) -> bool:
+        """Whether a slot that had a fault may be leased to this sampler now."""
+        retry_at_s = self._retry_at_s.get(number, now)
+        had_it = self.open_slots[number].had_fault(holder)
+        return retry_at_s + (SAME_SAMPLER_S if had_it else 0.0) <= now
 
     def _fresh(self, wanted: int, is_aside: Callable[[int], bool]) -> Iterator[Slot]:
         number, skips = self._next_slot, 0
@@ -335,19 +368,19 @@ class Leases:
 
     def _in_play(self, slot: int, attempt: int) -> Slot | None:
         """Return a slot whose group waits for training and came from this attempt."""
-        entry = self._open.get(slot)
+        entry = self.open_slots.get(slot)
         return entry if entry is not None and entry.state in UNTRAINED and entry.winner == attempt else None
 
     def _leased(self, lease_id: str, holder: str) -> Slot | None:
         number, attempt = slot_and_attempt(lease_id)
-        slot = self._open.get(number)
+        slot = self.open_slots.get(number)
         if slot is None or slot.lease is None:
             return None
         return slot if slot.lease.number == attempt and slot.lease.holder == holder else None
 
     def _may_still_win(self, lease_id: str, holder: str) -> bool:
         number, attempt = slot_and_attempt(lease_id)
-        slot = self._open.get(number)
+        slot = self.open_slots.get(number)
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
         return self.standing(number, attempt, holder) is Standing.WANTED

@@ -311,3 +311,49 @@ def test_five_expiries_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -
         desk.lease("s1", 2)
     assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 2
     assert [(bad.slot, bad.reason) for bad in desk.accounts.bad_prompts.newest(5)] == [(0, Failure.EXPIRED)]
+
+
+def undelivered(desk: Desk) -> list[int]:
+    numbers = []
+    while (slot := desk.accounts.slots.next_undelivered()) is not None:
+        numbers.append(slot.number)
+    return numbers
+
+
+def test_each_group_is_delivered_once_oldest_first(desk: Desk) -> None:
+    granted = desk.lease("s1", 3)
+    desk.submit(granted[2])
+    desk.submit(granted[0])
+    assert undelivered(desk) == [0, 2]
+    desk.submit(granted[1])
+    assert undelivered(desk) == [1]
+
+
+def test_a_new_stream_is_delivered_every_group_that_the_learner_does_not_hold(desk: Desk) -> None:
+    for lease_id in desk.lease("s1", 3):
+        desk.submit(lease_id)
+    undelivered(desk)
+    desk.accounts.slots.deliver_anew({"1.1", "nonsense"})
+    assert undelivered(desk) == [0, 2]
+
+
+def test_a_group_that_is_out_of_play_before_its_turn_is_not_delivered(desk: Desk) -> None:
+    for lease_id in desk.lease("s1", 3):
+        desk.submit(lease_id)
+    desk.train(1, "0.1")
+    refuse(desk, "1.1")
+    assert undelivered(desk) == [2]
+    desk.submit(desk.lease("s1", 1, held=1)[0])
+    assert undelivered(desk) == [1], "the slot's next group is another one"
+
+
+def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
+    granted = desk.lease("s1", 4)
+    desk.lease("s2", 1)
+    slots = desk.accounts.slots
+    assert (slots.running("s1"), slots.running("s2"), slots.running("s3")) == (4, 1, 0)
+    desk.submit(granted[0])
+    desk.release("s1", granted[1])
+    assert slots.held_by("s1") == {2, 3}
+    desk.expire(TTL_S)
+    assert slots.running_by_holder == {}
