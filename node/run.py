@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from node import limits
 from node.failure import BadPrompt
 from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
@@ -34,6 +35,8 @@ class RunSettings:
     """A JSON object; empty: none."""
     prompts: int = 0
     """Number of prompts, where the coordinator has their rows; 0: the task has its own."""
+    group_bytes: int = limits.ROLLOUT_MESSAGE_BYTES
+    """Size of the largest encoded group: hubs take no larger one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
+from node.identity.group_proof import GroupSigner
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
@@ -72,8 +73,9 @@ async def build(context: RoleContext) -> list[Service]:
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    signer = None if context.identity is None else GroupSigner.of(context.identity)
     leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()))
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()), signer)
         for address in (target, config.rollout_via or target)
     )
     hub, *relays = (

@@ -97,6 +97,11 @@ class MembershipClient:
         return None if self._settings is None else self._settings.max_staleness_versions
 
     @property
+    def group_bytes(self) -> int | None:
+        """Size of the largest group of the run; None before the peer has joined."""
+        return None if self._settings is None else self._settings.group_bytes
+
+    @property
     def clock_offset_s(self) -> float:
         """Coordinator's clock minus this peer's; add it to a local timestamp."""
         return self._heartbeats.clock_offset_s

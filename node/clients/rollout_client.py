@@ -7,6 +7,7 @@ import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.failure import FailedLease
+from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.channel import call
@@ -23,8 +24,10 @@ SUBMIT_TIMEOUT_S: Final = 150.0
 class SamplerRolloutClient:
     """Calls of one sampler over one channel. Raises RefusedError and ConnectionLost."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, signer: GroupSigner | None) -> None:
+        """Call over ``channel``; groups are signed by ``signer``, which is None where TLS is off."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        self._signer = signer
 
     async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
         """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer."""
@@ -42,7 +45,11 @@ class SamplerRolloutClient:
 
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
-        request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
+        data = group_to_wire(group)
+        request = rollout_pb2.SubmitRolloutsRequest(group=data, group_id=group.group_id)
+        if self._signer is not None:
+            proof = self._signer.prove(group.group_id, data)
+            request.certificate, request.signature = proof.certificate, proof.signature
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail
 
@@ -53,9 +60,8 @@ class RelayRolloutClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
-    async def submit(self, data: bytes, *, sampler_id: str) -> tuple[Verdict, str]:
-        """Submit a group as the sampler submitted it; safe to repeat. Return the verdict and its reason."""
-        group = rollout_pb2.RolloutGroup.FromString(data)
-        request = rollout_pb2.SubmitRolloutsRequest(group=group, sampler_id=sampler_id)
+    async def submit(self, data: bytes) -> tuple[Verdict, str]:
+        """Submit an encoded submission again; safe to repeat. Return the verdict and its reason."""
+        request = rollout_pb2.SubmitRolloutsRequest.FromString(data)
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail

@@ -188,7 +188,7 @@ class RolloutDrain:
                     self._acknowledgement.set()
 
     def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
-        group_id = message.group.group_id
+        group_id = message.group_id
         if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:

@@ -18,7 +18,7 @@ from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.extras import NeededPackage
 from node.rollout import SamplingParameters
-from node.task_options import BUILT_IN, checked_options, options_json
+from node.task_options import BUILT_IN, PromptOptions, checked_options, options_json
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
@@ -236,6 +236,13 @@ class CoordinatorConfig(BaseModel):
             min_p=self.min_p,
             stop=self.stop,
         )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most tokens of a prompt, as far as the configuration says."""
+        options = checked_options(self.task, self.task_options)
+        stated = options.max_prompt_tokens if isinstance(options, PromptOptions) else None
+        return limits.PROMPT_TOKENS if stated is None else stated
 
     @property
     def bounds(self) -> Bounds:

@@ -32,9 +32,10 @@ from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rpc.server import Audience, RpcServer
 from node.run import RunSettings
-from node.serving.hub_setup import make_server, open_store
+from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer, damage_first
 from node.telemetry.fleet_collector import FleetCollector
+from node.wire.rollouts import largest_group_bytes
 
 
 async def build(context: RoleContext) -> list[Service]:
@@ -85,8 +86,16 @@ async def build(context: RoleContext) -> list[Service]:
     )
     damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
     policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
-    rollouts = RolloutServicer(spool, peers, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    rollouts = RolloutServicer(
+        spool,
+        peers,
+        submission_door(context),
+        group_bytes=_group_bytes(config),
+        revocations=revocations,
+        metrics=context.transfer_metrics,
+        clock=clock,
+    )
     membership = MembershipServicer(
         peers,
         spool,
@@ -176,6 +185,21 @@ def _settings(config: CoordinatorConfig, rows: Rows | None) -> RunSettings:
         sampling=config.sampling,
         task_options_json=config.task_options_json,
         prompts=0 if rows is None else len(rows.training),
+        group_bytes=_group_bytes(config),
+    )
+
+
+def _group_bytes(config: CoordinatorConfig) -> int:
+    """Return the size of the largest encoded group, of training or evaluation."""
+    evaluation = config.evaluation_settings
+    return max(
+        largest_group_bytes(
+            group_size=group_size, max_new_tokens=max_new_tokens, prompt_tokens=config.prompt_tokens
+        )
+        for group_size, max_new_tokens in (
+            (config.group_size, config.max_new_tokens),
+            (evaluation.completions, evaluation.sampling.max_new_tokens),
+        )
     )
 
 

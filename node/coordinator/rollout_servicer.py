@@ -6,17 +6,21 @@ from dataclasses import replace
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.clock import Clock
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup
+from node.coordinator.work.decisions import Submitted
 from node.coordinator.work.history import Hello
+from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
+from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
-from node.serving.submitter import submitter
+from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.policies import optional_version_from_wire
 from node.wire.rollouts import (
@@ -40,10 +44,25 @@ HELD_GROUPS: Final = 65_536
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Leases prompts, takes groups in, and delivers them to the learner."""
 
-    def __init__(self, spool: Spool, peers: Peers, *, metrics: TransferMetrics) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        peers: Peers,
+        door: SubmissionDoor,
+        *,
+        group_bytes: int,
+        revocations: RevocationList,
+        metrics: TransferMetrics,
+        clock: Clock,
+    ) -> None:
+        """Serve; ``group_bytes`` is the size of the largest group of the run."""
         self._spool = spool
         self._peers = peers
+        self._door = door
+        self._group_bytes = group_bytes
+        self._revocations = revocations
         self._metrics = metrics
+        self._clock = clock
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.LeasePromptsRequest, context: Context
@@ -78,19 +97,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
         """Accept a group; one that breaks a rule has a verdict, not an error."""
-        group: RolloutGroup | RefusedError
-        try:
-            group = group_from_wire(request.group)
-        except RefusedError as refused:
-            group = refused
         peer = peer_of(context)
-        sampler_id = submitter(peer, request.sampler_id)
-        data = request.group.SerializeToString()
-        self._metrics.count_rollouts(received_bytes=len(data))
-        submitted = await self._spool.submit(sampler_id, request.group.group_id, group, data)
+        sampler_id = self._door.admit(request, peer, group_bytes=self._group_bytes, now=self._clock.now())
+        self._metrics.count_rollouts(received_bytes=len(request.group))
+        if self._revocations.is_revoked(sampler_id):  # since a relay took the group in
+            submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
+        else:
+            submitted = await self._spool.submit(
+                sampler_id, request.group_id, _decoded(request), request.group
+            )
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
-            verdict = GroupVerdict(request.group.group_id[:100], submitted.verdict, submitted.detail)
+            verdict = GroupVerdict(request.group_id[:100], submitted.verdict, submitted.detail)
             self._peers.notify(sampler_id, verdict)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
@@ -153,6 +171,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     )
 
 
+def _decoded(request: rollout_pb2.SubmitRolloutsRequest) -> RolloutGroup | RefusedError:
+    try:
+        group = group_from_wire(request.group)
+    except RefusedError as refused:
+        return refused
+    if group.group_id != request.group_id:
+        return RefusedError(
+            Reason.MALFORMED, f"group {group.group_id[:100]!r} was submitted as {request.group_id[:100]!r}"
+        )
+    return group
+
+
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -169,7 +199,8 @@ def _response(outgoing: StoredGroup | int) -> rollout_pb2.DrainRolloutsResponse:
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)
     delivered = rollout_pb2.DeliveredGroup(
-        group=rollout_pb2.RolloutGroup.FromString(outgoing.data),
+        group=outgoing.data,
+        group_id=group_id(outgoing.slot, outgoing.attempt),
         sampler_id=outgoing.sampler_id,
         spooled_at_s=outgoing.spooled_at_s,
     )

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from node.clients.rollout_client import RelayRolloutClient
-from node.errors import Recovery, RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
@@ -96,9 +96,10 @@ class Forwarder:
             self._metrics.dropped_groups.inc()
         else:
             try:
-                verdict, detail = await self._client.submit(group.data, sampler_id=group.sampler_id)
+                verdict, detail = await self._client.submit(group.data)
             except RefusedError as refused:
-                if refused.reason.recovery is not Recovery.DROP_REQUEST:
+                is_final = refused.reason.recovery is Recovery.DROP_REQUEST
+                if not is_final and refused.reason is not Reason.BAD_SIGNATURE:
                     raise
                 logger.error("group refused by the coordinator", extra={**fields, "detail": str(refused)})
                 self._metrics.dropped_groups.inc()

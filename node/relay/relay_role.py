@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
+from node import limits
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import RelayRolloutClient
@@ -34,7 +35,7 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.clock_comparison import comparison_with
 from node.run import Role
-from node.serving.hub_setup import make_server, open_store
+from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
 from node.weights.transfer.fetcher import Fetcher
@@ -95,7 +96,13 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         random=random.random,
     )
-    rollouts = RelayRolloutServicer(forwarder, run_id=run_id, metrics=context.transfer_metrics)
+    rollouts = RelayRolloutServicer(
+        forwarder,
+        submission_door(context),
+        group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
+        metrics=context.transfer_metrics,
+        clock=clock,
+    )
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
     copy = context.state_dir / REVOCATION_COPY
     server = make_server(

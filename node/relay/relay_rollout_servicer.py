@@ -1,40 +1,51 @@
 """RolloutService at a relay: takes groups in and serves no other rpc."""
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.relay.forwarder import Forwarder
 from node.rollout import Verdict
 from node.rpc.auth import Context, peer_of
-from node.serving.submitter import submitter
+from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.rollouts import group_from_wire, verdict_to_wire
+from node.wire.rollouts import verdict_to_wire
 
 
 class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    """Checks what can be checked without the run's leases; the coordinator judges the rest."""
+    """Takes in what its sampler has signed, unread; the coordinator judges it."""
 
-    def __init__(self, forwarder: Forwarder, *, run_id: str, metrics: TransferMetrics) -> None:
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        door: SubmissionDoor,
+        *,
+        group_bytes: Callable[[], int],
+        metrics: TransferMetrics,
+        clock: Clock,
+    ) -> None:
+        """Serve; ``group_bytes`` returns the size of the largest group of the run, as far as it is known."""
         self._forwarder = forwarder
+        self._door = door
+        self._group_bytes = group_bytes
         self._metrics = metrics
-        self._run_id = run_id
+        self._clock = clock
 
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
     ) -> rollout_pb2.SubmitRolloutsResponse:
         """Spool a group; the coordinator's verdict follows in a heartbeat, if it is another one."""
-        sampler_id = submitter(peer_of(context), request.sampler_id)
-        try:
-            group = group_from_wire(request.group)
-        except RefusedError as refused:
-            return _answer(Verdict.MALFORMED, str(refused))
-        if group.run_id != self._run_id:
-            return _answer(Verdict.FOREIGN, f"this is run {self._run_id}, not {group.run_id[:100]!r}")
-        data = request.group.SerializeToString()
+        request.sampler_id = self._door.admit(
+            request, peer_of(context), group_bytes=self._group_bytes(), now=self._clock.now()
+        )
+        request.DiscardUnknownFields()
+        data = request.SerializeToString()
         self._metrics.count_rollouts(received_bytes=len(data))
-        is_new = await self._forwarder.take(sampler_id, group.group_id, data)
-        return _answer(Verdict.SPOOLED if is_new else Verdict.DUPLICATE)
+        is_new = await self._forwarder.take(request.sampler_id, request.group_id, data)
+        verdict = Verdict.SPOOLED if is_new else Verdict.DUPLICATE
+        return rollout_pb2.SubmitRolloutsResponse(verdict=verdict_to_wire(verdict))
 
     async def LeasePrompts(self, request: object, context: object) -> NoReturn:  # noqa: N802
         raise _not_here()
@@ -44,10 +55,6 @@ class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     def DrainRollouts(self, request_iterator: object, context: object) -> NoReturn:  # noqa: N802
         raise _not_here()
-
-
-def _answer(verdict: Verdict, detail: str = "") -> rollout_pb2.SubmitRolloutsResponse:
-    return rollout_pb2.SubmitRolloutsResponse(verdict=verdict_to_wire(verdict), detail=detail)
 
 
 def _not_here() -> RefusedError:

@@ -37,7 +37,7 @@ class SpooledGroup:
     sampler_id: str
     group_id: str
     data: bytes | None
-    """None: the disk changed it."""
+    """The SubmitRolloutsRequest to forward. None: the disk changed it."""
 
 
 class RolloutSpool:

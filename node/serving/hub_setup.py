@@ -1,13 +1,15 @@
-"""What a coordinator and a relay set up alike: the store of policy versions and the ports they serve."""
+"""What a coordinator and a relay set up alike: the store of policy versions, ports, checks of submissions."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc.aio
 
+from node.identity.group_proof import GroupVerifier
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.rpc.server import Audience, RpcServer
+from node.serving.submissions import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
 
 VERSIONS_DIRECTORY: Final = "versions"
@@ -24,6 +26,14 @@ def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStor
         public_key=context.run.learner_public_key,
         run_id=context.run.run_id,
         retained_keyframes=retained_keyframes,
+    )
+
+
+def submission_door(context: RoleContext) -> SubmissionDoor:
+    """Return what checks the groups that are handed in."""
+    identity = context.identity
+    return SubmissionDoor(
+        None if identity is None else GroupVerifier(identity.ca_pem, run_id=context.run.run_id)
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
@@ -38,6 +39,9 @@ _PURPOSES: Final = EnumMapping(
     rollout_pb2.LeasePurpose.Value, "LEASE_PURPOSE", LeasePurpose, of="lease purpose"
 )
 _FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
+
+_GROUP_HEADER_BYTES: Final = 16 << 10
+"""Bytes of a group besides its columns: names, digests, stop strings; at most 7 KiB of them."""
 
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
@@ -134,9 +138,21 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
     return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
 
 
-def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
+def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: int) -> int:
+    """Return the size of the largest encoded group with so many completions of so many tokens each.
+
+    A token takes 16 bytes (id, logprob, version, kept mass) and a bit (whether it was drawn), a completion 9
+    bytes (length, reward, finish) and 4 for each metric.
+    """
+    tokens = min(group_size * max_new_tokens, limits.GROUP_TOKENS)
+    columns = 4 * prompt_tokens + 16 * tokens + (tokens + 7) // 8
+    return _GROUP_HEADER_BYTES + columns + group_size * (9 + 4 * limits.GROUP_METRICS)
+
+
+def group_to_wire(group: RolloutGroup) -> bytes:
+    """Return the group encoded, as it is signed, stored and handed on."""
     completions = group.completions
-    return rollout_pb2.RolloutGroup(
+    message = rollout_pb2.RolloutGroup(
         run_id=group.run_id,
         group_id=group.group_id,
         layout_digest=group.layout_digest,
@@ -162,15 +178,18 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
     )
+    return message.SerializeToString()
 
 
-def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
-    """Return the group as it was sent; its arrays view the message's bytes.
+def group_from_wire(data: bytes) -> RolloutGroup:
+    """Return an encoded group.
 
     Raises:
-        RefusedError: MALFORMED where columns disagree in length, OVER_LIMIT where the group
-            is larger than any we take; both before anything is split.
+        RefusedError: MALFORMED where it is not a group, has bytes that no field of it holds, or columns
+            that disagree in length; OVER_LIMIT where it is larger than any we take; both before anything is
+            split.
     """
+    message = _group_message(data)
     lengths = _column(message.completion_lengths, _I32, "completion_lengths")
     if not 1 <= len(lengths) <= limits.GROUP_COMPLETIONS:
         raise RefusedError(
@@ -227,12 +246,36 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
         sampling_started_at_s=message.sampling_started_at_s,
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
-        metrics={metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics},
+        metrics=_metrics(message, n),
     )
+
+
+def _group_message(data: bytes) -> rollout_pb2.RolloutGroup:
+    message = rollout_pb2.RolloutGroup()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RefusedError(Reason.MALFORMED, f"{len(data)} bytes that are not a group") from error
+    # Protobuf keeps unknown fields and lets the last of repeated ones win: both would be stored unseen.
+    message.DiscardUnknownFields()
+    if spare := len(data) - message.ByteSize():
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{spare} of the group's {len(data)} bytes belong to no field that this version knows",
+            fix="run the coordinator's version of heterorl-node",
+        )
+    return message
 
 
 def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
     return DeliveredGroup(group_from_wire(message.group), message.sampler_id, message.spooled_at_s)
+
+
+def _metrics(message: rollout_pb2.RolloutGroup, n: int) -> dict[str, NDArray[np.float32]]:
+    metrics = {metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics}
+    if len(metrics) < len(message.metrics):
+        raise RefusedError(Reason.MALFORMED, "the group has a metric twice")
+    return metrics
 
 
 def _joined(arrays: Iterable[NDArray[np.generic]], dtype: np.dtype[np.generic]) -> bytes:

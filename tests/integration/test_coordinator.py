@@ -8,9 +8,8 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
-from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
-from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, step_record
+from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, signed, step_record
 from support.identity import MadeRun, make_run
 from support.waiting import eventually
 from support.weights import Learner
@@ -33,7 +32,7 @@ async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of
         (lease,) = (await sampler.lease()).leases
         assert (await sampler.submit(lease)).verdict == SPOOLED
         delivered = (await drain.hear()).group
-        assert (delivered.group.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
+        assert (delivered.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
         await drain.judge(lease.lease_id, ACCEPTED)
         await drain.step(1, lease.lease_id)
         assert await drain.acknowledgement() == 1
@@ -125,7 +124,7 @@ async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heart
 
         async def forward(lease: rollout_pb2.PromptLease, **changes: bytes) -> int:
             group = answer_to(lease, run_id=hub.made.run_id, **changes)
-            request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group), sampler_id="sampler-1")
+            request = signed(group, hub.made.sampler, sampler_id="sampler-1")
             return (await relay.rollout.SubmitRollouts(request, timeout=20)).verdict
 
         # The sampler has its answer already: SPOOLED, when the relay took the group.
@@ -238,7 +237,8 @@ async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(
         await sampler.join()
         (lease,) = (await sampler.lease()).leases
         group = rollout_pb2.RolloutGroup(run_id=hub.made.run_id, group_id=lease.lease_id, token_ids=b"odd")
-        answer = await sampler.rollout.SubmitRollouts(rollout_pb2.SubmitRolloutsRequest(group=group))
+        request = signed(group.SerializeToString(), hub.made.sampler, group_id=lease.lease_id)
+        answer = await sampler.rollout.SubmitRollouts(request)
         assert (answer.verdict, "completions" in answer.detail) == (MALFORMED, True)
         assert (await sampler.lease()).leases[0].lease_id == "0.2"
         assert (await sampler.status()).verdicts == {"malformed": 1}

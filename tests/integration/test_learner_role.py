@@ -36,6 +36,7 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.errors import StartupError
 from node.exit_code import ExitCode
+from node.identity.group_proof import GroupSigner
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
@@ -137,7 +138,7 @@ async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Co
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(rollouts)
+        client = SamplerRolloutClient(rollouts, GroupSigner.of(made.sampler))
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, PolicyVersion(0))

@@ -12,7 +12,7 @@ from node.errors import Reason
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
-from support.hub import HandPeer, answer_to, running_hub
+from support.hub import HandPeer, answer_to, running_hub, signed
 from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
 from support.waiting import until
@@ -48,7 +48,7 @@ async def test_a_group_handed_in_at_a_relay_reaches_the_learner_under_its_sample
         (lease,) = (await sampler.lease()).leases
         assert (await at(relay).submit(lease)).verdict == SPOOLED
         delivered = (await drain.hear()).group
-        assert (delivered.group.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
+        assert (delivered.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
         await until(lambda: relay.registry.value("heterorl_relay_spooled_groups") == 0)
         assert relay.registry.value("heterorl_relay_forwarded_groups_total", verdict="spooled") == 1
 
@@ -93,23 +93,25 @@ async def test_a_group_the_coordinator_does_not_want_is_told_to_its_sampler_in_a
         assert (told.group_id, told.verdict) == ("99.1", common_pb2.VERDICT_FOREIGN)
 
 
-async def test_a_malformed_group_and_one_of_another_run_are_refused_at_the_relay(
+async def test_a_relay_takes_nothing_that_its_sampler_has_not_signed_or_that_is_too_large(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1") as relay:
+    async with (
+        running_hub(made) as hub,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+    ):
         lease = rollout_pb2.PromptLease(lease_id="0.1", task="addition", group_size=2)
         lease.sampling.CopyFrom(
             common_pb2.SamplingParameters(temperature=1, top_p=1, top_k=0, max_new_tokens=8)
         )
-        malformed = group_to_wire(answer_to(lease, run_id=made.run_id))
-        malformed.rewards = b"abc"
-        foreign = group_to_wire(answer_to(lease, run_id="another"))
-        for group, verdict in (
-            (malformed, common_pb2.VERDICT_MALFORMED),
-            (foreign, common_pb2.VERDICT_FOREIGN),
+        answer = answer_to(lease, run_id=made.run_id)
+        for request, reason in (
+            (signed(answer, made.sampler, signature=b""), Reason.BAD_SIGNATURE),
+            (signed(answer, made.other_sampler), Reason.BAD_SIGNATURE),
+            (signed(answer, made.sampler, group=group_to_wire(answer) + b"x"), Reason.BAD_SIGNATURE),
+            (signed(b"x" * (5 << 20), made.sampler), Reason.OVER_LIMIT),
         ):
-            request = rollout_pb2.SubmitRolloutsRequest(group=group)
-            assert (await at(relay).rollout.SubmitRollouts(request)).verdict == verdict
+            assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == reason
         assert relay.registry.value("heterorl_relay_spooled_groups") == 0
 
 
@@ -133,9 +135,7 @@ async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tm
         leases = (await sampler.lease(2)).leases
     async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1", spool_groups=1) as relay:
         assert (await at(relay).submit(leases[0])).verdict == SPOOLED
-        request = rollout_pb2.SubmitRolloutsRequest(
-            group=group_to_wire(answer_to(leases[1], run_id=made.run_id))
-        )
+        request = signed(answer_to(leases[1], run_id=made.run_id), made.sampler)
         assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == Reason.BUSY
 
 
@@ -144,3 +144,56 @@ async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
         rollout = at(relay).rollout
         lease = rollout.LeasePrompts(rollout_pb2.LeasePromptsRequest(max_leases=1), timeout=10)
         assert await reason_of(lease) == Reason.WRONG_ROLE
+
+
+async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        running_hub(made) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+        hub.peer(made.relay) as relay,
+    ):
+        await learner.join()
+        await sampler.join()
+        (lease,) = (await sampler.lease()).leases
+        answer = answer_to(lease, run_id=made.run_id)
+        altered = group_to_wire(answer_to(lease, run_id=made.run_id, prompt_index=99))
+        for forged in (
+            signed(answer, made.other_sampler, sampler_id="sampler-1"),
+            signed(answer, made.relay, sampler_id="sampler-1"),
+            rollout_pb2.SubmitRolloutsRequest(
+                group=altered,
+                group_id=lease.lease_id,
+                sampler_id="sampler-1",
+                certificate=made.sampler.certificate_pem,
+                signature=signed(answer, made.sampler).signature,
+            ),
+        ):
+            submission = relay.rollout.SubmitRollouts(forged, timeout=10)
+            assert await reason_of(submission) == Reason.BAD_SIGNATURE
+        refusals = {"service": "RolloutService", "reason": "bad_signature"}
+        assert hub.metric("heterorl_node_refusals_total", **refusals) == 3
+        assert (await sampler.heartbeat()).verdicts == []  # it hears nothing of groups that are not its own
+        assert (await sampler.submit(lease)).verdict == SPOOLED
+
+
+async def test_a_group_that_a_relay_took_in_before_its_sampler_was_revoked_is_not_trained_on(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        running_hub(made) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+        hub.peer(made.relay) as relay,
+    ):
+        await learner.join()
+        await sampler.join()
+        (lease,) = (await sampler.lease()).leases
+        request = signed(answer_to(lease, run_id=made.run_id), made.sampler, sampler_id="sampler-1")
+        revoked = made.directory / "coordinator" / "revoked"
+        revoked.write_text("sampler-1\n")
+        answer = await relay.rollout.SubmitRollouts(request, timeout=10)
+        assert (answer.verdict, answer.detail) == (common_pb2.VERDICT_FOREIGN, "sampler-1 was revoked")
+        revoked.unlink()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from heterorl.v1 import rollout_pb2
 from learner.intake.divergence_panel import Observed
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, SamplerMismatches
@@ -65,7 +64,7 @@ def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters)
             for number, sampled in enumerate(finished[0].completions)
         ),
     )
-    return group_from_wire(rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString()))
+    return group_from_wire(group_to_wire(group))
 
 
 def step(policy: Policy, group: RolloutGroup) -> StepOutcome:

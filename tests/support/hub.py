@@ -24,6 +24,7 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
+from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
 from node.rollout import RolloutGroup
@@ -167,8 +168,7 @@ class HandPeer:
         self, lease: rollout_pb2.PromptLease, **changes: Any
     ) -> rollout_pb2.SubmitRolloutsResponse:
         group = answer_to(lease, run_id=self.identity.run_id, **changes)
-        request = rollout_pb2.SubmitRolloutsRequest(group=group_to_wire(group))
-        return await self.rollout.SubmitRollouts(request, timeout=TIMEOUT_S)
+        return await self.rollout.SubmitRollouts(signed(group, self.identity), timeout=TIMEOUT_S)
 
     async def status(self) -> membership_pb2.GetStatusResponse:
         return await self.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
@@ -222,7 +222,7 @@ class HandDrain:
         """Wait for a group and give its id."""
         response = await self.hear()
         assert response.WhichOneof("message") == "group", response
-        return response.group.group.group_id
+        return response.group.group_id
 
     async def acknowledgement(self) -> int:
         """Wait for an acknowledgement and give its version."""
@@ -236,6 +236,22 @@ class HandDrain:
         done, _ = await asyncio.wait({reading}, timeout=for_s)
         reading.cancel()
         return not done
+
+
+def signed(
+    group: RolloutGroup | bytes, sampler: Identity, /, *, group_id: str = "", **changes: Any
+) -> rollout_pb2.SubmitRolloutsRequest:
+    """Return the submission of a group, or of the bytes that pass for one, as ``sampler`` signs it."""
+    data = group if isinstance(group, bytes) else group_to_wire(group)
+    name = group_id or (group.group_id if isinstance(group, RolloutGroup) else "")
+    proof = GroupSigner.of(sampler).prove(name, data)
+    values: dict[str, Any] = {
+        "group": data,
+        "group_id": name,
+        "certificate": proof.certificate,
+        "signature": proof.signature,
+    }
+    return rollout_pb2.SubmitRolloutsRequest(**(values | changes))
 
 
 async def reason(call: Awaitable[object]) -> str:

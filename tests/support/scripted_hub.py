@@ -129,6 +129,7 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
 def _delivered_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
     return rollout_pb2.DeliveredGroup(
         group=group_to_wire(delivered.group),
+        group_id=delivered.group.group_id,
         sampler_id=delivered.sampler_id,
         spooled_at_s=delivered.spooled_at_s,
     )

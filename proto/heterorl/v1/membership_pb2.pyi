@@ -156,6 +156,7 @@ class JoinResponse(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TASK_OPTIONS_JSON_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    GROUP_BYTES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -172,6 +173,8 @@ class JoinResponse(_message.Message):
     """Prompts of the task, where the coordinator has their rows and sends one with each lease. 0: the task has
     its own prompts, and samplers count them.
     """
+    group_bytes: _builtins.int
+    """Size of the largest encoded RolloutGroup of this run: hubs take no larger one."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -192,10 +195,11 @@ class JoinResponse(_message.Message):
         sampling: _common_pb2.SamplingParameters | None = ...,
         task_options_json: _builtins.str = ...,
         prompts: _builtins.int = ...,
+        group_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from heterorl.v1 import common_pb2 as heterorl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19heterorl/v1/rollout.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"S\n\x13LeasePromptsRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\x05\x12(\n\x04held\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\"j\n\x14LeasePromptsResponse\x12(\n\x06leases\x18\x01 \x03(\x0b\x32\x18.heterorl.v1.PromptLease\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\x12\x11\n\twaits_for\x18\x03 \x01(\t\"\xd2\x01\n\x0bPromptLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x03\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\x12\x0b\n\x03row\x18\x14 \x01(\x0c\x12*\n\x07purpose\x18( \x01(\x0e\x32\x19.heterorl.v1.LeasePurpose\"S\n\x14ReleaseLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12(\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x18.heterorl.v1.FailedLease\"W\n\x0b\x46\x61iledLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05\x66\x61ult\x18\x02 \x01(\x0e\x32\x17.heterorl.v1.LeaseFault\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\")\n\x15ReleaseLeasesResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"U\n\x15SubmitRolloutsRequest\x12(\n\x05group\x18\x01 \x01(\x0b\x32\x19.heterorl.v1.RolloutGroup\x12\x12\n\nsampler_id\x18\x02 \x01(\t\"O\n\x16SubmitRolloutsResponse\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\xb1\x04\n\x0cRolloutGroup\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04task\x18\x05 \x01(\t\x12\x14\n\x0cprompt_index\x18\x06 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x07 \x01(\x0c\x12\x1a\n\x12\x63ompletion_lengths\x18\x08 \x01(\x0c\x12\x11\n\ttoken_ids\x18\t \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0c\x12\x17\n\x0fpolicy_versions\x18\x0b \x01(\x0c\x12\x0f\n\x07rewards\x18\x0c \x01(\x0c\x12\x10\n\x08\x66inished\x18\r \x01(\x0c\x12\x31\n\x08sampling\x18\x0e \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\x1d\n\x15sampling_started_at_s\x18\x0f \x01(\x01\x12\x1e\n\x16sampling_finished_at_s\x18\x10 \x01(\x01\x12\x13\n\x0bgraded_at_s\x18\x11 \x01(\x01\x12.\n\x0clogprob_mode\x18\x12 \x01(\x0e\x32\x18.heterorl.v1.LogprobMode\x12\x13\n\x0bkept_masses\x18\x13 \x01(\x0c\x12.\n\x07metrics\x18\x14 \x03(\x0b\x32\x1d.heterorl.v1.CompletionMetric\x12\r\n\x05\x64rawn\x18< \x01(\x0c\"0\n\x10\x43ompletionMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\xd2\x01\n\x14\x44rainRolloutsRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.DrainHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x30\n\tjudgement\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.GroupJudgementH\x00\x12\'\n\x04step\x18\x04 \x01(\x0b\x32\x17.heterorl.v1.StepRecordH\x00\x42\t\n\x07message\"t\n\nDrainHello\x12\x15\n\rlearner_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x05steps\x18\x03 \x03(\x0b\x32\x17.heterorl.v1.StepRecord\x12\x16\n\x0eheld_group_ids\x18\x04 \x03(\t\"\x1d\n\x0b\x44rainCredit\x12\x0e\n\x06groups\x18\x01 \x01(\x05\"Y\n\x0eGroupJudgement\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"L\n\nStepRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\x12\x1a\n\x12staleness_versions\x18\x03 \x03(\x05\"\x8c\x01\n\x15\x44rainRolloutsResponse\x12,\n\x05group\x18\x01 \x01(\x0b\x32\x1b.heterorl.v1.DeliveredGroupH\x00\x12:\n\x11step_acknowledged\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.StepAcknowledgedH\x00\x42\t\n\x07message\"d\n\x0e\x44\x65liveredGroup\x12(\n\x05group\x18\x01 \x01(\x0b\x32\x19.heterorl.v1.RolloutGroup\x12\x12\n\nsampler_id\x18\x02 \x01(\t\x12\x14\n\x0cspooled_at_s\x18\x03 \x01(\x01\"#\n\x10StepAcknowledged\x12\x0f\n\x07version\x18\x01 \x01(\x03*g\n\x0cLeasePurpose\x12\x1d\n\x19LEASE_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEASE_PURPOSE_TRAINING\x10\x01\x12\x1c\n\x18LEASE_PURPOSE_EVALUATION\x10\x02*\xee\x01\n\nLeaseFault\x12\x1b\n\x17LEASE_FAULT_UNSPECIFIED\x10\x00\x12\x1f\n\x1bLEASE_FAULT_PROMPT_TOO_LONG\x10\x01\x12\x1d\n\x19LEASE_FAULT_PROMPT_FAILED\x10\x02\x12 \n\x1cLEASE_FAULT_PROMPT_TIMED_OUT\x10\x03\x12\x1e\n\x1aLEASE_FAULT_GRADING_FAILED\x10\x04\x12!\n\x1dLEASE_FAULT_GRADING_TIMED_OUT\x10\x05\x12\x1e\n\x1aLEASE_FAULT_ENGINE_REFUSED\x10\x06*\\\n\x0bLogprobMode\x12\x1c\n\x18LOGPROB_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14LOGPROB_MODE_SAMPLED\x10\x01\x12\x15\n\x11LOGPROB_MODE_FULL\x10\x02\x32\xf4\x02\n\x0eRolloutService\x12S\n\x0cLeasePrompts\x12 .heterorl.v1.LeasePromptsRequest\x1a!.heterorl.v1.LeasePromptsResponse\x12V\n\rReleaseLeases\x12!.heterorl.v1.ReleaseLeasesRequest\x1a\".heterorl.v1.ReleaseLeasesResponse\x12Y\n\x0eSubmitRollouts\x12\".heterorl.v1.SubmitRolloutsRequest\x1a#.heterorl.v1.SubmitRolloutsResponse\x12Z\n\rDrainRollouts\x12!.heterorl.v1.DrainRolloutsRequest\x1a\".heterorl.v1.DrainRolloutsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19heterorl/v1/rollout.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"S\n\x13LeasePromptsRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\x05\x12(\n\x04held\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\"j\n\x14LeasePromptsResponse\x12(\n\x06leases\x18\x01 \x03(\x0b\x32\x18.heterorl.v1.PromptLease\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\x12\x11\n\twaits_for\x18\x03 \x01(\t\"\xd2\x01\n\x0bPromptLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x03\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\x12\x0b\n\x03row\x18\x14 \x01(\x0c\x12*\n\x07purpose\x18( \x01(\x0e\x32\x19.heterorl.v1.LeasePurpose\"S\n\x14ReleaseLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12(\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x18.heterorl.v1.FailedLease\"W\n\x0b\x46\x61iledLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05\x66\x61ult\x18\x02 \x01(\x0e\x32\x17.heterorl.v1.LeaseFault\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\")\n\x15ReleaseLeasesResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"z\n\x15SubmitRolloutsRequest\x12\x12\n\nsampler_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x64 \x01(\x0c\x12\x10\n\x08group_id\x18\x65 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x66 \x01(\x0c\x12\x11\n\tsignature\x18g \x01(\x0cJ\x04\x08\x01\x10\x02\"O\n\x16SubmitRolloutsResponse\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\xb1\x04\n\x0cRolloutGroup\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04task\x18\x05 \x01(\t\x12\x14\n\x0cprompt_index\x18\x06 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x07 \x01(\x0c\x12\x1a\n\x12\x63ompletion_lengths\x18\x08 \x01(\x0c\x12\x11\n\ttoken_ids\x18\t \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0c\x12\x17\n\x0fpolicy_versions\x18\x0b \x01(\x0c\x12\x0f\n\x07rewards\x18\x0c \x01(\x0c\x12\x10\n\x08\x66inished\x18\r \x01(\x0c\x12\x31\n\x08sampling\x18\x0e \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\x1d\n\x15sampling_started_at_s\x18\x0f \x01(\x01\x12\x1e\n\x16sampling_finished_at_s\x18\x10 \x01(\x01\x12\x13\n\x0bgraded_at_s\x18\x11 \x01(\x01\x12.\n\x0clogprob_mode\x18\x12 \x01(\x0e\x32\x18.heterorl.v1.LogprobMode\x12\x13\n\x0bkept_masses\x18\x13 \x01(\x0c\x12.\n\x07metrics\x18\x14 \x03(\x0b\x32\x1d.heterorl.v1.CompletionMetric\x12\r\n\x05\x64rawn\x18< \x01(\x0c\"0\n\x10\x43ompletionMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\xd2\x01\n\x14\x44rainRolloutsRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.DrainHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x30\n\tjudgement\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.GroupJudgementH\x00\x12\'\n\x04step\x18\x04 \x01(\x0b\x32\x17.heterorl.v1.StepRecordH\x00\x42\t\n\x07message\"t\n\nDrainHello\x12\x15\n\rlearner_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x05steps\x18\x03 \x03(\x0b\x32\x17.heterorl.v1.StepRecord\x12\x16\n\x0eheld_group_ids\x18\x04 \x03(\t\"\x1d\n\x0b\x44rainCredit\x12\x0e\n\x06groups\x18\x01 \x01(\x05\"Y\n\x0eGroupJudgement\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"L\n\nStepRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\x12\x1a\n\x12staleness_versions\x18\x03 \x03(\x05\"\x8c\x01\n\x15\x44rainRolloutsResponse\x12,\n\x05group\x18\x01 \x01(\x0b\x32\x1b.heterorl.v1.DeliveredGroupH\x00\x12:\n\x11step_acknowledged\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.StepAcknowledgedH\x00\x42\t\n\x07message\"a\n\x0e\x44\x65liveredGroup\x12\x12\n\nsampler_id\x18\x02 \x01(\t\x12\x14\n\x0cspooled_at_s\x18\x03 \x01(\x01\x12\r\n\x05group\x18\x64 \x01(\x0c\x12\x10\n\x08group_id\x18\x65 \x01(\tJ\x04\x08\x01\x10\x02\"#\n\x10StepAcknowledged\x12\x0f\n\x07version\x18\x01 \x01(\x03*g\n\x0cLeasePurpose\x12\x1d\n\x19LEASE_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEASE_PURPOSE_TRAINING\x10\x01\x12\x1c\n\x18LEASE_PURPOSE_EVALUATION\x10\x02*\xee\x01\n\nLeaseFault\x12\x1b\n\x17LEASE_FAULT_UNSPECIFIED\x10\x00\x12\x1f\n\x1bLEASE_FAULT_PROMPT_TOO_LONG\x10\x01\x12\x1d\n\x19LEASE_FAULT_PROMPT_FAILED\x10\x02\x12 \n\x1cLEASE_FAULT_PROMPT_TIMED_OUT\x10\x03\x12\x1e\n\x1aLEASE_FAULT_GRADING_FAILED\x10\x04\x12!\n\x1dLEASE_FAULT_GRADING_TIMED_OUT\x10\x05\x12\x1e\n\x1aLEASE_FAULT_ENGINE_REFUSED\x10\x06*\\\n\x0bLogprobMode\x12\x1c\n\x18LOGPROB_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14LOGPROB_MODE_SAMPLED\x10\x01\x12\x15\n\x11LOGPROB_MODE_FULL\x10\x02\x32\xf4\x02\n\x0eRolloutService\x12S\n\x0cLeasePrompts\x12 .heterorl.v1.LeasePromptsRequest\x1a!.heterorl.v1.LeasePromptsResponse\x12V\n\rReleaseLeases\x12!.heterorl.v1.ReleaseLeasesRequest\x1a\".heterorl.v1.ReleaseLeasesResponse\x12Y\n\x0eSubmitRollouts\x12\".heterorl.v1.SubmitRolloutsRequest\x1a#.heterorl.v1.SubmitRolloutsResponse\x12Z\n\rDrainRollouts\x12!.heterorl.v1.DrainRolloutsRequest\x1a\".heterorl.v1.DrainRolloutsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heterorl.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEASEPURPOSE']._serialized_start=2286
-  _globals['_LEASEPURPOSE']._serialized_end=2389
-  _globals['_LEASEFAULT']._serialized_start=2392
-  _globals['_LEASEFAULT']._serialized_end=2630
-  _globals['_LOGPROBMODE']._serialized_start=2632
-  _globals['_LOGPROBMODE']._serialized_end=2724
+  _globals['_LEASEPURPOSE']._serialized_start=2320
+  _globals['_LEASEPURPOSE']._serialized_end=2423
+  _globals['_LEASEFAULT']._serialized_start=2426
+  _globals['_LEASEFAULT']._serialized_end=2664
+  _globals['_LOGPROBMODE']._serialized_start=2666
+  _globals['_LOGPROBMODE']._serialized_end=2758
   _globals['_LEASEPROMPTSREQUEST']._serialized_start=68
   _globals['_LEASEPROMPTSREQUEST']._serialized_end=151
   _globals['_LEASEPROMPTSRESPONSE']._serialized_start=153
@@ -51,29 +51,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASELEASESRESPONSE']._serialized_start=648
   _globals['_RELEASELEASESRESPONSE']._serialized_end=689
   _globals['_SUBMITROLLOUTSREQUEST']._serialized_start=691
-  _globals['_SUBMITROLLOUTSREQUEST']._serialized_end=776
-  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_start=778
-  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_end=857
-  _globals['_ROLLOUTGROUP']._serialized_start=860
-  _globals['_ROLLOUTGROUP']._serialized_end=1421
-  _globals['_COMPLETIONMETRIC']._serialized_start=1423
-  _globals['_COMPLETIONMETRIC']._serialized_end=1471
-  _globals['_DRAINROLLOUTSREQUEST']._serialized_start=1474
-  _globals['_DRAINROLLOUTSREQUEST']._serialized_end=1684
-  _globals['_DRAINHELLO']._serialized_start=1686
-  _globals['_DRAINHELLO']._serialized_end=1802
-  _globals['_DRAINCREDIT']._serialized_start=1804
-  _globals['_DRAINCREDIT']._serialized_end=1833
-  _globals['_GROUPJUDGEMENT']._serialized_start=1835
-  _globals['_GROUPJUDGEMENT']._serialized_end=1924
-  _globals['_STEPRECORD']._serialized_start=1926
-  _globals['_STEPRECORD']._serialized_end=2002
-  _globals['_DRAINROLLOUTSRESPONSE']._serialized_start=2005
-  _globals['_DRAINROLLOUTSRESPONSE']._serialized_end=2145
-  _globals['_DELIVEREDGROUP']._serialized_start=2147
-  _globals['_DELIVEREDGROUP']._serialized_end=2247
-  _globals['_STEPACKNOWLEDGED']._serialized_start=2249
-  _globals['_STEPACKNOWLEDGED']._serialized_end=2284
-  _globals['_ROLLOUTSERVICE']._serialized_start=2727
-  _globals['_ROLLOUTSERVICE']._serialized_end=3099
+  _globals['_SUBMITROLLOUTSREQUEST']._serialized_end=813
+  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_start=815
+  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_end=894
+  _globals['_ROLLOUTGROUP']._serialized_start=897
+  _globals['_ROLLOUTGROUP']._serialized_end=1458
+  _globals['_COMPLETIONMETRIC']._serialized_start=1460
+  _globals['_COMPLETIONMETRIC']._serialized_end=1508
+  _globals['_DRAINROLLOUTSREQUEST']._serialized_start=1511
+  _globals['_DRAINROLLOUTSREQUEST']._serialized_end=1721
+  _globals['_DRAINHELLO']._serialized_start=1723
+  _globals['_DRAINHELLO']._serialized_end=1839
+  _globals['_DRAINCREDIT']._serialized_start=1841
+  _globals['_DRAINCREDIT']._serialized_end=1870
+  _globals['_GROUPJUDGEMENT']._serialized_start=1872
+  _globals['_GROUPJUDGEMENT']._serialized_end=1961
+  _globals['_STEPRECORD']._serialized_start=1963
+  _globals['_STEPRECORD']._serialized_end=2039
+  _globals['_DRAINROLLOUTSRESPONSE']._serialized_start=2042
+  _globals['_DRAINROLLOUTSRESPONSE']._serialized_end=2182
+  _globals['_DELIVEREDGROUP']._serialized_start=2184
+  _globals['_DELIVEREDGROUP']._serialized_end=2281
+  _globals['_STEPACKNOWLEDGED']._serialized_start=2283
+  _globals['_STEPACKNOWLEDGED']._serialized_end=2318
+  _globals['_ROLLOUTSERVICE']._serialized_start=2761
+  _globals['_ROLLOUTSERVICE']._serialized_end=3133
 # @@protoc_insertion_point(module_scope)

@@ -319,29 +319,41 @@ Global___ReleaseLeasesResponse: _TypeAlias = ReleaseLeasesResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsRequest(_message.Message):
-    """One group."""
+    """One group, as its sampler encoded and signed it. Hubs keep and hand on the bytes; the coordinator reads them once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GROUP_FIELD_NUMBER: _builtins.int
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
     """Relays only: node id of the sampler that submitted the group, from its certificate. Empty: the
     caller itself.
     """
-    @_builtins.property
-    def group(self) -> Global___RolloutGroup:
-        """The group, whole."""
-
+    group: _builtins.bytes
+    """A RolloutGroup, encoded without unknown or repeated fields; at most JoinResponse.group_bytes."""
+    group_id: _builtins.str
+    """The group's id, as in `group`."""
+    certificate: _builtins.bytes
+    """PEM certificate of the sampler, issued by the run's authority. Empty where TLS is off."""
+    signature: _builtins.bytes
+    """By the key of `certificate`: ECDSA P-256 with SHA-256, DER, over "heterorl.v1.RolloutGroup", a NUL, the run
+    id, a NUL, the group id, a NUL, and the 32 bytes of BLAKE3 of `group`. Empty where TLS is off.
+    """
     def __init__(
         self,
         *,
-        group: Global___RolloutGroup | None = ...,
         sampler_id: _builtins.str = ...,
+        group: _builtins.bytes = ...,
+        group_id: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "sampler_id", b"sampler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "group", b"group", "group_id", b"group_id", "sampler_id", b"sampler_id", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -728,27 +740,29 @@ class DeliveredGroup(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GROUP_FIELD_NUMBER: _builtins.int
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
     SPOOLED_AT_S_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
     """Node id of the sampler, from its certificate."""
     spooled_at_s: _builtins.float
     """Unix seconds on the coordinator's clock when it was spooled."""
-    @_builtins.property
-    def group(self) -> Global___RolloutGroup:
-        """The group as submitted."""
-
+    group: _builtins.bytes
+    """The RolloutGroup as its sampler encoded it."""
+    group_id: _builtins.str
+    """The group's id."""
     def __init__(
         self,
         *,
-        group: Global___RolloutGroup | None = ...,
         sampler_id: _builtins.str = ...,
         spooled_at_s: _builtins.float = ...,
+        group: _builtins.bytes = ...,
+        group_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

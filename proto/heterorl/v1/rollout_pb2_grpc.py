@@ -92,7 +92,9 @@ class RolloutServiceServicer(object):
 
         Errors:
 
-        * `RESOURCE_EXHAUSTED` (over_limit): the message is over its limit. Final.
+        * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
+        * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
+        lease is not touched.
         * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

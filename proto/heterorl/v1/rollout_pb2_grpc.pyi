@@ -56,7 +56,9 @@ class RolloutServiceStub:
 
     Errors:
 
-    * `RESOURCE_EXHAUSTED` (over_limit): the message is over its limit. Final.
+    * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
+    * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
+      lease is not touched.
     * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
     """
     DrainRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]
@@ -101,7 +103,9 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
 
     Errors:
 
-    * `RESOURCE_EXHAUSTED` (over_limit): the message is over its limit. Final.
+    * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
+    * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
+      lease is not touched.
     * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
     """
     DrainRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]  # type: ignore[assignment]
@@ -161,7 +165,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
 
-        * `RESOURCE_EXHAUSTED` (over_limit): the message is over its limit. Final.
+        * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
+        * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
+          lease is not touched.
         * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
         """
 

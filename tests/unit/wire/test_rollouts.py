@@ -22,12 +22,21 @@ from node.rollout import (
 from node.wire.rollouts import (
     group_from_wire,
     group_to_wire,
+    largest_group_bytes,
     lease_grant_from_wire,
     lease_grant_to_wire,
     verdict_from_wire,
     verdict_to_wire,
 )
 from support.groups import SAMPLING, make_completion, make_group, with_replies
+
+
+def message_of(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
+    return rollout_pb2.RolloutGroup.FromString(group_to_wire(group))
+
+
+def read(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
+    return group_from_wire(message.SerializeToString())
 
 
 def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
@@ -80,9 +89,9 @@ def test_a_group_survives_the_wire_bit_for_bit(
         completions = tuple(map(with_replies, completions, [mask.tolist() for mask in drawn]))
     sampling = replace(SAMPLING, top_k=5 if is_truncated else 0, min_p=0.125, stop=("\n\n", "日本"))
     group = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
-    message = rollout_pb2.RolloutGroup.FromString(group_to_wire(group).SerializeToString())
-    assert_same_group(group_from_wire(message), group)
-    check_group(replace(group_from_wire(message), logprob_mode=mode, sampling=sampling))
+    received = group_from_wire(group_to_wire(group))
+    assert_same_group(received, group)
+    check_group(replace(received, logprob_mode=mode, sampling=sampling))
 
 
 REPLIES = [True, True, False, False, False, True, False, True, True, True]
@@ -91,11 +100,11 @@ REPLIES = [True, True, False, False, False, True, False, True, True, True]
 def test_only_drawn_tokens_have_logprobs_and_versions_on_the_wire() -> None:
     versions = np.array([4, 4, 9, 9, 9, 5, 9, 6, 6, 6], np.int32)
     mixed = with_replies(make_completion(10, policy_version=versions), REPLIES)
-    message = group_to_wire(make_group(completions=(make_completion(3), mixed)))
+    message = message_of(make_group(completions=(make_completion(3), mixed)))
     assert message.drawn == bytes([0b00011111, 0b00011101])
     assert np.frombuffer(message.policy_versions, "<i4").tolist() == [0, 0, 0, 4, 4, 5, 6, 6, 6]
     assert len(message.behaviour_logprobs) == 9 * 4
-    received = group_from_wire(message).completions[1]
+    received = read(message).completions[1]
     assert received.policy_version.tolist() == [4, 4, 4, 4, 4, 5, 5, 6, 6, 6]
     assert received.behaviour_logprob[[2, 3, 4, 6]].tolist() == [0, 0, 0, 0]
 
@@ -105,41 +114,89 @@ def test_a_group_without_replies_has_the_bytes_it_had_before_there_were_any() ->
     all_drawn = replace(
         group, completions=tuple(with_replies(c, [True] * len(c.token_ids)) for c in group.completions)
     )
-    data = group_to_wire(group).SerializeToString(deterministic=True)
-    assert group_to_wire(all_drawn).SerializeToString(deterministic=True) == data
-    assert not group_to_wire(group).drawn
+    assert group_to_wire(all_drawn) == group_to_wire(group)
+    assert not message_of(group).drawn
 
 
 def test_a_reader_that_does_not_know_replies_refuses_the_group() -> None:
-    message = group_to_wire(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
+    message = message_of(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
     message.ClearField("drawn")
     with pytest.raises(RefusedError, match="behaviour_logprobs has 6 entries, the lengths ask for 10"):
-        group_from_wire(message)
+        read(message)
 
 
 @pytest.mark.parametrize("bits", [b"\0\0", b"\x9f\x5d", b"\x9f", b"\x9f\x1d\0", b"\x8f\x1d"])
 def test_a_column_drawn_that_does_not_fit_is_refused(bits: bytes) -> None:
-    message = group_to_wire(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
+    message = message_of(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
     message.drawn = bits
     with pytest.raises(RefusedError) as refused:
-        group_from_wire(message)
+        read(message)
     assert refused.value.reason is Reason.MALFORMED
 
 
 def test_columns_are_little_endian_whatever_the_machine() -> None:
-    message = group_to_wire(make_group(prompt_token_ids=np.array([1, 258], np.int32)))
+    message = message_of(make_group(prompt_token_ids=np.array([1, 258], np.int32)))
     assert message.prompt_token_ids == b"\x01\x00\x00\x00\x02\x01\x00\x00"
 
 
 def test_a_finish_is_a_byte_that_was_a_truth_value_before_there_were_stop_strings() -> None:
     completions = tuple(make_completion(finish=finish) for finish in (Finish.LENGTH, Finish.END, Finish.STOP))
-    assert group_to_wire(make_group(completions=completions)).finished == b"\0\1\2"
+    assert message_of(make_group(completions=completions)).finished == b"\0\1\2"
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
-    data = group_to_wire(make_group()).SerializeToString()
-    later = data + b"\xfa\x3f\x03new"  # field 1023, length-delimited
-    assert_same_group(group_from_wire(rollout_pb2.RolloutGroup.FromString(later)), make_group())
+@pytest.mark.parametrize(
+    "spare",
+    [
+        b"\xfa\x3f\x03new",  # field 1023, length-delimited
+        b"\x4a\x04\0\0\0\0",  # token_ids, a second time
+        b"\x72\x02\x78\x01",  # a field of its sampling parameters that nobody knows
+    ],
+)
+def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: bytes) -> None:
+    data = group_to_wire(make_group())
+    with pytest.raises(RefusedError, match="belong to no field") as refused:
+        group_from_wire(spare + data)
+    assert refused.value.reason is Reason.MALFORMED
+
+
+def test_bytes_that_are_no_group_are_refused() -> None:
+    with pytest.raises(RefusedError, match="5 bytes that are not a group"):
+        group_from_wire(b"group")
+
+
+def test_a_metric_that_is_there_twice_is_refused() -> None:
+    message = message_of(make_group(size=2, metrics={"words": np.zeros(2, np.float32)}))
+    message.metrics.add(name="words", values=b"\0" * 8)
+    with pytest.raises(RefusedError, match="twice"):
+        read(message)
+
+
+@given(
+    size=st.integers(1, 5),
+    tokens=st.integers(1, 40),
+    prompt=st.integers(1, 50),
+    metrics=st.integers(0, 16),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=50)
+def test_no_group_is_larger_than_the_largest_and_the_largest_is_close(
+    size: int, tokens: int, prompt: int, metrics: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    mask = np.ones(tokens, np.bool_)
+    mask[1:-1] = rng.random(max(0, tokens - 2)) < 0.9
+    group = make_group(
+        completions=tuple(
+            with_replies(make_completion(tokens, kept_mass=np.full(tokens, 0.5, np.float32)), mask.tolist())
+            for _ in range(size)
+        ),
+        prompt_token_ids=np.zeros(prompt, np.int32),
+        sampling=replace(SAMPLING, top_k=5, stop=("x" * 64,) * 16),
+        metrics={f"{n:064d}": np.ones(size, np.float32) for n in range(metrics)},
+    )
+    largest = largest_group_bytes(group_size=size, max_new_tokens=tokens, prompt_tokens=prompt)
+    assert len(group_to_wire(group)) <= largest
+    assert largest <= 16 * size * tokens + 4 * prompt + 24 * 1024
 
 
 @pytest.mark.parametrize(
@@ -163,26 +220,26 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
     ],
 )
 def test_columns_that_disagree_are_refused_by_name(column: str, value: bytes) -> None:
-    message = group_to_wire(make_group())
+    message = message_of(make_group())
     setattr(message, column, value)
     with pytest.raises(RefusedError) as refused:
-        group_from_wire(message)
+        read(message)
     assert refused.value.reason is Reason.MALFORMED
 
 
 def test_lengths_that_claim_gigabytes_are_refused_before_memory_is_spent() -> None:
-    message = group_to_wire(make_group())
+    message = message_of(make_group())
     message.completion_lengths = np.full(1024, 2**31 - 1, np.int32).tobytes()
     with pytest.raises(RefusedError) as refused:
-        group_from_wire(message)
+        read(message)
     assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_too_many_completions_are_refused() -> None:
-    message = group_to_wire(make_group())
+    message = message_of(make_group())
     message.completion_lengths = np.ones(1025, np.int32).tobytes()
     with pytest.raises(RefusedError, match="1025 completions"):
-        group_from_wire(message)
+        read(message)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +259,21 @@ def test_too_many_completions_are_refused() -> None:
     ],
 )
 def test_sampling_parameters_out_of_range_are_refused(field: str, value: Any) -> None:
-    message = group_to_wire(make_group())
+    message = message_of(make_group())
     if field == "stop":
         message.sampling.stop.extend(value)
     else:
         setattr(message.sampling, field, value)
     with pytest.raises(RefusedError, match=field):
-        group_from_wire(message)
+        read(message)
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_group_whose_logprobs_are_of_nothing_known_is_refused(number: int) -> None:
-    data = group_to_wire(make_group()).SerializeToString() + b"\x90\x01" + bytes([number])  # field 18
+    message = message_of(make_group())
+    message.logprob_mode = number  # type: ignore[assignment]
     with pytest.raises(RefusedError, match=f"logprob mode {number}"):
-        group_from_wire(rollout_pb2.RolloutGroup.FromString(data))
+        read(message)
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -244,11 +302,11 @@ def test_a_row_over_the_limit_is_refused() -> None:
 
 def test_what_graders_measure_survives_the_wire() -> None:
     values = np.array([0.5, np.nan], np.float32)
-    message = group_to_wire(make_group(size=2, metrics={"words": values}))
-    np.testing.assert_array_equal(group_from_wire(message).metrics["words"], values)
+    message = message_of(make_group(size=2, metrics={"words": values}))
+    np.testing.assert_array_equal(read(message).metrics["words"], values)
     message.metrics[0].values = b"\0" * 12
     with pytest.raises(RefusedError, match="metrics"):
-        group_from_wire(message)
+        read(message)
 
 
 def test_a_lease_of_an_older_coordinator_is_for_training() -> None:

@@ -1,0 +1,121 @@
+"""Proof that a sampler itself made a group, whoever hands it in: its certificate, and a signature by its key.
+
+A hub sees the TLS connection of the peer that calls it. Behind a relay that is the relay, so a group carries
+its own proof, which works after a restart and through any number of hubs.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Self
+
+import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from node.errors import Reason, RefusedError
+from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_private_key
+from node.identity.clock_skew import moment
+from node.identity.identity_store import Identity
+from node.identity.peer import Peer
+from node.run import Role
+
+_DOMAIN: Final = b"heterorl.v1.RolloutGroup\0"
+_ALGORITHM: Final = ec.ECDSA(hashes.SHA256())
+
+CERTIFICATE_BYTES: Final = 4096
+"""Five times what a certificate of a run has."""
+
+_HOLDERS: Final = 4096
+"""Certificates remembered as verified; reading and verifying one takes as long as ten signatures."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProof:
+    """What a group carries to prove whose it is."""
+
+    certificate: bytes
+    """PEM, the sampler's."""
+    signature: bytes
+    """DER."""
+
+
+class GroupSigner:
+    """Signs groups as one sampler."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, *, certificate_pem: bytes, run_id: str) -> None:
+        self._key = key
+        self._certificate_pem = certificate_pem
+        self._run_id = run_id
+
+    @classmethod
+    def of(cls, identity: Identity) -> Self:
+        """Return the signer of an identity."""
+        key = read_private_key(identity.key_pem)
+        assert isinstance(key, ec.EllipticCurvePrivateKey), "identities are made with such keys only"
+        return cls(key, certificate_pem=identity.certificate_pem, run_id=identity.run_id)
+
+    def prove(self, group_id: str, data: bytes) -> GroupProof:
+        """Return the proof for an encoded group."""
+        signature = self._key.sign(_signed_message(self._run_id, group_id, data), _ALGORITHM)
+        return GroupProof(self._certificate_pem, signature)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    peer: Peer
+    key: ec.EllipticCurvePublicKey
+    not_after_s: float
+
+
+class GroupVerifier:
+    """Checks the proofs of one run's groups."""
+
+    def __init__(self, ca_pem: bytes, *, run_id: str) -> None:
+        self._run_id = run_id
+        self._holder_of = lru_cache(maxsize=_HOLDERS)(lambda pem: _holder(pem, ca_pem))
+
+    def check(self, proof: GroupProof, *, sampler_id: str, group_id: str, data: bytes, now: float) -> None:
+        """Check that ``sampler_id`` made the group; revocation is not looked at.
+
+        Raises:
+            RefusedError: BAD_SIGNATURE, with what is wrong.
+        """
+        if len(proof.certificate) > CERTIFICATE_BYTES:
+            raise _unproved(f"its certificate has {len(proof.certificate)} bytes")
+        holder = self._holder_of(proof.certificate)
+        sampler = Peer(self._run_id, Role.SAMPLER, sampler_id)
+        if holder.peer != sampler:
+            raise _unproved(
+                f"it came as {sampler_id}'s and carries the certificate of {holder.peer.spiffe_id}"
+            )
+        if now >= holder.not_after_s:
+            raise _unproved(f"the certificate of {sampler_id} expired at {moment(holder.not_after_s)}")
+        try:
+            holder.key.verify(proof.signature, _signed_message(self._run_id, group_id, data), _ALGORITHM)
+        except InvalidSignature:
+            raise _unproved(f"{sampler_id} did not sign group {group_id[:100]!r} with these bytes") from None
+
+
+def _holder(certificate_pem: bytes, ca_pem: bytes) -> _Holder:
+    try:
+        certificate = read_certificate(certificate_pem)
+        key = certificate.public_key()
+    except ValueError as error:
+        raise _unproved("it carries no certificate") from error
+    if not is_issued_by(certificate_pem, ca_pem) or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise _unproved("its certificate is not of the run's authority")
+    return _Holder(peer_in(certificate), key, certificate.not_valid_after_utc.timestamp())
+
+
+def _signed_message(run_id: str, group_id: str, data: bytes) -> bytes:
+    # Neither id has a NUL in it once it is accepted, and the digest has a fixed length.
+    return b"\0".join((_DOMAIN[:-1], run_id.encode(), group_id.encode(), blake3.blake3(data).digest()))
+
+
+def _unproved(what: str) -> RefusedError:
+    return RefusedError(
+        Reason.BAD_SIGNATURE,
+        f"the group is not proved to be its sampler's: {what}",
+        fix="sample it again; if a relay handed it in, check the relay's machine",
+    )
