@@ -5,6 +5,7 @@ import contextlib
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -16,11 +17,12 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
-from node.rollout import LeasePurpose
+from node.identity.group_proof import GroupProof, GroupSigner
+from node.rollout import LeasePurpose, RolloutGroup
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
 from node.run import Role
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import group_to_wire, verdict_from_wire
 
 PAUSE_S: Final = 0.05
 """Between two rounds: an attack must not win by using up the machine it shares with the run."""
@@ -106,7 +108,7 @@ async def step_report(enemy: Enemy) -> None:
 
 
 async def relay_in_others_names(enemy: Enemy) -> None:
-    """Submit groups under guessed lease ids of honest samplers, as a relay."""
+    """Submit groups under guessed lease ids of honest samplers, as a relay with a key of another sampler."""
     relay = enemy.foe(Role.RELAY, "relay-liar")
     await enemy.join(relay, prompts=0)
     scout = await _sampler(enemy)
@@ -118,12 +120,12 @@ async def relay_in_others_names(enemy: Enemy) -> None:
         slot, _ = slot_and_attempt(leases[0].lease_id)
         head = await enemy.head(scout)
         for back in range(12):
-            guess = max(0, slot - back)
             for sampler_id in ("sampler-1", "sampler-2"):
-                group = enemy.group(leases[0], version=head.number)
-                message = group_to_wire(group)
-                message.group_id = f"{guess}.1"
-                await _submit_raw(enemy, relay, message, sampler_id=sampler_id)
+                group = replace(
+                    enemy.group(leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
+                )
+                proof = GroupSigner.of(scout.identity).prove(group.group_id, group_to_wire(group))
+                await _submit_raw(enemy, relay, group, sampler_id=sampler_id, proof=proof)
         await asyncio.sleep(PAUSE_S)
 
 
@@ -134,10 +136,11 @@ async def unknown_fields(enemy: Enemy) -> None:
     junk = _varint(999 << 3 | 2) + _varint(UNKNOWN_BYTES) + random.randbytes(UNKNOWN_BYTES)
     async with enemy.heartbeats(foe, ()):
         while True:
-            for lease in (await enemy.lease(foe, 2))[:2]:
+            for lease in await enemy.lease(foe, 2):
                 head = await enemy.head(foe)
-                encoded = group_to_wire(enemy.group(lease, version=head.number)).SerializeToString()
-                await _submit_raw(enemy, foe, rollout_pb2.RolloutGroup.FromString(encoded + junk))
+                group = enemy.group(lease, version=head.number)
+                proof = GroupSigner.of(foe.identity).prove(group.group_id, group_to_wire(group) + junk)
+                await _submit_raw(enemy, foe, group, junk=junk, proof=proof)
             await asyncio.sleep(1)
 
 
@@ -240,8 +243,12 @@ async def refused_submissions(enemy: Enemy) -> None:
         n = 0
         while True:
             n += 1
-            message = rollout_pb2.RolloutGroup(run_id=enemy.stage.run_id, group_id=f"{n}.1")
-            await _submit_raw(enemy, foe, message)
+            data = rollout_pb2.RolloutGroup(run_id=enemy.stage.run_id).SerializeToString()
+            proof = GroupSigner.of(foe.identity).prove(f"{n}.1", data)
+            request = rollout_pb2.SubmitRolloutsRequest(
+                group=data, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
+            )
+            await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
             await asyncio.sleep(FLOOD_CALLERS / 233)
 
     await asyncio.gather(*(submit() for _ in range(FLOOD_CALLERS)))
@@ -294,7 +301,7 @@ async def _sampler(enemy: Enemy) -> Foe:
 
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
-    client = SamplerRolloutClient(foe.channel)
+    client = SamplerRolloutClient(foe.channel, GroupSigner.of(foe.identity))
     async with enemy.heartbeats(foe, ()):
         while True:
             unwanted = []
@@ -314,11 +321,19 @@ async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: Lease
             await asyncio.sleep(PAUSE_S)
 
 
-async def _submit_raw(enemy: Enemy, foe: Foe, group: Any, *, sampler_id: str = "") -> None:
-    request = rollout_pb2.SubmitRolloutsRequest(group=group, sampler_id=sampler_id)
+async def _submit_raw(
+    enemy: Enemy, foe: Foe, group: RolloutGroup, *, sampler_id: str = "", junk: bytes = b"", proof: GroupProof
+) -> None:
+    request = rollout_pb2.SubmitRolloutsRequest(
+        group=group_to_wire(group) + junk,
+        group_id=group.group_id,
+        sampler_id=sampler_id,
+        certificate=proof.certificate,
+        signature=proof.signature,
+    )
     answer = await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
     if answer is not None:
-        enemy.did[f"submitted: {answer.verdict}"] += 1
+        enemy.did[f"submitted: {verdict_from_wire(answer.verdict)}"] += 1
 
 
 def _anyone() -> ssl.SSLContext:

@@ -19,6 +19,9 @@ SAMPLERS: Final = ("sampler-1", "sampler-2")
 TASK: Final = "even-digits"
 TASKS: Final[Section] = {TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
 
+READY_TIMEOUT_S: Final = 240.0
+"""Several processes that import torch on cores that others use too."""
+
 GROUP_SIZE: Final = 4
 MAX_NEW_TOKENS: Final = 8
 CONCURRENCY_GROUPS: Final = 72
@@ -30,7 +33,9 @@ class Stage(RunSession):
 
     def __init__(self, root: Path, *, children: Children) -> None:
         self.directory = RunDirectory(root)
-        super().__init__(self.directory, enrolled=SAMPLERS, children=children)
+        super().__init__(
+            self.directory, enrolled=SAMPLERS, children=children, ready_timeout_s=READY_TIMEOUT_S
+        )
         self.run_id = root.name
 
     async def begin(self, model: Path) -> None:
