@@ -156,6 +156,9 @@ class ObjectiveOutcome:
     None: the objective truncates no token."""
     trust: Tensor | None = None
     """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: all of it."""
+    taught: Tensor | None = None
+    """Scalar: the part of ``loss`` that rewards make; the rest pulls towards the behaviour policy, whatever
+    the rewards. None: all of it."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]

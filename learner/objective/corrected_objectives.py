@@ -185,6 +185,7 @@ def _gated(inside: Tensor, batch: ObjectiveBatch, *, penalty: float) -> Objectiv
     """Return -rho A inside and 0 outside, plus penalty * log^2 rho everywhere."""
     log_ratio = batch.log_ratio
     weight = bounded_ratio(torch.where(inside, log_ratio, 0.0))
-    loss = torch.where(inside, -weight * _advantage(batch)[:, None], 0.0) + penalty * log_ratio**2
+    taught = mean_over_tokens(torch.where(inside, -weight * _advantage(batch)[:, None], 0.0), batch)
+    loss = taught + penalty * mean_over_tokens(log_ratio**2, batch)
     weight = bounded_ratio(log_ratio.detach())
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, ~inside & batch.mask)
+    return ObjectiveOutcome(loss, weight, ~inside & batch.mask, taught=taught)
