@@ -9,9 +9,9 @@ mask over it; how the model's work is cut up cannot change it. Where every row's
 its own logprobs alone, one pass of the model does: the other rows may hold anything meanwhile.
 Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
 
-A group teaches something if the rewards' part of the loss has a gradient at any of its logprobs; that is exactly
-0 where every advantage or weight is. The pull towards the behaviour policy is not counted: without an advantage
-it is rounding noise, or holds back nothing.
+A group teaches something if the rewards' part of the loss has a gradient at any of its logprobs, which is
+exactly 0 where every advantage or weight is. The pull towards the behaviour policy is not counted: it teaches
+nothing by itself, and on policy it is rounding noise, which AdamW scales up to a whole step.
 """
 
 from collections.abc import Sequence

@@ -96,7 +96,7 @@ class StepOutcome:
     is_finite: bool
     """Whether loss and gradient are; if not, nothing is changed."""
     teaching_groups: int
-    """Groups that teach something, see ``step_loss``. 0: nothing is changed, the optimizer's moments included."""
+    """Groups that teach something, see ``step_loss``. 0: nothing is changed, nor the optimizer's moments."""
     loss: float
     gradient_norm: float
     """Before clipping."""
@@ -274,19 +274,9 @@ def _outcome(
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    (
-        loss,
-        norm,
-        kl_nats,
-        surprisal_nats,
-        clipped,
-        clamped,
-        truncated,
-        trust,
-        reference_kl,
-        taught,
-        *of_groups,
-    ) = numbers[: -len(weight)].tolist()
+    loss, norm, kl_nats, surprise, clipped, clamped, truncated, trust, reference_kl, taught, *of_groups = (
+        numbers[: -len(weight)].tolist()
+    )
     weight = numbers[-len(weight) :]
     return StepOutcome(
         is_finite=math.isfinite(loss) and math.isfinite(norm),
@@ -301,7 +291,7 @@ def _outcome(
         clamped_tokens=int(clamped),
         truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
         trust_mean=None if objective.trust is None else trust / len(weight),
-        surprisal_nats=surprisal_nats / tokens,
+        surprisal_nats=surprise / tokens,
         tokens=tokens,
         learning_rate=0.0,  # until the step is taken
         flops=math.nan,  # of the whole step, which the caller knows
