@@ -14,8 +14,8 @@ A version that a full disk refused is tried again until there is room or a newer
 may have nothing fresh enough to train on.
 
 A version that changes no published word is not published, so that samplers need not swap. But staleness is
-counted in version numbers, so one is published all the same once what is published is a quarter of the staleness
-bound behind by number, and at the end.
+counted in version numbers, so one is published all the same once what is published is a quarter of the
+staleness bound behind by number, and at the end.
 
 After a restart the checkpoint's version is published again as a keyframe, unless it is the newest in the
 store: then the words published last are known.
@@ -55,8 +55,8 @@ from node.weights.store.artifact_store import ArtifactStore
 logger = logging.getLogger(__name__)
 
 UNCHANGED_SHARE: Final = 4
-"""Version numbers may run ahead of what is published by a quarter of the staleness bound: leases of samplers that
-hold the same words under an older number are bounded as if the words were older."""
+"""Version numbers may run ahead of what is published by a quarter of the staleness bound: leases of samplers
+that hold the same words under an older number are bounded as if the words were older."""
 
 _UNDER_WAY_PER_THREAD: Final = 2
 """Frames: while one is coded, another may wait for its place in the file."""
