@@ -55,7 +55,7 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
     """
     whole = bounded_ratio(_log_correction(batch))
     outcome = _corrected(whole.clamp(max=options.ceiling), batch, options)
-    return replace(outcome, is_truncated=(whole > options.ceiling) & batch.mask)
+    return replace(outcome, is_truncated=(whole > options.ceiling) & batch.mask & ~outcome.is_clipped)
 
 
 def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
@@ -124,8 +124,9 @@ def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> Objective
     weight = bounded_ratio(prox - q) * bounded_ratio(p.detach() - prox)
     if options.beyond_cap == "mask":
         loss, weight = (torch.where(is_beyond, 0.0, values) for values in (loss, weight))
-        is_clipped = is_clipped | is_beyond
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, is_clipped)
+        is_clipped = (is_clipped | is_beyond) & batch.mask
+    is_cut = is_beyond & batch.mask & ~is_clipped if options.beyond_cap == "truncate" else None
+    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, is_clipped, is_truncated=is_cut)
 
 
 def dppo_tv(batch: ObjectiveBatch, options: TotalVariationOptions) -> ObjectiveOutcome:

@@ -27,9 +27,9 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     divergence = blended_divergence(kl.double().sum(dim=1), expected * batch.lengths, batch.lengths)
     trust = trust_by_divergence(divergence, scale_nats=options.scale_nats)
     behaviour = batch.behaviour_mean
-    weight = truncated_group_weight(
-        log_ratio, behaviour - log_group_expectation(behaviour, batch.groups), trust
-    )
+    log_share = behaviour - log_group_expectation(behaviour, batch.groups)
+    weight = truncated_group_weight(log_ratio, log_share, trust)
+    is_cut = (log_ratio.detach() + log_share.to(log_ratio.dtype)[:, None] > 0) & (trust > 0)[:, None]
     advantage = standardised_advantage(batch.reward, batch.groups)
     limit = largest_move(expected, deviations=options.deviations, most_nats=options.most_nats)
     is_over = has_moved(log_ratio, batch.mask, advantage, limit=limit)[:, None]
@@ -40,6 +40,6 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
         mean_of_token_means(loss, batch),
         weight,
         is_over & batch.mask,
-        is_truncated=(log_ratio.detach() > 0) & batch.mask,
+        is_truncated=is_cut & ~is_over & batch.mask,
         trust=trust,
     )

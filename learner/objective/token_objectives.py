@@ -95,7 +95,8 @@ def dapo(batch: ObjectiveBatch, options: DapoOptions) -> ObjectiveOutcome:
     def reduce(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
         return mean_over_kept_tokens(loss, batch, keep=is_informative)
 
-    return _clipped(advantage, reduce, batch, options)
+    outcome = _clipped(advantage, reduce, batch, options)
+    return replace(outcome, is_clipped=outcome.is_clipped & is_informative[:, None])
 
 
 def rloo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
