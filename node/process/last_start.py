@@ -25,6 +25,8 @@ _SECRET: Final = re.compile(
 )
 """Names whose values are neither kept nor shown: tables such as task_options hold anything."""
 
+_SECRET_IN_ADDRESS: Final = re.compile(r"//[^/@\s]*@")
+
 _SHOWN_CHARACTERS: Final = 200
 
 
@@ -51,7 +53,7 @@ def flattened(table: Mapping[str, object], *, prefix: str) -> Iterator[tuple[str
         name = f"{prefix}.{key}"
         if isinstance(value, Mapping):
             yield from flattened(value, prefix=name)
-        elif not _SECRET.search(key):
+        elif not _SECRET.search(key) and not _SECRET_IN_ADDRESS.search(str(value)):
             yield name, json.loads(json.dumps(value, default=str))
 
 

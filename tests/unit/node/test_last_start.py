@@ -42,6 +42,7 @@ def test_every_setting_that_changed_since_the_last_start_is_said_with_was_and_is
 def test_no_secret_is_written_or_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for value in ("hunter2", "hunter3"):
         options = {"judge": {"api_key": value, "max_new_tokens": 8, "hub_token": value, "url": "http://j"}}
+        options["store"] = {"address": f"https://me:{value}@store"}
         note_settings(tmp_path, role=Role.COORDINATOR, settings={"task_options": options})
     assert said(caplog) == []
     path = tmp_path / FILE_NAME
