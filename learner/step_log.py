@@ -83,9 +83,14 @@ class StepLine:
     """How long that took, from masters to stored for upload."""
 
     @property
+    def is_step(self) -> bool:
+        """Whether a step was taken on the batch: it taught something."""
+        return self.teaching_groups != 0
+
+    @property
     def version_before(self) -> int:
-        """The version that the batch was trained on, or judged by."""
-        return self.report.version - (self.teaching_groups != 0)
+        """The version that met the batch."""
+        return self.report.version - self.is_step
 
     def to_json(self) -> str:
         """Return one flat object: the fields of report and figures beside the others."""

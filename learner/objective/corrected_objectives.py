@@ -61,6 +61,8 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
 def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
     """Masked importance sampling: likewise, times prox/q where it is within the band.
 
+    The divisor counts what is rejected too.
+
     Source: https://richardli.xyz/rl-collapse, part 3.
     """
     return _corrected(_masked(_log_correction(batch), batch, options), batch, options)

@@ -1,4 +1,4 @@
-"""The default: GRPO on policy; off it, what the measured drift of the policy with age asks for."""
+"""The default: GRPO at age 0; beyond it, what the measured drift of the policy with age asks for."""
 
 import torch
 
@@ -16,8 +16,8 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     """Return GRPO with weights truncated at 1, and a trust region for completions, both by measured drift.
 
     A completion of advantage A and tokens t counts -A w_t, unless it has moved by h the way A pushes it;
-    w_t and h as in ``drift``. On policy w_t = 1 and nothing has moved. What depends on a token (w_t) does not
-    depend on the advantage, and what depends on the advantage (h) looks at whole completions: so the many
+    w_t and h as in ``drift``. At age 0 and p = q, w_t = 1 and nothing has moved. What depends on a
+    token (w_t) sees no advantage, and what sees the advantage (h) looks at whole completions, so the many
     tokens that decide nothing cancel out, as they do on policy.
 
     Source: README.md in this folder.

@@ -19,7 +19,7 @@ def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
 def without_outlier(log_ratio: Tensor, mask: Tensor, *, least: float) -> Tensor:
     """Return which completions have no token whose ratio is below ``least``: [n], bool, from [n, t].
 
-    Source: the token veto of verl's and slime's rejection sampling.
+    Source: the token veto of slime's rejection sampling.
     """
     return ~((log_ratio.detach().exp() < least) & mask).any(dim=1)
 

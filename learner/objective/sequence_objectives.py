@@ -99,10 +99,12 @@ def importance_sampling(batch: ObjectiveBatch, options: Options) -> ObjectiveOut
 def vcpo(batch: ObjectiveBatch, options: VcpoOptions) -> ObjectiveOutcome:
     """Variance-controlled policy optimization: -sg[min(p/q, C)] A log p of whole completions, per token.
 
-    A is the reward over its least varying off-policy baseline, divided by the standard deviation of the
-    group's rewards (divisor: size). The baseline asks for the gradient's length, which takes a backward
-    pass for every completion; here its square is the number of tokens, as for tokens whose gradients are
-    of one length and orthogonal (OPO, arXiv:2505.23585, section 3).
+    A is the reward less the off-policy optimal baseline, divided by the standard deviation of the group's
+    rewards (divisor: size). The baseline asks for the gradient's length, which takes a backward pass for
+    every completion; here its square is the number of tokens, as for tokens whose gradients are of one length
+    and orthogonal (OPO, arXiv:2505.23585, section 3). Under it a sum over tokens with whole weights varies
+    least, which is what was published; this loss is a mean over tokens with truncated weights, for which
+    another baseline would be best where lengths differ or weights are truncated.
 
     Source: arXiv:2602.17616, section 4.
     """

@@ -45,7 +45,7 @@ class SampleWriter:
         That raises OSError where the disk is full or failing.
         """
         version = line.report.version
-        if line.teaching_groups != 0 and version % self._every_versions:
+        if line.is_step and version % self._every_versions:
             return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
         numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
