@@ -45,7 +45,8 @@ class LearnerConfig(BaseModel):
     """Share of the peak rate after the decline. At 0, steps go on and change nothing."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled decay of AdamW. Above 0, weights also shrink on groups that teach nothing."""
+    """Decoupled decay of AdamW. Above 0, weights also shrink in steps that hardly teach anything; on a batch
+    that teaches nothing no step is taken."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """Memory of AdamW's two moments, each in [0, 1). Longer memory mixes more old policies in."""
@@ -157,14 +158,15 @@ class LearnerConfig(BaseModel):
     a new sampler, or one that was away for long, joins with the fewest bytes. Made in spare time."""
 
     max_versions: int = Field(default=0, ge=0)
-    """Version after which the learner publishes, drains and ends the daemon; 0: never."""
+    """Version after which the learner publishes, drains and ends the daemon; 0: never. A batch that teaches
+    nothing makes no version."""
 
     stop_at_reward: float | None = Field(default=None, allow_inf_nan=False)
     """Mean training reward over ``stop_window_versions`` at which it does the same. Unset: never."""
 
     stop_window_versions: int = Field(default=16, ge=1, le=10_000)
-    """Newest versions whose mean reward counts, here and, where no version is evaluated, for which one is
-    kept as the best. A short window stops at a lucky batch."""
+    """Newest batches whose mean reward counts, here and, where no version is evaluated, for which one is
+    kept as the best. Those that teach nothing are among them. A short window stops at a lucky batch."""
 
     @field_validator("objective_options")
     @classmethod

@@ -12,6 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.training.checkpoint import best_in, read_masters, versions_in
+from learner.training.checkpoint import CheckpointGoneError, best_in, read_masters, versions_in
 from learner.training.model import Policy, load_policy
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.run import Role
 from node.weights.format.digests import version_root, words_digest
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 
 EXAMPLE: Final = """\
@@ -36,6 +38,9 @@ The newest version, unless --version names another that the learner still has: i
 best, and every learner.keep_every_versions-th. --best is the version that did best in evaluations; without
 any, that of the highest mean training reward over learner.stop_window_versions. The learner may be running.
 """
+
+READS: Final = 10
+"""Tries to open a checkpoint before the learner removes it; each takes microseconds."""
 
 _WEIGHT_FILES: Final = (
     "*.safetensors",
@@ -101,9 +106,9 @@ def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, versi
     """
     if directory.exists():
         raise StartupError(f"{directory} is there already", fix="Name a directory that does not exist yet.")
-    version = _chosen(checkpoints, version)
+    _chosen(checkpoints, version)
     policy = load_policy(model_dir, device="cpu")
-    masters = read_masters(checkpoints, version, layout=policy.layout)
+    version, masters = _masters(checkpoints, version, layout=policy.layout)
     with torch.no_grad():
         for name, tensor in policy.tensors.items():
             tensor.copy_(masters[name])
@@ -168,6 +173,16 @@ def _chosen(checkpoints: Path, version: int | None) -> int:
             fix="Set learner.keep_every_versions to keep more of them.",
         )
     return version
+
+
+def _masters(checkpoints: Path, wanted: int | None, *, layout: Layout) -> tuple[int, dict[str, Tensor]]:
+    """Read a version, by default the newest there is by then, from under a learner that goes on."""
+    for _ in range(READS - 1):
+        version = _chosen(checkpoints, wanted)
+        with suppress(CheckpointGoneError):
+            return version, read_masters(checkpoints, version, layout=layout)
+    version = _chosen(checkpoints, wanted)
+    return version, read_masters(checkpoints, version, layout=layout)
 
 
 def _root(policy: Policy) -> bytes:

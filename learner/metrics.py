@@ -132,6 +132,16 @@ class LearnerMetrics:
             "outcome",
         )
         self.skipped_steps = counter("skipped_steps", "Steps not taken: the gradient was not finite.")
+        self.uninformative_batches = counter(
+            "uninformative_batches", "Batches that taught nothing: consumed without a step."
+        )
+        self.uninformative_ratio = gauge(
+            "uninformative_ratio", "Share of the groups of the newest 64 batches that taught nothing."
+        )
+        self.uninformative_ratio.set(math.nan)
+        self.unchanged_versions = counter(
+            "unchanged_versions", "Versions not published: they change no word of the one published last."
+        )
         self.superseded_versions = counter(
             "superseded_versions", "Versions never published: the next one was ready first."
         )
@@ -153,12 +163,7 @@ class LearnerMetrics:
 
     def show_step(self, line: StepLine) -> None:
         """Show a step that was taken."""
-        numbers = line.numbers()
-        for name, gauge in self._of_step.items():
-            gauge.set(numbers.get(name, math.nan))
-        self._grader_metric.clear()  # of the newest batch only, so that there are never more than its names
-        for name, mean in line.report.grader_metrics.items():
-            self._grader_metric.labels(name).set(mean)
+        self.show_batch(line)
         self.version.set(line.report.version)
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
@@ -167,6 +172,15 @@ class LearnerMetrics:
             self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)
+
+    def show_batch(self, line: StepLine) -> None:
+        """Show the numbers of the newest batch, whether a step was taken on it or not."""
+        numbers = line.numbers()
+        for name, gauge in self._of_step.items():
+            gauge.set(numbers.get(name, math.nan))
+        self._grader_metric.clear()  # of the newest batch only, so that there are never more than its names
+        for name, mean in line.report.grader_metrics.items():
+            self._grader_metric.labels(name).set(mean)
 
     def show_age(self, age_versions: int, **values: float) -> None:
         """Show what is measured and expected of tokens of an age; NaN: not measured."""

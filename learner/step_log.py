@@ -69,6 +69,28 @@ class StepLine:
     """KL(learner || base model), mean over tokens; None: not asked for."""
     figures: BatchFigures | None = None
     """Older checkpoints lack them."""
+    teaching_groups: int | None = None
+    """Groups that taught something. 0: no step was taken, and the version stays. None: not known."""
+    groups_wait_s: float | None = None
+    """Wait for groups since the step before. As the rest, unknown where the line was written at a start."""
+    masters_wait_s: float | None = None
+    """The part of ``step_s`` in which the step waited for the publisher to read the version before."""
+    checkpoint_s: float | None = None
+    """Making the checkpoint durable."""
+    published_version: int | None = None
+    """Newest version published by then. None: this process has published none."""
+    publish_s: float | None = None
+    """How long that took, from masters to stored for upload."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether a step was taken on the batch: it taught something."""
+        return self.teaching_groups != 0
+
+    @property
+    def version_before(self) -> int:
+        """The version that met the batch."""
+        return self.report.version - self.is_step
 
     def to_json(self) -> str:
         """Return one flat object: the fields of report and figures beside the others."""

@@ -33,6 +33,8 @@ class Verdict(enum.StrEnum):
     MALFORMED = "malformed"
     SUSPECT = "suspect"
     TRAINED = "trained"
+    UNINFORMATIVE = "uninformative"
+    """Consumed in a batch that taught nothing; no step was taken."""
 
 
 class LogprobMode(enum.StrEnum):

@@ -70,6 +70,16 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Teaching:
+    """What the newest batches taught; fields as in membership.proto."""
+
+    groups: int
+    uninformative_groups: int
+    reward_mean: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """The groups a step consumed, and how stale each was."""
 
@@ -206,5 +216,7 @@ class RunStatus:
     bad_prompts_total: int = 0
     evaluation: EvaluationStatus = EvaluationStatus()
     max_staleness_versions: int = 0
+    teaching: Teaching | None = None
+    batch_groups: int = 0
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""

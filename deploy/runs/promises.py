@@ -96,15 +96,17 @@ def _learner_and_ledger_agree(steps: Sequence[Step], ledger: LedgerRecord) -> Ch
 
 
 def _nothing_lost(ledger: LedgerRecord) -> Check:
-    """Check that every group the hub took in was trained on, refused, or is still in the spool."""
+    """Check that every group the hub took in was trained on, taught nothing, was refused or waits."""
     given: Counter[str] = sum((Counter(verdicts) for verdicts in ledger.verdicts.values()), Counter())
     refused = given["stale"] + given["suspect"]
+    taught_nothing = given["uninformative"]
     waiting = ledger.slots.get("spooled", 0) + ledger.slots.get("accepted", 0)
     unwanted = given["foreign"] + given["malformed"]
     return Check(
         "no submitted group was lost",
-        given["spooled"] == given["trained"] + refused + waiting and not unwanted,
-        f"{given['spooled']} spooled = {given['trained']} trained + {refused} refused + {waiting} waiting; "
+        given["spooled"] == given["trained"] + taught_nothing + refused + waiting and not unwanted,
+        f"{given['spooled']} spooled = {given['trained']} trained + {taught_nothing} that taught nothing + "
+        f"{refused} refused + {waiting} waiting; "
         f"{unwanted} foreign or malformed, {ledger.slots.get('abandoned', 0)} slots abandoned",
     )
 

@@ -142,10 +142,11 @@ def soft_advantage(reward: Tensor, groups: Groups | None = None, *, temperature:
 def off_policy_advantage(
     reward: Tensor, log_weight: Tensor, squared_norm: Tensor, groups: Groups | None = None
 ) -> Tensor:
-    """Return each reward minus the baseline under which the weighted gradient of its group varies least.
+    """Return each reward minus the baseline under which its group's weighted gradient varies least.
 
-    b = sum w^2 g^2 r / sum w^2 g^2, with w the importance weight and g the length of grad log p of each
-    completion. Exactly 0 where all rewards of a group are equal.
+    b = sum w^2 g^2 r / sum w^2 g^2, with w the importance weight and g the length of each completion's
+    gradient, both as the loss has them: the mean over T orthogonal tokens has g^2 of 1/T, their sum of T.
+    Exactly 0 where all rewards of a group are equal.
 
     Args:
         reward: [n], any unit.

@@ -152,10 +152,13 @@ class ObjectiveOutcome:
     """[n], bool: whole completions whose log ratio was held before it was exponentiated. None: the objective
     has no weight of whole completions. Tokens are counted from their own log ratios, see ``step_loss``."""
     is_truncated: Tensor | None = None
-    """[n, t], bool: tokens whose ratio was cut to the objective's ceiling, and which still have a gradient.
-    None: the objective truncates no token."""
+    """[n, t], bool: tokens whose weight was cut to the objective's ceiling, but for those that are clipped.
+    None: the objective truncates nothing."""
     trust: Tensor | None = None
     """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: all of it."""
+    taught: Tensor | None = None
+    """Scalar: the part of ``loss`` that rewards make; the rest pulls towards the behaviour policy, whatever
+    the rewards. None: all of it."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]

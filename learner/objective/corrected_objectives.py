@@ -55,11 +55,13 @@ def tis(batch: ObjectiveBatch, options: TruncatedOptions) -> ObjectiveOutcome:
     """
     whole = bounded_ratio(_log_correction(batch))
     outcome = _corrected(whole.clamp(max=options.ceiling), batch, options)
-    return replace(outcome, is_truncated=(whole > options.ceiling) & batch.mask)
+    return replace(outcome, is_truncated=(whole > options.ceiling) & batch.mask & ~outcome.is_clipped)
 
 
 def mis(batch: ObjectiveBatch, options: MaskedOptions) -> ObjectiveOutcome:
     """Masked importance sampling: likewise, times prox/q where it is within the band.
+
+    The divisor counts what is rejected too.
 
     Source: https://richardli.xyz/rl-collapse, part 3.
     """
@@ -124,8 +126,9 @@ def decoupled_ppo(batch: ObjectiveBatch, options: DecoupledOptions) -> Objective
     weight = bounded_ratio(prox - q) * bounded_ratio(p.detach() - prox)
     if options.beyond_cap == "mask":
         loss, weight = (torch.where(is_beyond, 0.0, values) for values in (loss, weight))
-        is_clipped = is_clipped | is_beyond
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, is_clipped)
+        is_clipped = (is_clipped | is_beyond) & batch.mask
+    is_cut = is_beyond & batch.mask & ~is_clipped if options.beyond_cap == "truncate" else None
+    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, is_clipped, is_truncated=is_cut)
 
 
 def dppo_tv(batch: ObjectiveBatch, options: TotalVariationOptions) -> ObjectiveOutcome:
@@ -185,6 +188,7 @@ def _gated(inside: Tensor, batch: ObjectiveBatch, *, penalty: float) -> Objectiv
     """Return -rho A inside and 0 outside, plus penalty * log^2 rho everywhere."""
     log_ratio = batch.log_ratio
     weight = bounded_ratio(torch.where(inside, log_ratio, 0.0))
-    loss = torch.where(inside, -weight * _advantage(batch)[:, None], 0.0) + penalty * log_ratio**2
+    taught = mean_over_tokens(torch.where(inside, -weight * _advantage(batch)[:, None], 0.0), batch)
+    loss = taught + penalty * mean_over_tokens(log_ratio**2, batch)
     weight = bounded_ratio(log_ratio.detach())
-    return ObjectiveOutcome(mean_over_tokens(loss, batch), weight, ~inside & batch.mask)
+    return ObjectiveOutcome(loss, weight, ~inside & batch.mask, taught=taught)

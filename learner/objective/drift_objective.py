@@ -1,4 +1,4 @@
-"""The default: GRPO on policy; off it, what the measured drift of the policy with age asks for."""
+"""The default: GRPO at age 0; beyond it, what the measured drift of the policy with age asks for."""
 
 import torch
 
@@ -16,8 +16,8 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     """Return GRPO with weights truncated at 1, and a trust region for completions, both by measured drift.
 
     A completion of advantage A and tokens t counts -A w_t, unless it has moved by h the way A pushes it;
-    w_t and h as in ``drift``. On policy w_t = 1 and nothing has moved. What depends on a token (w_t) does not
-    depend on the advantage, and what depends on the advantage (h) looks at whole completions: so the many
+    w_t and h as in ``drift``. At age 0 and p = q, w_t = 1 and nothing has moved. What depends on a
+    token (w_t) sees no advantage, and what sees the advantage (h) looks at whole completions, so the many
     tokens that decide nothing cancel out, as they do on policy.
 
     Source: README.md in this folder.
@@ -27,9 +27,9 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     divergence = blended_divergence(kl.double().sum(dim=1), expected * batch.lengths, batch.lengths)
     trust = trust_by_divergence(divergence, scale_nats=options.scale_nats)
     behaviour = batch.behaviour_mean
-    weight = truncated_group_weight(
-        log_ratio, behaviour - log_group_expectation(behaviour, batch.groups), trust
-    )
+    log_share = behaviour - log_group_expectation(behaviour, batch.groups)
+    weight = truncated_group_weight(log_ratio, log_share, trust)
+    is_cut = (log_ratio.detach() + log_share.to(log_ratio.dtype)[:, None] > 0) & (trust > 0)[:, None]
     advantage = standardised_advantage(batch.reward, batch.groups)
     limit = largest_move(expected, deviations=options.deviations, most_nats=options.most_nats)
     is_over = has_moved(log_ratio, batch.mask, advantage, limit=limit)[:, None]
@@ -40,6 +40,6 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
         mean_of_token_means(loss, batch),
         weight,
         is_over & batch.mask,
-        is_truncated=(log_ratio.detach() > 0) & batch.mask,
+        is_truncated=is_cut & ~is_over & batch.mask,
         trust=trust,
     )

@@ -19,7 +19,7 @@ def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
 def without_outlier(log_ratio: Tensor, mask: Tensor, *, least: float) -> Tensor:
     """Return which completions have no token whose ratio is below ``least``: [n], bool, from [n, t].
 
-    Source: the token veto of verl's and slime's rejection sampling.
+    Source: the token veto of slime's rejection sampling.
     """
     return ~((log_ratio.detach().exp() < least) & mask).any(dim=1)
 
@@ -56,13 +56,13 @@ def within_total_variation(
         limit: in (0, 1), of |p - q|.
 
     Returns:
-        [n, t], bool: False where p - q > limit and the token is good, or q - p > limit and it is not.
+        [n, t], bool: False where p - q > limit and the token is good, or q - p > limit and it is bad.
 
     Source: DPPO with binary total variation, arXiv:2602.04879, section 4.
     """
     moved = learner_logprob.detach().exp() - behaviour_logprob.detach().exp()
-    is_good = (advantage > 0)[:, None]
-    return ~torch.where(is_good, moved > limit, moved < -limit)
+    is_good, is_bad = (advantage > 0)[:, None], (advantage < 0)[:, None]
+    return ~((is_good & (moved > limit)) | (is_bad & (moved < -limit)))
 
 
 def within_second_moment(log_ratio: Tensor, mask: Tensor, *, limit: float) -> Tensor:

@@ -1,6 +1,6 @@
 """What can be set about each objective; free of torch, so that a wrong value is answered at once.
 
-Defaults are the published ones, where there is a publication.
+Defaults are the published ones, where there is a publication and nothing else is said.
 """
 
 import math
@@ -163,7 +163,7 @@ class TruncatedOptions(ClipOptions):
 
 
 class MaskedOptions(ClipOptions):
-    """MIS: likewise, times prox/q within a band and 0 outside."""
+    """MIS: likewise, times prox/q within a band and 0 outside. Tokens outside stay in the divisor."""
 
     least: float = Field(default=0.5, ge=0)
     """Lower end of the band."""
@@ -172,7 +172,7 @@ class MaskedOptions(ClipOptions):
     """Upper end of the band."""
 
     veto: float = Field(default=0.0, ge=0)
-    """A completion with a token whose prox/q is below this counts nothing; published: 1e-4. 0: never."""
+    """A completion with a token whose prox/q is below this counts nothing; slime: 1e-4. 0: never."""
 
 
 class SequenceMaskedOptions(MaskedOptions):
@@ -251,7 +251,7 @@ class KondoOptions(Options):
     """DG's ranking: the same share of tokens in every batch."""
 
     share: float = Field(default=0.03, gt=0, le=1)
-    """Of the batch's tokens that count, those of most delight. 1: REINFORCE."""
+    """Of the batch's tokens that count, those of most delight. 1, as published: REINFORCE; 0.03 is ours."""
 
 
 class SapoOptions(Options):
@@ -265,7 +265,7 @@ class SapoOptions(Options):
 
 
 class SequenceMaskOptions(ClipOptions):
-    """OPSM: GRPO without the bad completions that the learner has left behind."""
+    """OPSM: GRPO, divided by the deviation as there, without the bad completions that were left behind."""
 
     limit_nats: float = Field(default=0.5, gt=0)
     """Mean of log q/p over a completion's tokens beyond which a bad one counts nothing. DeepSeek publishes
@@ -286,4 +286,5 @@ class VcpoOptions(Options):
     """VCPO's loss; its learning-rate factor is learner.scales_rate_by_sample_size."""
 
     ceiling: float = Field(default=8.0, gt=0)
-    """Largest p/q of a completion that counts as it is; inf: all do. The baseline always sees them whole."""
+    """Largest p/q of a completion that counts as it is; inf: all do. The baseline always sees them whole, and
+    is the best one for a sum over tokens, not for this loss's mean; see README.md."""

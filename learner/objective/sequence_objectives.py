@@ -49,8 +49,8 @@ def gmpo(batch: ObjectiveBatch, options: GmpoOptions) -> ObjectiveOutcome:
     advantage = standardised_advantage(batch.reward, batch.groups).to(batch.learner_logprob.dtype)
     log_ratio = batch.log_ratio
     weight = clipped_geometric_mean_weight(log_ratio, batch.mask, advantage, log_clip=options.log_clip)
-    is_good = (advantage >= 0)[:, None]
-    is_clipped = torch.where(is_good, log_ratio > options.log_clip, log_ratio < -options.log_clip)
+    is_good, is_bad = (advantage > 0)[:, None], (advantage < 0)[:, None]
+    is_clipped = (is_good & (log_ratio > options.log_clip)) | (is_bad & (log_ratio < -options.log_clip))
     return ObjectiveOutcome(
         mean_over_completions(-weight * advantage, batch), weight.detach(), is_clipped.detach()
     )
@@ -99,10 +99,12 @@ def importance_sampling(batch: ObjectiveBatch, options: Options) -> ObjectiveOut
 def vcpo(batch: ObjectiveBatch, options: VcpoOptions) -> ObjectiveOutcome:
     """Variance-controlled policy optimization: -sg[min(p/q, C)] A log p of whole completions, per token.
 
-    A is the reward over its least varying off-policy baseline, divided by the standard deviation of the
-    group's rewards (divisor: size). The baseline asks for the gradient's length, which takes a backward
-    pass for every completion; here its square is the number of tokens, as for tokens whose gradients are
-    of one length and orthogonal (OPO, arXiv:2505.23585, section 3).
+    A is the reward less the off-policy optimal baseline, divided by the standard deviation of the group's
+    rewards (divisor: size). The baseline asks for the gradient's length, which takes a backward pass for
+    every completion; here its square is the number of tokens, as for tokens whose gradients are of one length
+    and orthogonal (OPO, arXiv:2505.23585, section 3). Under it a sum over tokens with whole weights varies
+    least, which is what was published; this loss is a mean over tokens with truncated weights, for which
+    another baseline would be best where lengths differ or weights are truncated.
 
     Source: arXiv:2602.17616, section 4.
     """
@@ -111,7 +113,9 @@ def vcpo(batch: ObjectiveBatch, options: VcpoOptions) -> ObjectiveOutcome:
     centred = centred_advantage(batch.reward, groups)
     deviation = groups.spread(groups.mean(centred**2).sqrt())
     advantage = torch.where(deviation > _LEAST_DEVIATION, advantage / deviation, advantage)
-    weight = bounded_ratio(log_ratio).clamp(max=options.ceiling)
+    whole = bounded_ratio(log_ratio)
+    weight = whole.clamp(max=options.ceiling)
     loss = mean_over_completions(likelihood_loss(batch.learner_mean, weight, advantage), batch)
     is_clamped = is_beyond_bound(log_ratio) & (weight < options.ceiling)
-    return ObjectiveOutcome(loss, weight, torch.zeros_like(is_clamped), is_clamped)
+    is_cut = (whole > options.ceiling)[:, None] & batch.mask
+    return ObjectiveOutcome(loss, weight, torch.zeros_like(is_clamped), is_clamped, is_truncated=is_cut)

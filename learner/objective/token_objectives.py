@@ -95,7 +95,8 @@ def dapo(batch: ObjectiveBatch, options: DapoOptions) -> ObjectiveOutcome:
     def reduce(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
         return mean_over_kept_tokens(loss, batch, keep=is_informative)
 
-    return _clipped(advantage, reduce, batch, options)
+    outcome = _clipped(advantage, reduce, batch, options)
+    return replace(outcome, is_clipped=outcome.is_clipped & is_informative[:, None])
 
 
 def rloo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
@@ -130,7 +131,7 @@ def sapo(batch: ObjectiveBatch, options: SapoOptions) -> ObjectiveOutcome:
 def opsm(batch: ObjectiveBatch, options: SequenceMaskOptions) -> ObjectiveOutcome:
     """Off-policy sequence masking: GRPO without the bad completions that the learner has left behind.
 
-    Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 9.
+    Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 9, whose advantage is not divided by a standard deviation.
     """
     advantage = standardised_advantage(batch.reward, batch.groups)
     stays = within_sequence_divergence(batch.log_ratio, batch.mask, advantage, limit=options.limit_nats)
@@ -188,7 +189,7 @@ def dg_hard(batch: ObjectiveBatch, options: HardDelightOptions) -> ObjectiveOutc
 def kondo(batch: ObjectiveBatch, options: KondoOptions) -> ObjectiveOutcome:
     """The Kondo gate: -U log p of the batch's most delightful tokens, over the number of all.
 
-    Source: arXiv:2603.20526; divisor as in its authors' code.
+    Source: arXiv:2603.20526; divisor as in its authors' code, whose default share is 1.
     """
     return _kept(within_top_share(_delight(batch), batch.mask, share=options.share), batch)
 

@@ -13,6 +13,10 @@ Beyond them, the frames under way bound the memory.
 A version that a full disk refused is tried again until there is room or a newer version: without it, samplers
 may have nothing fresh enough to train on.
 
+A version that changes no published word is not published, so that samplers need not swap. But staleness is
+counted in version numbers, so one is published all the same once what is published is a quarter of the
+staleness bound behind by number, and at the end.
+
 After a restart the checkpoint's version is published again as a keyframe, unless it is the newest in the
 store: then the words published last are known.
 """
@@ -22,6 +26,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -41,13 +46,17 @@ from node.run import RunSettings
 from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.digests import Words
+from node.weights.format.digests import Words, version_root
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import sign
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
+
+UNCHANGED_SHARE: Final = 4
+"""Version numbers may run ahead of what is published by a quarter of the staleness bound: leases of samplers
+that hold the same words under an older number are bounded as if the words were older."""
 
 _UNDER_WAY_PER_THREAD: Final = 2
 """Frames: while one is coded, another may wait for its place in the file."""
@@ -96,6 +105,9 @@ class Publisher:
         self._disk_wait = disk_wait
         self._clock = clock
         self._metrics = metrics
+        self.newest: tuple[int, float] | None = None
+        """The newest version published by this process, and the seconds from masters to stored for upload."""
+        self._unchanged_versions = 0
         self._base: HeldPolicy | None = None
         self._spare: Words = np.empty(layout.words, np.uint16)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
@@ -109,7 +121,9 @@ class Publisher:
             RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
         """
         try:
-            await self._begin((await self._run_settings()).head, stopping)
+            settings = await self._run_settings()
+            self._unchanged_versions = settings.max_staleness_versions // UNCHANGED_SHARE
+            await self._begin(settings.head, stopping)
             ready()
             while True:
                 number = self._access.take()
@@ -130,9 +144,10 @@ class Publisher:
         for head in (own_head, run_head):
             if head is not None:
                 _check_continues(self._start.version, head)
-        if self._start.version.number == 0 or self._start.version == own_head:
-            self._base = self._start
-            self._metrics.published_version.set(self._start.version.number)
+        if self._start.version.number == 0 or (own_head and self._start.version.root == own_head.root):
+            published = own_head or self._start.version
+            self._base = replace(self._start, version=published)
+            self._metrics.published_version.set(published.number)
         else:
             number = self._start.version.number
             await self._disk_wait.until_written(
@@ -150,6 +165,9 @@ class Publisher:
             taken = self._access.take() if taken is None else taken
             if taken is not None:
                 version, taken = taken, None
+                if self._base is not None and self._base.version.number == version:
+                    self._access.release()
+                    return True
                 try:
                     await self._publish(version, partial(self._make_version, version))
                 except RefusedError as refused:
@@ -164,15 +182,20 @@ class Publisher:
 
         await self._disk_wait.until_written(f"version {number}", publish, stopping=stopping)
 
-    async def _publish(self, number: int, make: Callable[[], HeldPolicy]) -> None:
+    async def _publish(self, number: int, make: Callable[[], HeldPolicy | None]) -> None:
         started_s = self._clock.monotonic()
         self._metrics.superseded_versions.inc(self._access.take_superseded())
         # If it fails, the next try or version starts from the same base.
         version = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        if version is None:
+            self._metrics.unchanged_versions.inc()
+            logger.info("version changes no published word", extra={"version": number})
+            return
         if version.words is self._spare:
             self._spare = self._start.words if self._base is None else self._base.words
         self._base = version
         took_s = self._clock.monotonic() - started_s
+        self.newest = (number, took_s)
         self._metrics.published_version.set(number)
         self._metrics.publish_seconds.observe(took_s)
         fields = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
@@ -207,8 +230,8 @@ class Publisher:
             self._schedule.give_up(key)
         return True
 
-    def _make_version(self, number: int) -> HeldPolicy:
-        """Read the masters, code and store them; in the thread."""
+    def _make_version(self, number: int) -> HeldPolicy | None:
+        """Read the masters, code and store them; None: they change no word. In the thread."""
         made, base = self._spare, self._base
 
         def read(frame: int) -> Words:
@@ -222,8 +245,16 @@ class Publisher:
                 coded = self._code(read, base=base, draft=draft)
             finally:
                 self._access.release()
+            if base is not None and self._may_stay(number, base.version, coded):
+                return None
             version = self._store_artifact(number, coded, base=base, draft=draft)
         return HeldPolicy(version, made)
+
+    def _may_stay(self, number: int, base: PolicyVersion, coded: Sequence[CodedFrame]) -> bool:
+        """Whether samplers may go on with ``base``, which has the same words under an older number."""
+        if self._access.is_last or number - base.number > self._unchanged_versions:
+            return False
+        return version_root(self._layout.digest, [frame.digest for frame in coded]) == base.root
 
     def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
         """Store a version that is in memory; in the thread."""

@@ -30,7 +30,10 @@ class SampleWriter:
     name = "samples"
 
     def __init__(self, file: SamplesFile, tokenizer: Tokenizer, *, every_versions: int, groups: int) -> None:
-        """Write ``groups`` groups of every version that is a multiple of ``every_versions``."""
+        """Write ``groups`` groups of every version that is a multiple of ``every_versions``.
+
+        Those of a batch that taught nothing are written whatever its version: somebody should look at them.
+        """
         self._file = file
         self._tokenizer = tokenizer
         self._every_versions = every_versions
@@ -42,7 +45,7 @@ class SampleWriter:
         That raises OSError where the disk is full or failing.
         """
         version = line.report.version
-        if version % self._every_versions:
+        if line.is_step and version % self._every_versions:
             return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
         numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
@@ -66,7 +69,7 @@ class SampleWriter:
             prompt_index=group.prompt_index,
             prompt=self._text(group.prompt_token_ids),
             prompt_tokens=len(group.prompt_token_ids),
-            staleness_versions=line.report.version - 1 - group.oldest_version,
+            staleness_versions=line.version_before - group.oldest_version,
             group_size=len(pairs),
             completions=tuple(
                 self._completion(*pairs[number], metrics=_metrics(group, number))

@@ -48,6 +48,10 @@ _FURTHER_KEPT_BYTES: Final = 8 << 30
 _STAGED: Final = "staged-"
 
 
+class CheckpointGoneError(StartupError):
+    """The learner removed the checkpoint between its listing and its opening: there are newer ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class BestVersion:
     """The version whose masters are kept for ``heterorl-node export --best``."""
@@ -197,7 +201,7 @@ class CheckpointStore:
         if not names:
             return Progress(version=0)
         path = self._directory / names[-1]
-        progress = _verified(path, policy.layout, _MODEL, _OPTIMIZER)
+        progress = _verified(path, policy.layout, {name: path / name for name in (_MODEL, _OPTIMIZER)})
         masters = load_file(path / _MODEL)
         with torch.no_grad():
             for name, tensor in policy.tensors.items():
@@ -221,14 +225,29 @@ def best_in(directory: Path) -> BestVersion | None:
 
 
 def read_masters(directory: Path, version: int, *, layout: Layout) -> dict[str, Tensor]:
-    """Return the float32 masters of a version, by name.
+    """Return the float32 masters of a version, by name; the learner may remove it meanwhile.
 
     Raises:
-        StartupError: the checkpoint is gone, damaged or of another model.
+        CheckpointGoneError: the learner has removed it already.
+        StartupError: the checkpoint is damaged or of another model.
     """
     path = directory / _name(version)
-    _verified(path, layout, _MODEL)
-    return load_file(path / _MODEL)
+    newest = versions_in(directory)[-1:]
+    try:
+        with (path / _MODEL).open("rb") as file:  # what is open stays readable when its name is removed
+            opened = Path(f"/dev/fd/{file.fileno()}")
+            _verified(path, layout, {_MODEL: opened})
+            return load_file(opened)
+    except (OSError, StartupError) as error:
+        is_missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+        if is_missing and (not path.exists() or versions_in(directory)[-1:] != newest):
+            raise CheckpointGoneError(
+                f"version {version} was removed while it was being read: the learner has made newer ones",
+                fix="Export the newest, or set learner.keep_every_versions to keep more of them.",
+            ) from error
+        if isinstance(error, StartupError):
+            raise
+        raise _damaged(path, str(error)) from error
 
 
 def _name(version: int) -> str:
@@ -266,11 +285,11 @@ def _saved_in(path: Path) -> _Saved:
         raise _damaged(path, str(error)) from error
 
 
-def _verified(path: Path, layout: Layout, *file_names: str) -> Progress:
-    """Check what a checkpoint says of itself, and these of its files."""
+def _verified(path: Path, layout: Layout, files: Mapping[str, Path]) -> Progress:
+    """Check what a checkpoint says of itself, and these of its files, by name."""
     saved = _saved_in(path)
     try:
-        damaged = [name for name in file_names if _blake3(path / name) != saved.file_digests.get(name)]
+        damaged = [name for name, file in files.items() if _blake3(file) != saved.file_digests.get(name)]
     except OSError as error:
         raise _damaged(path, str(error)) from error
     if saved.progress.version != int(path.name):

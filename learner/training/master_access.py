@@ -30,6 +30,8 @@ class MasterAccess:
         self._is_kept = False
         """Being read, or promised to the publisher: the optimizer waits."""
         self._is_awaited = False
+        self.is_last = False
+        """Whether no step follows: what the masters hold is published even where it changes no word."""
         self._held = asyncio.Event()
         self._superseded = 0
 
@@ -79,6 +81,13 @@ class MasterAccess:
         with self._changed:
             if self._holds == self._taken:
                 self._offer(self._taken)
+
+    def end(self) -> None:
+        """Offer what the masters hold once more, as the last version. Event loop."""
+        with self._changed:
+            self.is_last = True
+            if self._holds is not None:
+                self._offer(self._holds)
 
     async def wait_for_version(self) -> None:
         """Wait until there is a version to take, which then stays until ``take`` or ``give_up``."""

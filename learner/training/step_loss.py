@@ -8,6 +8,10 @@ The gradient at the logprobs is that of the whole batch, also for objectives tha
 mask over it; how the model's work is cut up cannot change it. Where every row's gradient depends on
 its own logprobs alone, one pass of the model does: the other rows may hold anything meanwhile.
 Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
+
+A group teaches something if the rewards' part of the loss has a gradient at any of its logprobs, which is
+exactly 0 where every advantage or weight is. The pull towards the behaviour policy is not counted: it teaches
+nothing by itself, and on policy it is rounding noise, which AdamW scales up to a whole step.
 """
 
 from collections.abc import Sequence
@@ -41,6 +45,10 @@ class LossOutcome(NamedTuple):
     """[n, t], estimate of KL(behaviour || learner), 0 outside the mask; without gradient."""
     reference_kl_nats: Tensor | None
     """[n, t], likewise of KL(learner || base model); None: the batch has no logprobs of the base model."""
+    taught: Tensor
+    """Scalar: the part of the loss that rewards and the penalty towards the base model make."""
+    teaches: Tensor | None = None
+    """[groups], bool: whether any token of the group has a gradient of ``taught``. None: not asked yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class StepLoss:
         outcome = self.objective(batch)
         behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)
         loss = outcome.loss
+        taught = loss if outcome.taught is None else outcome.taught
         if self.kl_coefficient > 0:
             penalty = batch.token_mean(
                 kl_penalty(batch.within(batch.learner_logprob), batch.within(behaviour))
@@ -77,9 +86,10 @@ class StepLoss:
         if batch.reference_logprob is not None:
             both = (batch.within(batch.reference_logprob), batch.within(behaviour))
             penalty = batch.token_mean(reference_penalty(batch.within(batch.learner_logprob), *both))
-            loss = loss + self.reference_kl_coefficient * mean_over_groups(penalty, batch)
+            to_base = self.reference_kl_coefficient * mean_over_groups(penalty, batch)
+            loss, taught = loss + to_base, taught + to_base
             reference_kl = kl_learner_reference(batch.within(batch.learner_logprob.detach()), *both)
-        return LossOutcome(loss, outcome, kl, reference_kl)
+        return LossOutcome(loss, outcome, kl, reference_kl, taught)
 
 
 def add_gradient(
@@ -95,21 +105,21 @@ def add_gradient(
         loss: See StepLoss.
 
     Returns:
-        The loss and what it was made of, without gradient.
+        The loss and what it was made of, without gradient, and which groups teach something.
     """
     if loss.is_separable or len(parts) == 1:
         for part in parts:
             logprob = _forward(policy, part, batch)
             gradient, outcome = _differentiate(batch, loss)
             _backward(logprob, part, gradient)
-        return outcome  # the last part's: by then all logprobs are in the batch
+        return _with_teaching(batch, outcome)  # the last part's: by then all logprobs are in the batch
     with torch.no_grad():
         for part in parts:
             _forward(policy, part, batch)
     gradient, outcome = _differentiate(batch, loss)
     for part in parts:
         _backward(_forward(policy, part, batch), part, gradient)
-    return outcome
+    return _with_teaching(batch, outcome)
 
 
 @torch.no_grad()
@@ -132,8 +142,15 @@ def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
 
 def _differentiate(batch: ObjectiveBatch, loss: StepLoss) -> tuple[Tensor, LossOutcome]:
     outcome = loss(batch)
-    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
-    return gradient, outcome._replace(loss=outcome.loss.detach())
+    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob, retain_graph=True)
+    return gradient, outcome
+
+
+def _with_teaching(batch: ObjectiveBatch, outcome: LossOutcome) -> LossOutcome:
+    (gradient,) = torch.autograd.grad(outcome.taught, batch.learner_logprob)
+    of_rows = ((gradient != 0) & batch.mask).any(dim=1)
+    teaches = batch.groups.sum(of_rows.to(gradient.dtype)) > 0
+    return outcome._replace(loss=outcome.loss.detach(), taught=outcome.taught.detach(), teaches=teaches)
 
 
 def _backward(logprob: Tensor, part: MicroBatch, gradient: Tensor) -> None:

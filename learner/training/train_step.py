@@ -93,8 +93,10 @@ class StepSettings:
 class StepOutcome:
     """Figures of a step, measured before the parameters moved."""
 
-    is_applied: bool
-    """False: loss or gradient was not finite, and nothing is changed."""
+    is_finite: bool
+    """Whether loss and gradient are; if not, nothing is changed."""
+    teaching_groups: int
+    """Groups that teach something, see ``step_loss``. 0: nothing is changed, nor the optimizer's moments."""
     loss: float
     gradient_norm: float
     """Before clipping."""
@@ -124,9 +126,14 @@ class StepOutcome:
     flops: float
     """Floating point operations of the model, forward and backward; see ``ModelSize.training_flops``."""
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether the step was taken."""
+        return self.is_finite and self.teaching_groups > 0
 
-class _NotFiniteError(Exception):
-    """Loss or gradient of a step among several is not finite."""
+
+class _NotTakenError(Exception):
+    """The first of several steps teaches nothing, or one of them is not finite."""
 
 
 def train_step(
@@ -139,7 +146,7 @@ def train_step(
     expected_kl_nats: Sequence[NDArray[np.float64]] | None = None,
     reference: ScoringModel | None = None,
 ) -> StepOutcome:
-    """Move the parameters one step down the loss of ``groups``.
+    """Move the parameters one step down the loss of ``groups``, if any of them teaches something.
 
     Args:
         policy: has no gradients, before and after. Changed in place, unless the outcome says otherwise.
@@ -191,8 +198,8 @@ def _take_slow_fast_step(
     def step() -> None:
         nonlocal batch
         outcomes.append(_take_step(policy, optimizer, parts, batch, settings, version=version))
-        if not outcomes[-1].is_applied:
-            raise _NotFiniteError
+        if not (outcomes[0].is_applied and outcomes[-1].is_finite):
+            raise _NotTakenError
         if batch.proximal_logprob is None:
             batch = replace(batch, proximal_logprob=batch.learner_logprob.detach().clone())
 
@@ -200,12 +207,13 @@ def _take_slow_fast_step(
         slow_fast_step(
             parameters, step, fast_steps=settings.fast_steps, reposition_share=settings.reposition_share
         )
-    except _NotFiniteError:
-        with torch.no_grad():
-            for parameter, before in zip(parameters, parameters_before, strict=True):
-                parameter.copy_(before)
-        optimizer.load_state_dict(optimizer_before)
-    return replace(outcomes[0], is_applied=outcomes[-1].is_applied)
+    except _NotTakenError:
+        if outcomes[0].is_applied:
+            with torch.no_grad():
+                for parameter, before in zip(parameters, parameters_before, strict=True):
+                    parameter.copy_(before)
+            optimizer.load_state_dict(optimizer_before)
+    return replace(outcomes[0], is_finite=outcomes[-1].is_finite)
 
 
 def _take_step(
@@ -217,7 +225,7 @@ def _take_step(
     *,
     version: int,
 ) -> StepOutcome:
-    """Make one optimizer step; leave the logprobs it saw in the batch."""
+    """Make one optimizer step, if the batch teaches something; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
     parameters = list(policy.parameters.values())
     gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -254,23 +262,25 @@ def _outcome(
     batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, tokens: int
 ) -> StepOutcome:
     groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
+    teaching = measured.loss.new_zeros(()) if measured.teaches is None else measured.teaches.sum()
     surprisal = -batch.within(batch.learner_logprob).sum()
     is_clamped = is_beyond_bound(batch.log_ratio)
     if objective.is_clamped is not None:
         is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
     counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
-    counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch)]
+    counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch), teaching]
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.
     numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    loss, norm, kl_nats, surprisal_nats, clipped, clamped, truncated, trust, reference_kl, *of_groups = (
+    loss, norm, kl_nats, surprise, clipped, clamped, truncated, trust, reference_kl, taught, *of_groups = (
         numbers[: -len(weight)].tolist()
     )
     weight = numbers[-len(weight) :]
     return StepOutcome(
-        is_applied=math.isfinite(loss) and math.isfinite(norm),
+        is_finite=math.isfinite(loss) and math.isfinite(norm),
+        teaching_groups=int(taught),
         loss=loss,
         gradient_norm=norm,
         kl_nats=kl_nats / tokens,
@@ -281,7 +291,7 @@ def _outcome(
         clamped_tokens=int(clamped),
         truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
         trust_mean=None if objective.trust is None else trust / len(weight),
-        surprisal_nats=surprisal_nats / tokens,
+        surprisal_nats=surprise / tokens,
         tokens=tokens,
         learning_rate=0.0,  # until the step is taken
         flops=math.nan,  # of the whole step, which the caller knows

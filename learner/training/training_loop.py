@@ -2,10 +2,13 @@
 
     queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, log line
                |                          |                '-- disk full: waits for room, again and again
-             refused                   not finite: skipped, its groups refused; three in a row end the learner
+             refused                   |-- teaches nothing: no step; its groups are consumed
+                                       '-- not finite: skipped, its groups refused; three in a row end all
 
 Decisions are made on the event loop between steps; tensor work and disk writes run in one thread of this
 loop's own. The order after a step is the guarantee: nobody hears of a step that is not in a checkpoint.
+Groups of a batch that teaches nothing are consumed by a verdict, and the version stays: an unchanged policy
+grows no staler.
 """
 
 import asyncio
@@ -23,13 +26,15 @@ from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
+from learner.intake.teaching_record import TeachingRecord
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine, StepLog
 from learner.training.training_state import Evaluations, StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
+from node.clock import Clock
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
-from node.run import RunSettings, StepReport
+from node.run import RunSettings, StepReport, Teaching
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 
@@ -42,6 +47,11 @@ SKIPPED_STEPS_IN_A_ROW: Final = 3
 
 LAST_EVALUATION_LIMIT_S: Final = 900.0
 """Longest wait, at the end of the work, for an evaluation: samplers may be gone for good."""
+
+IDLE_BATCHES_A_SAMPLE: Final = 64
+"""Of batches in a row that teach nothing, every so many are written down for people."""
+
+_UNINFORMATIVE: Final = "no group of its batch teaches anything: every advantage or weight is 0"
 
 _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
@@ -65,7 +75,9 @@ class TrainingLoop:
         evaluations: Evaluations,
         next_answer: Callable[[], Coroutine[Any, Any, None]],
         on_step: Callable[[StepLine, Sequence[DeliveredGroup]], None],
+        published: Callable[[], tuple[int, float] | None],
         coordinator_now: Callable[[], float],
+        clock: Clock,
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
@@ -77,7 +89,9 @@ class TrainingLoop:
             announced: waits until the coordinator announces a version, or a newer one.
             evaluations: as the coordinator tells them.
             next_answer: waits until it has told them again.
-            on_step: called after a step that the log has, with the groups it consumed; must not block.
+            on_step: called after a step that the log has, with the groups it consumed, and with some batches
+                that taught nothing; must not block.
+            published: the newest version that was published, and the seconds that took; None: none was.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
         """
         self._state = training_state
@@ -91,12 +105,16 @@ class TrainingLoop:
         self._evaluations = evaluations
         self._next_answer = next_answer
         self._on_step = on_step
+        self._published = published
         self._coordinator_now = coordinator_now
+        self._clock = clock
         self._disk_wait = disk_wait
         self._metrics = metrics
         self._node_metrics = node_metrics
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
+        self._groups_wait_s = 0.0
+        self._teaching = TeachingRecord(now=clock.monotonic())
         self._mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
         self._sample = WeighedSample.of(config.objective, config.objective_options)
         self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
@@ -112,6 +130,11 @@ class TrainingLoop:
         """The report of the newest step, with the staleness bound that this process has measured."""
         step = self._state.progress.step
         return None if step is None else self._with_recommendation(step).report
+
+    @property
+    def teaching(self) -> Teaching | None:
+        """How much the newest batches taught; None before the first."""
+        return self._teaching.report(now=self._clock.monotonic())
 
     @property
     def completion(self) -> str:
@@ -145,8 +168,10 @@ class TrainingLoop:
                 if batch:
                     await self._take_step(batch, stopping)
                     continue
+                started_s = self._clock.monotonic()
                 with self._node_metrics.waiting("rollout groups"):
                     await run_until(stopping, self._admit_next(rules, buffer))
+                self._groups_wait_s += self._clock.monotonic() - started_s
             if self.completion:
                 logger.info("training complete", extra={"version": self.version, "why": self.completion})
                 await run_until(stopping, self._hand_over())
@@ -156,6 +181,7 @@ class TrainingLoop:
 
     async def _hand_over(self) -> None:
         """Wait until the coordinator has all of the work, and what is evaluated of it."""
+        self._state.master_access.end()
         with self._node_metrics.waiting("policy upload"):
             await self._announced(self.version)
         with self._node_metrics.waiting("step acknowledgement"):
@@ -255,7 +281,7 @@ class TrainingLoop:
         self._drain.judge(judged)
         if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_groups.inc()
-        if judged.verdict is not Verdict.ACCEPTED:
+        if judged.verdict not in (Verdict.ACCEPTED, Verdict.UNINFORMATIVE):
             fields = {**asdict(judged), "sampler": delivered.sampler_id}
             logger.warning("group refused", extra=fields)
 
@@ -282,18 +308,30 @@ class TrainingLoop:
         if checkpoint_s is None:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
-        self._trained_slots = self._state.trained_slots
-        self._drain.record(taken.record)
-        self._state.master_access.hold(self.version)
+        if taken.record is not None:
+            self._trained_slots = self._state.trained_slots
+            self._drain.record(taken.record)
+            self._state.master_access.hold(self.version)
         self._measure(taken, batch)
-        line = self._with_recommendation(taken.line)
+        if taken.record is None:
+            self._pass_over(taken.line, batch)
+            return
+        version, publish_s = self._published() or (None, None)
+        line = replace(
+            self._with_recommendation(taken.line),
+            groups_wait_s=self._groups_wait_s,
+            checkpoint_s=checkpoint_s,
+            published_version=version,
+            publish_s=publish_s,
+        )
+        self._groups_wait_s = 0.0
         await self._disk_wait.until_written(
             f"the line of step {line.report.version}",
             lambda: self._in_thread(lambda: self._step_log.append(line)),
             stopping=stopping,
         )
         self._metrics.checkpoint_seconds.observe(checkpoint_s)
-        self._show(taken, line, batch)
+        self._show(line, batch)
         self._on_step(line, batch)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
@@ -314,8 +352,27 @@ class TrainingLoop:
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
 
+    def _pass_over(self, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
+        """Consume a batch that taught nothing, without a step."""
+        for delivered in batch:
+            self._report(
+                GroupVerdict(delivered.group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE), delivered
+            )
+        self._metrics.uninformative_batches.inc()
+        self._metrics.show_batch(line)
+        self._show_best()
+        if self._teaching.idle_batches % IDLE_BATCHES_A_SAMPLE == 1:
+            self._on_step(line, batch)
+        fields = {"version": self.version, "groups": len(batch), "reward_mean": line.report.reward_mean}
+        logger.info("batch taught nothing, no step taken", extra=fields)
+
     def _measure(self, taken: StepTaken, batch: tuple[DeliveredGroup, ...]) -> None:
-        """Add a step to the record of divergence, show the record, and recommend a staleness bound by it."""
+        """Add a batch to the records of teaching and divergence, show them, recommend a staleness bound."""
+        now, line = self._clock.monotonic(), taken.line
+        taught, rewarded = line.teaching_groups or 0, line.report.reward_mean
+        self._teaching.add(groups=len(batch), teaching_groups=taught, reward_mean=rewarded, now=now)
+        if (teaching := self._teaching.report(now=now)) is not None:
+            self._metrics.uninformative_ratio.set(teaching.uninformative_groups / teaching.groups)
         self._mismatches.observe(taken.observed)
         panel = self._mismatches.panel
         tokens = taken.line.tokens / sum(len(delivered.group.completions) for delivered in batch)
@@ -342,11 +399,11 @@ class TrainingLoop:
         """Return the line of a step with the staleness bound that this process recommends."""
         return replace(line, report=replace(line.report, recommended_staleness=self._recommended))
 
-    def _show(self, taken: StepTaken, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
+    def _show(self, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
         self._metrics.show_step(line)
         self._show_best()
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
-        self._metrics.gate_wait_seconds.observe(taken.masters_wait_s)
+        self._metrics.gate_wait_seconds.observe(line.masters_wait_s or 0.0)
         for delivered in batch:
             self._observe_lag("trained", since_s=delivered.spooled_at_s)
             self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)

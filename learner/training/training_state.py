@@ -43,16 +43,15 @@ class TrainingError(HeteroRLError):
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """A step that the parameters have taken. Nobody is told of it before its checkpoint is durable."""
+    """What a batch made of the parameters. Nobody is told of a step before its checkpoint is durable."""
 
-    record: StepRecord
+    record: StepRecord | None
+    """None: the batch taught nothing, so no step was taken, and the version stays."""
     line: StepLine
     progress: Progress
     """What goes into the checkpoint beside the tensors."""
     observed: tuple[Observed, ...]
     """How far each group's behaviour policy was from the version before the step."""
-    masters_wait_s: float
-    """The part of the step's time in which it waited for the publisher to read the version before."""
 
 
 class TrainingState:
@@ -133,7 +132,7 @@ class TrainingState:
 
     @property
     def window_reward_mean(self) -> float | None:
-        """Mean reward of the window's batches; None: fewer steps than that were taken."""
+        """Mean reward of the window's batches, those that taught nothing included; None: there were fewer."""
         return self._window_mean(self.progress.recent_rewards)
 
     @property
@@ -155,7 +154,7 @@ class TrainingState:
         expected_divergence: ExpectedDivergence,
         evaluations: Evaluations,
     ) -> StepTaken | None:
-        """Train on ``batch``. ``save`` must follow, as often as it takes, before the next step.
+        """Train on ``batch``, if it teaches anything. ``save`` must follow, as often as it takes.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
@@ -182,47 +181,58 @@ class TrainingState:
             expected_kl_nats=expected_kl_nats,
             reference=self._reference,
         )
-        if not outcome.is_applied:
+        if not outcome.is_finite:
             return None
-        if not self.policy.is_finite():
+        if outcome.is_applied and not self.policy.is_finite():
             raise TrainingError(
                 f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, then start again"
             )
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        record = StepRecord(
-            version=line.report.version,
-            group_ids=tuple(group.group_id for group in line.groups),
-            staleness_versions=tuple(group.staleness_versions for group in line.groups),
-        )
         rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
         evaluated = evaluations()
-        progress = Progress(
-            version=line.report.version,
-            step=line,
-            unacknowledged=(*unacknowledged, record),
-            trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
+        progress = replace(
+            self.progress,
             recent_rewards=rewards,
-            best=self._best(record.version, rewards, best_evaluated=evaluated.best),
+            best=self._best(line.report.version, rewards, best_evaluated=evaluated.best),
             evaluating_version=evaluated.under_way,
             announced_version=evaluated.announced,
         )
+        record = None
+        if outcome.is_applied:
+            record = StepRecord(
+                version=line.report.version,
+                group_ids=tuple(group.group_id for group in line.groups),
+                staleness_versions=tuple(group.staleness_versions for group in line.groups),
+            )
+            progress = replace(
+                progress,
+                version=record.version,
+                step=line,
+                unacknowledged=(*unacknowledged, record),
+                trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
+                trained_group_ids=(),
+            )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
-        return StepTaken(
-            record, line, progress=progress, observed=observed, masters_wait_s=self._masters_wait_s
-        )
+        return StepTaken(record, line, progress=progress, observed=observed)
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
+
+        Where none was taken, only what is known of the newest version is written: its groups need no memory
+        here, since consuming them again changes nothing.
 
         Raises:
             OSError: the disk is full or failing; the step is taken all the same, save it again.
         """
         started_s = self._clock.monotonic()
-        self._checkpoints.save(self.policy, self._optimizer, taken.progress)
+        if taken.record is not None:
+            self._checkpoints.save(self.policy, self._optimizer, taken.progress)
+        elif self.version:
+            self._checkpoints.amend(taken.progress)
         self.progress = taken.progress
         return self._clock.monotonic() - started_s
 
@@ -261,7 +271,7 @@ class TrainingState:
             for one in batch
         )
         report = StepReport(
-            version=self.version + 1,
+            version=self.version + outcome.is_applied,
             reward_mean=fmean(c.reward for one in batch for c in one.group.completions),
             staleness_mean_versions=fmean(group.staleness_versions for group in groups),
             staleness_max_versions=max(group.staleness_versions for group in groups),
@@ -285,6 +295,8 @@ class TrainingState:
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
+            teaching_groups=outcome.teaching_groups,
+            masters_wait_s=self._masters_wait_s,
         )
 
 

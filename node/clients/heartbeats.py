@@ -18,10 +18,15 @@ from node.identity.revocation import Revocations
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
 from node.rpc.channel import ConnectionLost, classified
-from node.run import EvaluationNotice, StepReport
+from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
-from node.wire.members import metric_families_to_wire, revocations_from_wire, step_report_to_wire
+from node.wire.members import (
+    metric_families_to_wire,
+    revocations_from_wire,
+    step_report_to_wire,
+    teaching_to_wire,
+)
 from node.wire.policies import optional_version_to_wire
 from node.wire.rollouts import group_verdict_from_wire
 
@@ -47,6 +52,7 @@ class PeerReports:
     metrics: Callable[[], tuple[MetricFamily, ...]]
     running_leases: Callable[[], Sequence[str]] = tuple
     step_report: Callable[[], StepReport | None] = lambda: None
+    teaching: Callable[[], Teaching | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
 
@@ -165,6 +171,7 @@ class Heartbeats:
             metrics=metric_families_to_wire(self._reports.metrics()),
             waits_for=self._reports.waits_for(),
             step=None if step is None else step_report_to_wire(step),
+            teaching=teaching_to_wire(self._reports.teaching()),
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,
         )

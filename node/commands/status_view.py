@@ -9,7 +9,7 @@ from rich.text import Text
 
 from node.policy import PolicyVersion
 from node.rollout import Verdict
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunStatus, StepReport
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunStatus, StepReport, Teaching
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -17,10 +17,14 @@ SHOW_TWINS_S: Final = 120.0
 CLOCKS_APART_S: Final = 60.0
 """Offset from which a clock is shown as wrong: above any link's delay, far below what certificates allow."""
 
-_REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED))
+_USED: Final = (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED, Verdict.UNINFORMATIVE)
+_REFUSALS: Final = tuple(verdict for verdict in Verdict if verdict not in _USED)
 
 _BAD_PROMPTS_SHOWN: Final = 5
 """Enough to see the cause; --json has more."""
+
+WAITS_AT_BOUND: Final = "prompt lease: staleness"
+"""What a sampler waits for that the staleness bound holds back."""
 
 _STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
 
@@ -49,7 +53,8 @@ def _header(status: RunStatus) -> Text:
             ("run", f"{status.run_id}, learner epoch {status.learner_epoch}"),
             ("head", f"version {_number(status.head)}"),
             ("step", _step(status.step)),
-            ("staleness", _staleness(status)),
+            ("teaching", _teaching(status.teaching)),
+            ("staleness", "\n          ".join(filter(None, (_staleness(status), _idle_samplers(status))))),
             ("slots", slots),
             ("groups", verdicts),
             ("ledger", _ledger(status.ledger_gap)),
@@ -121,6 +126,40 @@ def _staleness(status: RunStatus) -> str:
         f"beyond lag {recommended.versions} the effective sample size of {_printable(recommended.sample)} "
         f"may halve {bound}"
     )
+
+
+def _teaching(teaching: Teaching | None) -> Text | str:
+    """Return how much of what arrives teaches anything; a warning where no step is taken for want of it."""
+    if teaching is None:
+        return ""
+    share = teaching.uninformative_groups / teaching.groups if teaching.groups else 0.0
+    said = f"{share:.0%} of the newest {teaching.groups} groups teach nothing"
+    if not teaching.idle_s:
+        return said
+    return Text(
+        f"{said}; no step for {teaching.idle_s / 60:.0f} min, for no group of a batch has an advantage (mean "
+        f"reward {teaching.reward_mean:.3g}). The task is too easy or too hard for the model, or its grader "
+        "wrong: see `heterorl-node samples`, then change prompts, grader or model",
+        "bold red",
+    )
+
+
+def _idle_samplers(status: RunStatus) -> str:
+    """Return what a lower bound would cost where samplers wait at it; empty where none does.
+
+    At the bound there are as many groups on their way as it allows. All but one batch of those that wait for
+    the learner only grow stale: the bound could be lower by so many batches, and no step would come later.
+    """
+    idle = sum(peer.role is Role.SAMPLER and peer.waits_for == WAITS_AT_BOUND for peer in status.peers)
+    if not idle or not status.batch_groups:
+        return ""
+    bound = status.max_staleness_versions
+    waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
+    spare = min(waiting // status.batch_groups - 1, bound)
+    who = f"{idle} sampler{' idles' if idle == 1 else 's idle'} at the bound, {waiting} finished groups wait"
+    if spare < 1:
+        return f"{who}: a lower bound would make steps wait"
+    return f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
 
 
 def _evaluations(status: EvaluationStatus) -> Iterator[str]:

@@ -25,6 +25,7 @@ from node.wire.members import (
     run_status_to_wire,
     settings_to_wire,
     step_report_from_wire,
+    teaching_from_wire,
 )
 from node.wire.policies import optional_version_from_wire, optional_version_to_wire, policy_version_to_wire
 from node.wire.rollouts import group_verdict_to_wire
@@ -172,6 +173,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self._peers.step,
+            teaching=self._peers.teaching,
+            batch_groups=self._settings.batch_groups,
             capacity_groups=capacity.groups,
             capacity_bound=capacity.bound,
             now_s=now,
@@ -204,6 +207,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             waits_for=request.waits_for,
             metrics=metric_families_from_wire(request.metrics) if self._peers.shows_metrics_of(peer) else (),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
+            teaching=teaching_from_wire(request),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
         )

@@ -26,7 +26,7 @@ from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
-from node.run import PeerStatus, Role, StepReport
+from node.run import PeerStatus, Role, StepReport, Teaching
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
@@ -46,6 +46,7 @@ class HeartbeatReport:
     metrics: tuple[MetricFamily, ...] = ()
     """Empty: as before."""
     step: StepReport | None = None
+    teaching: Teaching | None = None
     has_heard: bool = False
     """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
@@ -90,6 +91,8 @@ class Peers:
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
+        self.teaching: Teaching | None = None
+        """What the learner's newest batches taught."""
 
     @property
     def head(self) -> PolicyVersion | None:
@@ -146,6 +149,8 @@ class Peers:
             self._fleet.update(peer, heartbeat.metrics)
         if heartbeat.step is not None and (self.step is None or heartbeat.step.version >= self.step.version):
             self.step = heartbeat.step
+        if peer.role is Role.LEARNER and heartbeat.teaching is not None:
+            self.teaching = heartbeat.teaching
         answer = HeartbeatAnswer(
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),

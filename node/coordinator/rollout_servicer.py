@@ -162,7 +162,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     drain.add_credits(request.credit.groups)
                 case "judgement":
                     judged = group_verdict_from_wire(request.judgement)
-                    await self._spool.judge(replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS]))
+                    judged = replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS])
+                    await self._spool.judge(drain, judged)
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
                 case other:

@@ -19,7 +19,7 @@ from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions, history, lease_returns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
-from node.coordinator.work.decisions import Decision, Submitted
+from node.coordinator.work.decisions import Decision, Judged, Submitted
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
@@ -268,13 +268,17 @@ class Spool:
         if refusal is not None:
             raise refusal
 
-    async def judge(self, judged: GroupVerdict) -> None:
-        """Apply the learner's verdict on a group.
+    async def judge(self, drain: DrainStream, judged: GroupVerdict) -> None:
+        """Apply the learner's verdict on a group, unless a newer stream may have delivered it again.
 
         Raises:
             RefusedError: MALFORMED.
         """
-        answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged), is_urgent=True)
+
+        def decide(_: float) -> Decision[Judged | None]:
+            return Decision(None) if drain.is_ended else decisions.judgement(self._accounts, judged)
+
+        answer = await self._settle(decide, is_urgent=True)
         if answer is None:
             return
         self._metrics.groups.labels(judged.verdict).inc()

@@ -21,6 +21,7 @@ from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
+from node.process.last_start import note_settings
 from node.process.preflight import no_certificate
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
@@ -117,7 +118,10 @@ def _role_stage(
         )
         # In a thread: importing torch takes seconds, and the watchdog does not wait.
         build_role = await asyncio.to_thread(load_build, role)
-        return await build_role(context)
+        services = await build_role(context)
+        if (section := getattr(config, role)) is not None:
+            note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
+        return services
 
     return StartStage(role, build)
 

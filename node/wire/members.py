@@ -19,6 +19,7 @@ from node.run import (
     RunSettings,
     RunStatus,
     StepReport,
+    Teaching,
 )
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.mapping import EnumMapping, from_wire, to_wire
@@ -69,6 +70,16 @@ def step_report_from_wire(message: membership_pb2.StepReport) -> StepReport:
         recommended = from_wire(RecommendedStaleness, wire, versions=versions)
     metrics = dict(sorted(message.grader_metrics.items())[: limits.GROUP_METRICS])
     return from_wire(StepReport, message, recommended_staleness=recommended, grader_metrics=metrics)
+
+
+def teaching_to_wire(teaching: Teaching | None) -> membership_pb2.Teaching | None:
+    return None if teaching is None else to_wire(membership_pb2.Teaching, teaching)
+
+
+def teaching_from_wire(
+    message: membership_pb2.HeartbeatRequest | membership_pb2.GetStatusResponse,
+) -> Teaching | None:
+    return from_wire(Teaching, message.teaching) if message.HasField("teaching") else None
 
 
 def settings_to_wire(settings: RunSettings) -> membership_pb2.JoinResponse:
@@ -136,6 +147,7 @@ def run_status_to_wire(status: RunStatus) -> membership_pb2.GetStatusResponse:
         head=optional_version_to_wire(status.head),
         peers=map(_peer_status_to_wire, status.peers),
         step=None if status.step is None else step_report_to_wire(status.step),
+        teaching=teaching_to_wire(status.teaching),
         bad_prompts=[to_wire(membership_pb2.BadPrompt, bad) for bad in status.bad_prompts],
         evaluation=_evaluation_status_to_wire(status.evaluation),
     )
@@ -151,6 +163,7 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         bad_prompt_reasons=dict(message.bad_prompt_reasons),
         verdicts=dict(message.verdicts),
         step=step_report_from_wire(message.step) if message.HasField("step") else None,
+        teaching=teaching_from_wire(message),
         bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),
         evaluation=_evaluation_status_from_wire(message.evaluation),
     )

@@ -69,6 +69,74 @@ async def test_no_step_writes_the_masters_while_a_version_is_read_from_them(
         assert (after != before).any()
 
 
+def equal_rewards(reward: float, *, version: int) -> tuple[Completion, ...]:
+    return tuple(make_completion(3 + n, version=version, reward=reward) for n in range(2))
+
+
+async def test_a_batch_that_teaches_nothing_is_consumed_without_a_step_a_version_or_a_checkpoint(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Its groups are consumed once; a batch of which one group teaches is trained on as before."""
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        before = {name: tensor.detach().clone() for name, tensor in running.policy.tensors.items()}
+        for number in range(4):
+            await hub.give(running.delivered(f"{number}.1", completions=equal_rewards(0.0, version=0)))
+        names = [f"{number}.1" for number in range(4)]
+        await hub.wait_until(lambda: all(Verdict.UNINFORMATIVE in hub.verdicts_of(name) for name in names))
+        assert hub.records == []
+        assert running.loop.version == 0
+        assert versions_in(tmp_path / "checkpoints") == []
+        assert running.access.take() is None
+        assert all(torch.equal(tensor, before[name]) for name, tensor in running.policy.tensors.items())
+        assert running.drain.unacknowledged == ()
+        assert running.shown("uninformative_batches_total") == 2
+        assert running.shown("uninformative_ratio") == 1
+        assert running.shown("reward_mean") == 0
+        assert running.loop.teaching is not None
+        assert (running.loop.teaching.groups, running.loop.teaching.uninformative_groups) == (4, 4)
+        assert running.loop.teaching.idle_s > 0
+        assert running.written == [(0, BATCH)]  # the first of them, for `heterorl-node samples`
+        await hub.give(
+            running.delivered("4.1", completions=equal_rewards(0.0, version=0)), running.delivered("5.1")
+        )
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert hub.records[0].staleness_versions == (0, 0)
+        assert hub.trained_group_ids == ["4.1", "5.1"]
+        await until(lambda: running.shown("uninformative_ratio") == pytest.approx(5 / 6))
+        assert running.loop.teaching.idle_s == 0
+    [line] = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert (line["version"], line["teaching_groups"]) == (1, 1)
+
+
+async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_the_best_version(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """A task that is solved teaches nothing any more: the run must end, and the export must know."""
+    async with scripted_hub() as hub:
+        goal = {"stop_at_reward": 1.0, "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **goal) as running:  # type: ignore[arg-type]
+            await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+            await until(lambda: running.loop.version == 1)
+            solved = (
+                running.delivered(f"{n}.1", completions=equal_rewards(1.0, version=1)) for n in range(2, 6)
+            )
+            await hub.give(*solved)
+            await asyncio.wait_for(running.tasks[1], timeout=30)
+            assert running.loop.version == 1
+    assert best_in(tmp_path / "checkpoints") == BestVersion(1, 1.0)
+
+
+async def test_a_step_s_line_says_where_its_time_went(model_dir: Path, tmp_path: Path) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await until(lambda: bool(running.written))
+    [line] = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert line["checkpoint_s"] > 0
+    assert line["groups_wait_s"] > 0
+    assert line["masters_wait_s"] >= 0
+    assert (line["published_version"], line["publish_s"]) == (7, 0.25)
+
+
 @contextmanager
 def waiting_in(access: MasterAccess) -> Iterator[threading.Event]:
     """Return an event that is set when the optimizer comes to write the masters."""

@@ -270,7 +270,7 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         slot = spool.accounts.slots.next_undelivered()
         assert slot is not None
         drain.take_credit()
-        await spool.judge(GroupVerdict("0.1", Verdict.STALE))
+        await spool.judge(drain, GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._transactions.read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))

@@ -70,10 +70,10 @@ class Publishing:
     stopping: asyncio.Event
     metrics: LearnerMetrics
 
-    async def step(self, version: int) -> None:
+    async def step(self, version: int, *, words_of: int | None = None) -> None:
         """Do what a training step does: write the masters when it may, then say what they hold."""
         await asyncio.to_thread(self.access.begin_writing)
-        for name, tensor in masters_of(version).items():
+        for name, tensor in masters_of(version if words_of is None else words_of).items():
             self.masters[name].copy_(tensor)
         self.access.hold(version)
 
@@ -122,9 +122,10 @@ async def publishing(
     lag: int = 0,
     layout: Layout = LAYOUT,
     threads: int = 2,
+    max_staleness_versions: int = 1,
 ) -> AsyncIterator[Publishing]:
     async def run_settings() -> RunSettings:
-        return RunSettings("addition", 2, 2, 1, 1.0, hub_head, SAMPLING)
+        return RunSettings("addition", 2, 2, max_staleness_versions, 1.0, hub_head, SAMPLING)
 
     store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
     access = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)

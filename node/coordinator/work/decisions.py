@@ -293,7 +293,9 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
     """Decide what the learner's verdict on a group changes; None: nothing.
 
     DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
-    slot is lost, and neither delivered nor leased again.
+    slot is lost, and neither delivered nor leased again. UNINFORMATIVE settles the slot without a step. Where
+    that verdict is lost on its way, the group is delivered again and comes into another batch; that doubles
+    no training, since the first batch changed nothing.
 
     Raises:
         RefusedError: MALFORMED; the verdict is not the learner's to give.
@@ -310,6 +312,8 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
             slot = accounts.slots.accepted(*parsed)
         case Verdict.DUPLICATE:
             slot = accounts.slots.lost(*parsed)
+        case Verdict.UNINFORMATIVE:
+            slot = accounts.slots.uninformative(*parsed)
         case _:
             slot = accounts.slots.refused(*parsed)
     attempt = slot.attempt(parsed[1]) if slot is not None else None

@@ -280,6 +280,11 @@ class Leases:
         entry = self._in_play(slot, attempt)
         return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
 
+    def uninformative(self, slot: int, attempt: int) -> Slot | None:
+        """Settle the slot of a group that taught nothing; None where the group is not in play."""
+        entry = self._in_play(slot, attempt)
+        return None if entry is None else replace(entry, state=SlotState.UNINFORMATIVE)
+
     def trained(self, group_ids: Iterable[str]) -> Training:
         """Settle the slots of the groups a step consumed."""
         slots: dict[int, Slot] = {}

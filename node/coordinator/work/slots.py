@@ -21,6 +21,8 @@ class SlotState(enum.StrEnum):
     SPOOLED = "spooled"
     ACCEPTED = "accepted"
     TRAINED = "trained"
+    UNINFORMATIVE = "uninformative"
+    """Its group was consumed in a batch that taught nothing; no step was taken."""
     ABANDONED = "abandoned"
     LOST = "lost"
     SKIPPED = "skipped"
@@ -29,7 +31,14 @@ class SlotState(enum.StrEnum):
 
 
 SETTLED: Final = frozenset(
-    {SlotState.TRAINED, SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED, SlotState.EVALUATED}
+    {
+        SlotState.TRAINED,
+        SlotState.UNINFORMATIVE,
+        SlotState.ABANDONED,
+        SlotState.LOST,
+        SlotState.SKIPPED,
+        SlotState.EVALUATED,
+    }
 )
 UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
 

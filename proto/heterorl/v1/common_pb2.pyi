@@ -79,6 +79,10 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     """Well-formed, but unlikely to be written by the policy it claims."""
     VERDICT_TRAINED: _Verdict.ValueType  # 8
     """A gradient step was taken on it."""
+    VERDICT_UNINFORMATIVE: _Verdict.ValueType  # 110
+    """The learner had it in a batch that taught nothing (every advantage or weight is 0), so no step was taken. The
+    group is consumed: its slot is not leased again.
+    """
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
     """What became of a group. Counted per sampler and reported to the sender."""
@@ -101,6 +105,10 @@ VERDICT_SUSPECT: Verdict.ValueType  # 7
 """Well-formed, but unlikely to be written by the policy it claims."""
 VERDICT_TRAINED: Verdict.ValueType  # 8
 """A gradient step was taken on it."""
+VERDICT_UNINFORMATIVE: Verdict.ValueType  # 110
+"""The learner had it in a batch that taught nothing (every advantage or weight is 0), so no step was taken. The
+group is consumed: its slot is not leased again.
+"""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final

@@ -221,6 +221,7 @@ class HeartbeatRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    TEACHING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -249,6 +250,10 @@ class HeartbeatRequest(_message.Message):
     def step(self) -> Global___StepReport:
         """Learners: the newest step. Unset: none yet, or not a learner."""
 
+    @_builtins.property
+    def teaching(self) -> Global___Teaching:
+        """Learners: what the newest batches taught. Unset: no batch yet, or not a learner."""
+
     def __init__(
         self,
         *,
@@ -262,10 +267,11 @@ class HeartbeatRequest(_message.Message):
         step: Global___StepReport | None = ...,
         revocations_digest: _builtins.bytes = ...,
         instance: _builtins.str = ...,
+        teaching: Global___Teaching | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,6 +454,40 @@ class StepReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class Teaching(_message.Message):
+    """How many groups of the newest batches taught something: had an advantage and a weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    UNINFORMATIVE_GROUPS_FIELD_NUMBER: _builtins.int
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    groups: _builtins.int
+    """Groups of the newest batches, those of steps that were not taken included; at most 64 batches."""
+    uninformative_groups: _builtins.int
+    """Of them, those that taught nothing."""
+    reward_mean: _builtins.float
+    """Mean reward of the newest batch."""
+    idle_s: _builtins.float
+    """Seconds since a batch taught something, or since the learner started; 0 where the newest batch did."""
+    def __init__(
+        self,
+        *,
+        groups: _builtins.int = ...,
+        uninformative_groups: _builtins.int = ...,
+        reward_mean: _builtins.float = ...,
+        idle_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "idle_s", b"idle_s", "reward_mean", b"reward_mean", "uninformative_groups", b"uninformative_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Teaching: _TypeAlias = Teaching  # noqa: Y015
 
 @_typing.final
 class RecommendedStaleness(_message.Message):
@@ -722,6 +762,8 @@ class GetStatusResponse(_message.Message):
     BAD_PROMPT_REASONS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
+    TEACHING_FIELD_NUMBER: _builtins.int
+    BATCH_GROUPS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -745,6 +787,8 @@ class GetStatusResponse(_message.Message):
     """How many there are altogether."""
     max_staleness_versions: _builtins.int
     """Staleness bound of the run, versions, as in JoinResponse."""
+    batch_groups: _builtins.int
+    """Groups per gradient step, as in JoinResponse."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -755,8 +799,8 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Prompt slots by state: available (again), leased, spooled, accepted, trained, abandoned, lost,
-        skipped (their prompts were set aside when their turn came).
+        """Prompt slots by state: available (again), leased, spooled, accepted, trained, uninformative, abandoned,
+        lost, skipped (their prompts were set aside when their turn came).
         """
 
     @_builtins.property
@@ -779,6 +823,10 @@ class GetStatusResponse(_message.Message):
     def evaluation(self) -> Global___EvaluationStatus:
         """How versions do on held-out prompts. Unset: older software."""
 
+    @_builtins.property
+    def teaching(self) -> Global___Teaching:
+        """What the newest batches taught. Unset: the learner has reported none since the coordinator started."""
+
     def __init__(
         self,
         *,
@@ -799,10 +847,12 @@ class GetStatusResponse(_message.Message):
         bad_prompt_reasons: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         evaluation: Global___EvaluationStatus | None = ...,
         max_staleness_versions: _builtins.int = ...,
+        teaching: Global___Teaching | None = ...,
+        batch_groups: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -246,6 +246,22 @@ def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) 
     assert desk.lease("s2") == ["0.2"]
 
 
+def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: Desk) -> None:
+    """Bound 2, batches of 2: 6 groups at version 0, however many of them taught nothing."""
+    names = desk.lease(wanted=8)
+    assert len(names) == 6
+    for name in names[:2]:
+        desk.submit(name)
+        judge(desk, name, Verdict.ACCEPTED)
+        assert judge(desk, name, Verdict.UNINFORMATIVE) == decisions.Judged("s1", None)
+    assert desk.accounts.slots.untrained() == []
+    assert desk.accounts.slots.counts()[SlotState.UNINFORMATIVE] == 2
+    assert desk.accounts.verdicts()[Verdict.UNINFORMATIVE] == 2
+    assert (desk.accounts.last_step, desk.accounts.load().version) == (0, 0)
+    assert desk.submit(names[0]).verdict is Verdict.DUPLICATE
+    assert desk.lease("s2", wanted=8) == ["6.1", "7.1"]
+
+
 def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(
     desk: Desk,
 ) -> None:

@@ -89,7 +89,7 @@ async def test_a_group_is_counted_and_timed_at_every_stage_of_its_way(open_: Ope
     assert await open_.submit("1.1", task="other") is Verdict.FOREIGN
     open_.clock.advance(5.0)
     for _ in range(2):
-        await open_.spool.judge(GroupVerdict("0.1", Verdict.ACCEPTED))
+        await open_.spool.judge(drain, GroupVerdict("0.1", Verdict.ACCEPTED))
     open_.clock.advance(2.0)
     await open_.spool.record_step(drain, StepRecord(1, ("0.1",), (3,)))
     assert open_.groups() == {"spooled": 1, "duplicate": 1, "foreign": 1, "accepted": 1, "trained": 1}
@@ -102,6 +102,16 @@ async def test_a_group_is_counted_and_timed_at_every_stage_of_its_way(open_: Ope
         ("s1", GroupVerdict("0.1", Verdict.ACCEPTED)),
         ("s1", GroupVerdict("0.1", Verdict.TRAINED)),
     ]
+
+
+async def test_a_verdict_of_a_stream_that_a_newer_one_replaced_settles_nothing(open_: Open) -> None:
+    """The newer one may have delivered the group again, to be trained on."""
+    await open_.lease()
+    old = await open_.drain()
+    await open_.submit("0.1")
+    await open_.drain()
+    await open_.spool.judge(old, GroupVerdict("0.1", Verdict.UNINFORMATIVE))
+    assert open_.spool.accounts.load().untrained_groups == 1
 
 
 async def test_verdicts_are_counted_on_from_the_ledger_after_a_restart(open_: Open) -> None:
@@ -144,7 +154,7 @@ async def test_what_is_in_flight_is_shown(open_: Open) -> None:
 async def test_a_learner_that_had_trained_on_a_delivered_group_is_counted(open_: Open) -> None:
     await open_.lease()
     await open_.submit("0.1")
-    await open_.spool.judge(GroupVerdict("0.1", Verdict.DUPLICATE))
+    await open_.spool.judge(await open_.drain(), GroupVerdict("0.1", Verdict.DUPLICATE))
     assert open_.value("doubled_deliveries_total") == 1
 
 

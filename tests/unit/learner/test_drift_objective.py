@@ -19,6 +19,7 @@ from learner.objective.drift import (
     largest_move,
     truncated_group_weight,
 )
+from learner.objective.importance import log_group_expectation
 from learner.objective.registry import load_objective
 from learner.training.micro_batches import objective_batch
 from support.fleets import one
@@ -63,6 +64,22 @@ def test_only_the_record_counts_once_there_is_one() -> None:
     old, young = (replace(measured, staleness=[age] * len(p)) for age in (64, 0))
     objective = load_objective("drift_aware")
     assert torch.equal(objective(batch_of(p, old)).loss, objective(batch_of(p, young)).loss)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.5])
+def test_the_gauge_counts_the_tokens_whose_weight_the_loss_cut_to_one(spread: float) -> None:
+    """q_i/E moves the ceiling of a completion, and one that is left alone has no weight to cut."""
+    p, sample = made_up(5, spread=spread)
+    batch = batch_of(p, replace(sample, staleness=[64] * len(p)))
+    outcome = load_objective("drift_aware")(batch)
+    assert outcome.trust is not None
+    assert outcome.is_truncated is not None
+    mean = batch.behaviour_mean
+    expectation = log_group_expectation(mean, batch.groups)
+    whole = torch.exp(outcome.trust[:, None] * (batch.log_ratio.detach() + (mean - expectation)[:, None]))
+    cut = (whole > outcome.weight * (1 + 1e-12)) & ~outcome.is_clipped & batch.mask
+    assert torch.equal(outcome.is_truncated, cut)
+    assert 0 < int(cut.sum()) < int(batch.mask.sum())
 
 
 def test_two_completions_of_one_token_by_hand() -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from learner import export as export_module
 from learner.export import export_version
+from learner.training import checkpoint
 from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
@@ -130,6 +133,49 @@ def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
     argv = ["export", tmp_path / "three", *flags, "--version", 3]
     assert main([str(argument) for argument in argv]) == 3
     assert "version 3 is not there; there are 2, 4, 6, 7" in capsys.readouterr().err
+
+
+def test_an_export_reads_on_from_a_checkpoint_that_a_fast_learner_removes_meanwhile(
+    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(model_dir, state_dir, versions=2)
+    checkpoints = state_dir / "learner/checkpoints"
+    digest = checkpoint._blake3
+
+    def removed_first(path: Path) -> str:
+        shutil.rmtree(checkpoints / "000000000002", ignore_errors=True)
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_blake3", removed_first)
+    export = export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    assert export.version == 2
+
+
+def test_an_export_takes_the_next_version_where_the_newest_was_removed_before_it_was_opened(
+    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(model_dir, state_dir, versions=3)
+    checkpoints = state_dir / "learner/checkpoints"
+    monkeypatch.setattr(export_module, "versions_in", lambda directory: [*versions_in(directory), 2][-1:])
+    shutil.rmtree(checkpoints / "000000000002")
+    with pytest.raises(StartupError, match="version 2 was removed while it was being read"):
+        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    listed = iter([[2], [2]])
+    monkeypatch.setattr(
+        export_module, "versions_in", lambda directory: next(listed, None) or versions_in(directory)
+    )
+    export = export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    assert export.version == 3
+
+
+def test_a_checkpoint_whose_file_is_missing_while_nothing_newer_came_is_damaged(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    train(model_dir, state_dir, versions=1)
+    checkpoints = state_dir / "learner/checkpoints"
+    (checkpoints / "000000000001" / "model.safetensors").unlink()
+    with pytest.raises(StartupError, match=r"is damaged: .*No such file"):
+        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
 
 
 def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from learner.objective.advantage import standardised_advantage
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from support.objective_batches import batch_of, gradient_of, in_order, made_up
@@ -50,6 +51,32 @@ def slope(twin: Twin, p: Rows, sample: Sample, i: int, t: int) -> float:
 
     h = 1e-4
     return (at(-2 * h) - 8 * at(-h) + 8 * at(h) - at(2 * h)) / (12 * h)
+
+
+DROPS_WHATEVER_THE_ADVANTAGE = (
+    "decoupled_ppo", "dg_hard", "kondo", "mis", "mis_sequence", "mis_geometric", "icepop", "m2po",
+)  # fmt: skip
+
+
+@each_objective_but("eqp", *DROPS_WHATEVER_THE_ADVANTAGE)
+@pytest.mark.parametrize("spread", SPREADS)
+def test_what_the_gauge_calls_clipped_is_what_has_no_gradient_of_the_rewards(
+    objective: Objective, spread: float
+) -> None:
+    """By rows or by tokens, as the objective clips; where there is no advantage, nothing is clipped.
+
+    Left out: those that drop tokens whatever the advantage, and eqp, whose denominator has a gradient.
+    """
+    p, sample = made_up(11, spread=spread)
+    batch = batch_of(p, with_expected(p, sample), pad_right=1)
+    outcome = objective(batch)
+    gradient = gradient_of(outcome.loss if outcome.taught is None else outcome.taught, batch)
+    is_still = (gradient == 0) & batch.mask
+    advantage = standardised_advantage(batch.reward, batch.groups)
+    if outcome.is_clipped.ndim == 1:
+        assert torch.equal(outcome.is_clipped, (gradient == 0).all(dim=1) & (advantage != 0))
+    else:
+        assert torch.equal(outcome.is_clipped, is_still & (advantage != 0)[:, None])
 
 
 def test_every_objective_has_a_twin() -> None:

@@ -374,6 +374,13 @@ def test_the_off_policy_baseline_follows_squared_weights_and_squared_gradients()
     assert off_policy_advantage(column(0.1, 0.1, 0.1), log(1, 2, 3), column(1, 2, 3)).tolist() == [0.0] * 3
 
 
+def test_vcpo_s_baseline_is_the_best_one_for_sums_over_tokens_and_not_for_its_own_mean() -> None:
+    """Lengths 1 and 100, equal weights: b = 1/101 where 100/101 would make the mean vary least."""
+    reward, weight, tokens = column(1, 0), column(0, 0), column(1, 100)
+    assert_close(off_policy_advantage(reward, weight, tokens), 1 - 1 / 101, -1 / 101)
+    assert_close(off_policy_advantage(reward, weight, 1 / tokens), 1 - 100 / 101, -100 / 101)
+
+
 def test_vcpo_of_two_completions() -> None:
     """w = (1/2, 2), lengths 1: b = 4/17 of the second's reward, deviation 1/2."""
     batch = single_tokens(log(0.2, 0.4), log(0.4, 0.2), column(0, 1))

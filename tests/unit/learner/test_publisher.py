@@ -14,9 +14,11 @@ from learner.publishing.signer import Signer
 from learner.training.master_words import MasterWords
 from node.errors import RefusedError, StartupError
 from node.policy import ArtifactKey, PolicyVersion
+from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import sign
 from support.publishing import FRAMED, KEY, LAYOUT, fetched, held, open_store, publishing, slow_disk, words_of
+from support.waiting import until
 from support.weights import put_version
 
 
@@ -27,6 +29,43 @@ async def test_every_version_it_has_time_for_becomes_a_delta_from_the_one_before
             await running.stored(ArtifactKey(version, running.head))
         assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1), ArtifactKey(5, 2)]
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
+
+
+async def test_a_version_that_changes_no_word_is_not_published_before_its_number_would_cost_samplers(
+    tmp_path: Path,
+) -> None:
+    """Of a staleness bound of 8, numbers may run two ahead of what is published."""
+    async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
+        await running.step(1)
+        await running.stored(ArtifactKey(1, 0))
+        for version in (2, 3):
+            await running.step(version, words_of=1)
+            await until(lambda: running.metrics.unchanged_versions._value.get() == version - 1)  # noqa: B023
+        assert running.keys == [ArtifactKey(1, 0)]
+        await running.step(4, words_of=1)
+        await running.stored(ArtifactKey(4, 1))
+        await running.step(5)
+        await running.stored(ArtifactKey(5, 4))
+        assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
+
+
+async def test_the_last_version_is_published_whatever_it_changes_and_a_restart_goes_on_from_equal_words(
+    tmp_path: Path,
+) -> None:
+    async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
+        await running.step(1)
+        await running.stored(ArtifactKey(1, 0))
+        await running.step(2, words_of=1)
+        await running.stop()
+        assert running.keys == [ArtifactKey(1, 0)]
+    start = HeldPolicy.of(2, words_of(1), layout=LAYOUT)
+    async with publishing(tmp_path, start=start, max_staleness_versions=8) as running:
+        assert running.keys == [ArtifactKey(1, 0)]
+        for _ in range(2):
+            running.access.end()
+            await running.stored(ArtifactKey(2, 1))
+        await running.stop()
+        assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1)]
 
 
 async def test_a_version_the_next_step_was_faster_than_is_never_published(tmp_path: Path) -> None:

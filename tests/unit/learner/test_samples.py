@@ -114,6 +114,18 @@ def test_every_nth_version_has_a_few_groups_that_a_restart_would_choose_again(
     assert len(set(chosen[0][:2])) == 2
 
 
+def test_groups_that_taught_nothing_are_written_down_whatever_the_version(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    file = SamplesFile(tmp_path / FILE_NAME)
+    group = delivered(answer("4", 0.0), answer("22", 0.0))
+    append = writer(model_dir, file, every=10).write_of(replace(step_line(5), teaching_groups=0), [group])
+    assert append is not None
+    append()
+    [written] = file.newest(1)
+    assert (written.version, written.staleness_versions) == (5, 2)
+
+
 def test_a_line_is_bounded_however_large_group_and_text_are(model_dir: Path, tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     long = "1" * (MOST_CHARACTERS + 9)

@@ -120,6 +120,21 @@ def test_the_divergence_of_each_group_is_the_mean_over_its_tokens(model_dir: Pat
     assert outcome.kl_nats == pytest.approx(mean)
 
 
+@pytest.mark.parametrize("name", MENU)
+def test_groups_of_equal_rewards_teach_nothing_by_any_objective(model_dir: Path, name: str) -> None:
+    """The policies are apart, so that the pull towards the sampler has a gradient; kl_coefficient is 0.1."""
+    policy = float64_policy(model_dir)
+    equal = nearby(made_up_groups(3, reward=0.1), policy)
+    gradient, outcome = gradient_of(policy, equal, settings_of(name))
+    assert (gradient == 0).all()
+    assert (outcome.teaching_groups, outcome.is_finite, outcome.is_applied) == (0, True, False)
+    assert outcome.gradient_norm > 0
+    mixed = [equal[0], *near_groups(model_dir, 3)[1:]]
+    _, outcome = gradient_of(float64_policy(model_dir), mixed, settings_of(name, micro_batch_tokens=17))
+    assert 1 <= outcome.teaching_groups < len(mixed)
+    assert outcome.is_applied
+
+
 def flat(policy: Policy) -> torch.Tensor:
     return torch.cat([p.detach().clone().flatten() for p in policy.parameters.values()])
 

@@ -1,5 +1,6 @@
 """The step against the textbook formula on a float64 model, and against every way of cutting it up."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,10 +110,35 @@ def test_the_order_of_groups_and_completions_changes_no_result(model_dir: Path) 
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_equal_rewards_move_nothing(model_dir: Path) -> None:
-    settings = replace(SETTINGS, kl_coefficient=0.0)
-    gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(3, reward=0.1), settings)
-    assert (gradient == 0).all()
+def test_equal_rewards_move_nothing_whatever_the_pull_towards_the_sampler(model_dir: Path) -> None:
+    for settings in (SETTINGS, replace(SETTINGS, kl_coefficient=0.0), replace(SETTINGS, fast_steps=2)):
+        gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(3, reward=0.1), settings)
+        assert (gradient == 0).all()
+        assert outcome.is_finite
+        assert not outcome.is_applied
+        assert outcome.gradient_norm > 0 or not settings.kl_coefficient
+
+
+def test_the_moments_of_adamw_do_not_advance_on_a_batch_that_teaches_nothing(model_dir: Path) -> None:
+    policy = float64_policy(model_dir)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+    train_step(policy, optimizer, made_up_groups(1), version=VERSION, settings=SETTINGS)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    train_step(policy, optimizer, made_up_groups(2, reward=0.0), version=VERSION, settings=SETTINGS)
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(after[n][key], before[n][key]) for n in before for key in before[n])
+
+
+def test_the_penalty_towards_the_base_model_teaches_without_an_advantage(model_dir: Path) -> None:
+    policy, base = float64_policy(model_dir), float64_policy(model_dir)
+    with torch.no_grad():
+        for parameter in policy.parameters.values():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    settings = replace(SETTINGS, reference_kl_coefficient=0.1)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+    outcome = train_step(
+        policy, optimizer, made_up_groups(3, reward=0.1), version=VERSION, settings=settings, reference=base
+    )
     assert outcome.is_applied
 
 
