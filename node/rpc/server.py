@@ -52,6 +52,8 @@ class ServerLimits:
     recheck_s: float = 5.0
     """Between two checks of expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
+    calls_per_connection: int = 100
+    """At once; a client keeps further ones to itself until some have ended."""
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
     keepalive: Keepalive = KEEPALIVE
@@ -189,6 +191,10 @@ class RpcServer:
             ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
             ("grpc.server.max_pending_requests", _PENDING_RPCS),
             ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING_RPCS),
+            # A compressed message stays so and is refused as malformed: 61 KB would be 60 MB of zeros before
+            # anyone asks who sent it. What is worth compressing was compressed before.
+            ("grpc.per_message_decompression", 0),
+            ("grpc.max_concurrent_streams", self._limits.calls_per_connection),
             *self._limits.keepalive.server_options,
             # The largest of any service; the interceptor applies the limit of each.
             (
