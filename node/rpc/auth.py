@@ -37,8 +37,8 @@ _LEASE_RATE: Final = Rate(per_s=100, burst=1000)
 """One request leases up to 256 prompts, and one that got none waits 50 ms or more."""
 
 _SUBMISSION_RATE: Final = Rate(per_s=512, burst=16_384, refused=31)
-"""Groups that are taken in are bounded by leases. Refused ones are synced to disk, and 233 a second slowed a run
-by a third: 16 a second are allowed, and 512 at once, since all groups of a sampler may be stale together."""
+"""Groups that are taken in are bounded by leases. Refused ones slowed a run by a third at 233 a second, each
+synced to disk: 16 a second are allowed, and 512 at once, since all of a sampler's may be stale together."""
 
 _HEARTBEAT_RATE: Final = Rate(per_s=50, burst=200)
 """The shortest interval is 50 ms; answers to heartbeats bring some forward."""

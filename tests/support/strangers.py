@@ -33,21 +33,28 @@ class Held:
     """Connections that an attacker holds."""
 
     def __init__(self) -> None:
-        self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._connections: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
         self.refused = 0
         """Attempts that did not lead to a connection."""
 
     def add(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.append((reader, writer))
+        self._connections.append((asyncio.create_task(_wait_for_end(reader)), writer))
 
     @property
     def open(self) -> int:
         """How many the server has not closed."""
-        return sum(not reader.at_eof() and reader.exception() is None for reader, _ in self._connections)
+        return sum(not ended.done() for ended, _ in self._connections)
 
     def close(self) -> None:
-        for _, writer in self._connections:
+        for ended, writer in self._connections:
+            ended.cancel()
             writer.transport.abort()
+
+
+async def _wait_for_end(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(4096):
+            pass
 
 
 @contextlib.asynccontextmanager
