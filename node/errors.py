@@ -73,6 +73,7 @@ class Reason(enum.StrEnum):
     WRONG_BASE = "wrong_base", "FAILED_PRECONDITION"
     DUPLICATE = "duplicate", "ALREADY_EXISTS"
     BUSY = "busy", "UNAVAILABLE", Recovery.WAIT
+    TOO_OFTEN = "too_often", "RESOURCE_EXHAUSTED", Recovery.WAIT
     DRAINING = "draining", "UNAVAILABLE", Recovery.WAIT
     DISK = "disk", "UNAVAILABLE", Recovery.WAIT
     INTERNAL = "internal", "INTERNAL"

@@ -62,7 +62,15 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
     observers: list[Systemd | TelemetryServer] = [systemd]
     if config.telemetry.http_listen is not None:
         listen = config.telemetry.http_listen
-        observers.append(TelemetryServer(listen=listen, registry=registry, pages=pages, clock=clock))
+        observers.append(
+            TelemetryServer(
+                listen=listen,
+                registry=registry,
+                pages=pages,
+                clock=clock,
+                count_refusal=node_metrics.count_refusal,
+            )
+        )
 
     async def hold_state() -> Sequence[Service]:
         for role in roles:

@@ -5,25 +5,28 @@
     /readyz    200 while the daemon serves; 503 before, and while it drains
     ...        pages of the roles, HTML
 
-Threads answer, so that a stalled event loop looks different from a dead process.
+A thread with an event loop of its own answers, so that a stalled event loop looks different from a dead
+process. It renders metrics and pages in threads, two at a time, and answers the rest at once: a supervisor
+never waits behind scrapers. A client has a few seconds for its whole request. When all places are taken, the
+oldest client goes.
 """
 
 import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from node.clock import Clock
-from node.errors import StartupError
+from node.errors import CountRefusal, Reason, StartupError
 from node.process.daemon import Phase
-from node.rpc.address import split_address
+from node.rpc.address import listening_socket
+from node.rpc.places import PlaceLimits, Places, origin
 from node.telemetry.metrics import exposition
 from node.waits import wait_at_most
 
@@ -33,8 +36,16 @@ HEARTBEAT_S: Final = 1.0
 LOOP_STALL_S: Final = 15.0
 """No work of ours blocks the event loop this long: tensors and compression have threads of their own."""
 
-REQUESTS_AT_ONCE: Final = 8
-"""Any more are closed at once: the endpoints serve a scraper and a supervisor, not the public."""
+PLACES: Final = PlaceLimits(connections=64, per_address=32)
+REQUEST_S: Final = 3.0
+"""For a whole request to arrive."""
+
+ANSWER_S: Final = 30.0
+"""For an answer to be rendered and read: 4 MB at 1 Mbit/s."""
+
+_REQUEST_BYTES: Final = 8192
+_AT_ONCE: Final = ("/healthz", "/readyz")
+"""Paths that are answered without a thread."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _HTML: Final = "text/html; charset=utf-8"
@@ -52,12 +63,14 @@ class TelemetryServer:
         registry: CollectorRegistry,
         pages: Mapping[str, Callable[[], bytes]],
         clock: Clock,
+        count_refusal: CountRefusal,
     ) -> None:
         """Prepare; ``pages`` by path, which roles may add to later."""
         self._listen = listen
         self._registry = registry
         self._pages = pages
         self._clock = clock
+        self._count_refusal = count_refusal
         self._phase = Phase.STARTING
         self._heartbeat_at = clock.monotonic()
         self._address: tuple[str, int] | None = None
@@ -96,73 +109,98 @@ class TelemetryServer:
         Raises:
             StartupError: the address cannot be bound.
         """
-        server = self._bind()
-        thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="telemetry", daemon=True)
-        thread.start()
+        listener = self._bind()
+        self._address = listener.getsockname()[:2]
+        loop, is_over = asyncio.new_event_loop(), asyncio.Event()
+        answering = threading.Thread(
+            target=_run_to_end,
+            args=(loop, self._answer_until(is_over, listener)),
+            name="telemetry",
+            daemon=True,
+        )
+        answering.start()
         try:
-            self._address = server.server_name, server.server_port
-            logger.info("telemetry listens", extra={"host": server.server_name, "port": server.server_port})
+            logger.info("telemetry listens", extra={"host": self._address[0], "port": self._address[1]})
             ready()
             while not stopping.is_set():
                 self._heartbeat_at = self._clock.monotonic()
                 await wait_at_most(stopping, HEARTBEAT_S)
         finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+            loop.call_soon_threadsafe(is_over.set)
+            answering.join()
 
-    def _bind(self) -> "_Server":
-        host, port = split_address(self._listen)
+    def _bind(self) -> socket.socket:
         try:
-            return _Server((host, port), self)
+            return listening_socket(self._listen)
         except OSError as error:
             raise StartupError(
                 f"telemetry cannot listen on {self._listen}: {error.strerror or error}",
                 fix="Set telemetry.http_listen to a free address; port 0 takes any free port.",
             ) from error
 
+    async def _answer_until(self, is_over: asyncio.Event, listener: socket.socket) -> None:
+        clients = _Clients(self.answer, self._count_refusal)
+        server = await asyncio.start_server(clients.serve, sock=listener, limit=_REQUEST_BYTES)
+        await is_over.wait()
+        server.close()
+        clients.close()
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a client that never reads must not keep the process from ending
 
-    def __init__(self, address: tuple[str, int], telemetry: TelemetryServer) -> None:
-        self.telemetry = telemetry
-        self._places = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Handler)
+def _run_to_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(work)
 
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's looks up its own name, which can take seconds without DNS
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+class _Clients:
+    """The clients of the endpoints, in the event loop of their thread."""
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def __init__(
+        self, answer: Callable[[str], tuple[HTTPStatus, str, bytes]], count_refusal: CountRefusal
+    ) -> None:
+        self._answer = answer
+        self._count_refusal = count_refusal
+        self._places = Places["asyncio.Task[None]"](PLACES)
+        self._renderers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="telemetry")
+
+    def close(self) -> None:
+        self._renderers.shutdown(wait=False, cancel_futures=True)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        address = origin((writer.get_extra_info("peername") or ("",))[0])
+        displaced = self._places.enter(task, address, now=asyncio.get_running_loop().time())
+        if displaced is not None:
+            displaced.cancel()
+            self._count_refusal(service="telemetry", reason=Reason.BUSY)
         try:
-            super().process_request_thread(request, client_address)
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(ANSWER_S):
+                writer.write(await self._response(head))
+                writer.close()
+                await writer.wait_closed()
+        except TimeoutError:
+            self._count_refusal(service="telemetry", reason=Reason.BUSY)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # gone, or not a request
+        except Exception:
+            logger.warning("telemetry request failed", exc_info=True)
         finally:
-            self._places.release()
+            self._places.leave(task)
+            writer.transport.abort()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.warning("telemetry request failed", exc_info=True)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 10  # seconds without a byte
-    server: _Server
-
-    def do_GET(self) -> None:
-        status, content_type, body = self.server.telemetry.answer(self.path)
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: a scrape every few seconds is no event."""
+    async def _response(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0]
+        if method != "GET":
+            status, content_type, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET\n"
+        elif path.partition("?")[0] in _AT_ONCE:
+            status, content_type, body = self._answer(path)
+        else:
+            loop = asyncio.get_running_loop()
+            status, content_type, body = await loop.run_in_executor(self._renderers, self._answer, path)
+        return (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+            f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode() + body

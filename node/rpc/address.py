@@ -3,8 +3,10 @@
 The port is never guessed: a coordinator listens on two, and gRPC would dial 443.
 """
 
+import errno
 import ipaddress
 import re
+import socket
 from typing import Final
 
 from node.errors import ConfigError
@@ -98,6 +100,26 @@ def check_host(host: str, *, flag: str) -> str:
 def join_address(host: str, port: int | str) -> str:
     """Return the text that ``split_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_socket(address: str) -> socket.socket:
+    """Return a socket that listens; for 0.0.0.0 and [::] on every address of the machine, of both families.
+
+    Raises:
+        ValueError: it is not host:port.
+        OSError: it cannot be bound.
+    """
+    host, port = split_address(address)
+    if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+        except OSError as error:
+            if host == "::" or error.errno == errno.EADDRINUSE:
+                raise  # else this machine has no IPv6 address
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def is_loopback(host: str) -> bool:

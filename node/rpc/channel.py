@@ -46,6 +46,8 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     # Callers retry where they know that it is safe.
     ("grpc.enable_retries", 0),
+    # A hub could answer with a few bytes that inflate to our limit.
+    ("grpc.per_message_decompression", 0),
 )
 
 

@@ -1,7 +1,8 @@
 """The server interceptor: every rpc of every service passes here before its servicer.
 
-    request bytes -> size -> parse -> who -> may they -> servicer -> answer
-                       \\________\\______\\______\\____________\\__-> refusal: status, text, reason, counter
+    headers -> who -> may they -> how often -> first message -> size -> parse -> servicer -> answer
+                 \\________\\___________\\______________\\________\\________\\_____\\-> refusal:
+                                                             status, text, reason, counter
 
 A servicer raises RefusedError to refuse. Anything else it raises is our fault: it is logged with an id, and
 the caller is sent that id only. TLS checks a certificate once per connection; the interceptor checks expiry
@@ -21,15 +22,16 @@ import grpc
 import grpc.aio
 
 from node.clock import Clock
-from node.errors import CountRefusal, Reason, RefusedError
+from node.errors import CountRefusal, Reason, Recovery, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
+from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.live_rpcs import LiveRpc, LiveRpcs
-from node.rpc.messages import bounded_parser, parsed, requests, within
+from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
 
 # Quoted: generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -57,14 +59,23 @@ _WHERE: Final = {
 class RpcLimits:
     """Bounds on the rpcs of one caller."""
 
-    streams_per_peer: int = 64
-    """Twice what a sampler needs that fetches over eight connections."""
+    rpcs_per_peer: int = 64
+    """At once. Twice what a sampler needs that fetches over eight connections."""
+    first_message_s: float = float("inf")
+    """Longest a caller may take to send its first message; ``messages.first_message_s`` holds as well."""
     unary_s: float = 120.0
-    """Longest a unary rpc may take, whatever its caller's deadline."""
+    """Longest a unary rpc may take once it has its request, whatever its caller's deadline."""
     stall_s: float = 60.0
     """Longest a finite stream may wait for its next message, in either direction."""
     refusal_s: float = 2.0
     """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
+    impatient_s: float = 1.0
+    """Time that a call over its peer's rate or number waits for its refusal: a peer that tries again at once
+    would cost as much as one that is served."""
+
+
+class _TooMuchError(RefusedError):
+    """A peer has too many calls open, or calls too often."""
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):
@@ -87,6 +98,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._count_refusal = count_refusal
         self._limits = limits
         self._is_draining = False
+        self._rates = CallRates()
         self.live = LiveRpcs()
         """Rpcs being served now."""
 
@@ -139,41 +151,64 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         return handler
 
     def _guarded(self, handler: Handler, method: str, rule: Rule) -> Handler:
-        is_stream = bool(handler.request_streaming or handler.response_streaming)
+        # On the wire a unary call is a stream of one message. Taken as such it comes here before its message:
+        # nothing of a caller that may not call is read, and one that sends nothing does not stay for ever.
         stall_s = None if rule.is_endless else self._limits.stall_s
+        first_s = min(self._limits.first_message_s, first_message_s(method))
 
-        def taken(request: Any) -> Any:
-            return requests(request, stall_s) if handler.request_streaming else parsed(request)
+        def taken(messages: AsyncIterator[Any], rpc: LiveRpc) -> AsyncIterator[Any]:
+            sent = requests(messages, first_s=first_s, stall_s=stall_s)
+            return sent if rule.message_rate is None else self._paced(sent, rpc, rule.message_rate)
 
-        async def respond(request: Any, context: Context) -> Any:
-            # A stream of requests has no limit as a whole; each of its messages has the stall limit.
-            limit_s = None if is_stream else self._limits.unary_s
-            async with self._served(method, rule, context, is_stream=is_stream), within(limit_s, method):
+        async def respond(messages: AsyncIterator[Any], context: Context) -> Any:
+            async with self._served(method, rule, context) as rpc:
+                if handler.request_streaming:
+                    # It has no limit as a whole; each of its messages has the stall limit.
+                    response = await behaviour(taken(messages, rpc), context)
+                else:
+                    request = await only_request(messages, first_s=first_s)
+                    async with within(self._limits.unary_s, method):
+                        response = await behaviour(request, context)
+                if rule.is_refusal(response):
+                    self._charge_refusal(rpc)
                 # Serialised here: gRPC would show the caller what a serialiser raises.
-                return serialize(await behaviour(taken(request), context))
+                return serialize(response)
 
-        async def respond_many(request: Any, context: Context) -> None:
-            async with self._served(method, rule, context, is_stream=is_stream):
+        async def respond_many(messages: AsyncIterator[Any], context: Context) -> None:
+            async with self._served(method, rule, context) as rpc:
+                request: Any
+                if handler.request_streaming:
+                    request = taken(messages, rpc)
+                else:
+                    request = await only_request(messages, first_s=first_s)
                 if not inspect.isasyncgenfunction(behaviour):
-                    await behaviour(taken(request), context)
+                    await behaviour(request, context)
                     return
-                async with contextlib.aclosing(behaviour(taken(request), context)) as responses:
+                async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         async with within(self._limits.stall_s, "reading the answer"):
                             await self._write(context, response)
 
-        kind = ("stream" if handler.request_streaming else "unary") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
-        behaviour: Any = getattr(handler, kind)
+        called = "stream" if handler.request_streaming else "unary"
+        answered = "stream" if handler.response_streaming else "unary"
+        behaviour: Any = getattr(handler, f"{called}_{answered}")
         serialize: Any = handler.response_serializer
-        make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+        make: Any = getattr(grpc, f"stream_{answered}_rpc_method_handler")
         guarded: Handler = make(
             respond_many if handler.response_streaming else respond,
             request_deserializer=bounded_parser(method, handler.request_deserializer),
             response_serializer=serialize if handler.response_streaming else None,
         )
         return guarded
+
+    async def _paced(self, messages: AsyncIterator[Any], rpc: LiveRpc, rate: Rate) -> AsyncIterator[Any]:
+        """Yield messages as fast as the rate allows; gRPC's flow control then holds up the sender."""
+        async for message in messages:
+            await asyncio.sleep(self._rates.reserve((rpc.name, "message"), rate, now=self._clock.monotonic()))
+            yield message
+
+    def _charge_refusal(self, rpc: LiveRpc) -> None:
+        self._rates.charge_refusal(rpc.name, rpc.rule.rate, now=self._clock.monotonic())
 
     async def _write(self, context: Context, response: Any) -> None:
         """Write one message; when cancelled, wait until it is sent, so that a refusal can follow it.
@@ -190,31 +225,34 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             raise
 
     @contextlib.asynccontextmanager
-    async def _served(
-        self, method: str, rule: Rule, context: Context, *, is_stream: bool
-    ) -> AsyncIterator[None]:
+    async def _served(self, method: str, rule: Rule, context: Context) -> AsyncIterator[LiveRpc]:
         """Admit an rpc for the time of the body; send its caller a refusal if the body fails."""
         rpc: LiveRpc | None = None
         with contextlib.ExitStack() as at_the_end:
             try:
-                rpc = self._admit(method, rule, context, is_stream=is_stream)
+                rpc = self._admit(method, rule, context)
                 at_the_end.callback(self.live.remove, rpc)
-                yield
+                yield rpc
                 return
             except asyncio.CancelledError:
                 if rpc is None or rpc.ended_by is None:
                     raise
                 rpc.task.uncancel()
                 refusal = rpc.ended_by
+            except _TooMuchError as error:
+                await asyncio.sleep(self._limits.impatient_s)
+                refusal = error
             except RefusedError as error:
                 refusal = error
             except grpc.aio.BaseError:
                 raise
             except Exception as error:
                 refusal = _only_refusal(error) or _internal_error(error, method)
+            if rpc is not None and refusal.reason.recovery is not Recovery.WAIT:
+                self._charge_refusal(rpc)
             await self._refuse(context, method, refusal)
 
-    def _admit(self, method: str, rule: Rule, context: Context, *, is_stream: bool) -> LiveRpc:
+    def _admit(self, method: str, rule: Rule, context: Context) -> LiveRpc:
         peer, not_after_s = None, float("inf")
         if rule.roles is not None:
             peer, not_after_s = peer_of(context), not_after_of(context)
@@ -228,17 +266,29 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
-            if is_stream and self.live.streams_of(peer) >= self._limits.streams_per_peer:
-                raise RefusedError(
-                    Reason.BUSY, f"{peer.node_id} has {self._limits.streams_per_peer} streams open already"
-                )
+            self._check_not_too_much(peer, method, rule.rate)
         if self._is_draining:
             raise _draining()
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(method, rule, is_stream, peer, not_after_s, task)
+        rpc = LiveRpc(method, rule, peer, not_after_s, task)
         self.live.add(rpc)
         return rpc
+
+    def _check_not_too_much(self, peer: Peer, method: str, rate: Rate) -> None:
+        most = self._limits.rpcs_per_peer
+        if self.live.number_of(peer) >= most:
+            raise _TooMuchError(
+                Reason.BUSY, f"{peer.node_id} has {most} calls open already", fix="end some first"
+            )
+        wait_s = self._rates.take((peer.node_id, method), rate, now=self._clock.monotonic())
+        if wait_s:
+            raise _TooMuchError(
+                Reason.TOO_OFTEN,
+                f"{peer.node_id} calls {method} too often: {rate.per_s:g} times a second are allowed, "
+                f"a refused call counts as {1 + rate.refused:g}",
+                fix=f"try again in {wait_s:.1f} s",
+            )
 
     def _standing_refusal(self, peer: Peer, not_after_s: float) -> RefusedError | None:
         """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""

@@ -1,4 +1,4 @@
-"""The rpcs a server is serving now: how many streams each peer has, ending them, waiting for the last one."""
+"""The rpcs a server is serving now: how many each peer has, ending them, waiting for the last one."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,6 @@ class LiveRpc:
 
     method: str
     rule: Rule
-    is_stream: bool
     peer: Peer | None
     """None where the rpc asks for no certificate."""
     not_after_s: float
@@ -24,6 +23,11 @@ class LiveRpc:
     task: asyncio.Task[None]
     ended_by: RefusedError | None = None
     """Why the server ended it; None while it has not."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Return who calls what; all strangers are one."""
+        return "" if self.peer is None else self.peer.node_id, self.method
 
     def end(self, refusal: RefusedError) -> None:
         """Cancel the servicer; the caller is sent ``refusal``."""
@@ -37,7 +41,7 @@ class LiveRpcs:
 
     def __init__(self) -> None:
         self._rpcs: set[LiveRpc] = set()
-        self._streams: Counter[str] = Counter()
+        self._of_peer: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -49,26 +53,26 @@ class LiveRpcs:
         """Return the methods that are being served, each once, sorted."""
         return sorted({rpc.method for rpc in self._rpcs})
 
-    def streams_of(self, peer: Peer) -> int:
-        """Return how many streams a peer has open."""
-        return self._streams[peer.node_id]
+    def number_of(self, peer: Peer) -> int:
+        """Return how many rpcs of a peer are live."""
+        return self._of_peer[peer.node_id]
 
     def add(self, rpc: LiveRpc) -> None:
         """Count an rpc until ``remove``."""
         self._rpcs.add(rpc)
         self._idle.clear()
-        if rpc.is_stream and rpc.peer is not None:
-            self._streams[rpc.peer.node_id] += 1
+        if rpc.peer is not None:
+            self._of_peer[rpc.peer.node_id] += 1
 
     def remove(self, rpc: LiveRpc) -> None:
         """Count an rpc no longer: it has ended."""
         self._rpcs.remove(rpc)
         if not self._rpcs:
             self._idle.set()
-        if rpc.is_stream and rpc.peer is not None:
-            self._streams[rpc.peer.node_id] -= 1
-            if not self._streams[rpc.peer.node_id]:
-                del self._streams[rpc.peer.node_id]
+        if rpc.peer is not None:
+            self._of_peer[rpc.peer.node_id] -= 1
+            if not self._of_peer[rpc.peer.node_id]:
+                del self._of_peer[rpc.peer.node_id]
 
     def end_each(self, refusal_of: Callable[[LiveRpc], RefusedError | None]) -> None:
         """End the rpcs for which ``refusal_of`` returns a refusal."""

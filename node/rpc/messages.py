@@ -1,12 +1,25 @@
-"""Bounds on the requests of an rpc: size, parsing, and the wait for the next one."""
+"""Bounds on the requests of an rpc: size, parsing, and the wait for the first and for the next one."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 from node.errors import Reason, RefusedError
 from node.rpc.auth import MESSAGE_BYTES, service_of
+
+FIRST_MESSAGE_S: Final = 15.0
+"""Longest wait for the first byte of a call's first message, after its headers."""
+
+SLOWEST_UPLOAD_BYTES_PER_S: Final = 512 << 10
+"""The largest rollout arrives within its sender's own deadline (``rollout_client.SUBMIT_TIMEOUT_S``)."""
+
+_GZIP: Final = b"\x1f\x8b"
+
+
+def first_message_s(method: str) -> float:
+    """Return how long a call's first message may take to arrive, by the size its service reads."""
+    return FIRST_MESSAGE_S + MESSAGE_BYTES[service_of(method)] / SLOWEST_UPLOAD_BYTES_PER_S
 
 
 def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
@@ -24,7 +37,12 @@ def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callabl
         try:
             return content if parse is None else parse(content)
         except Exception:
-            return RefusedError(Reason.MALFORMED, f"not the message that {method} takes")
+            is_compressed = content.startswith(_GZIP)
+            return RefusedError(
+                Reason.MALFORMED,
+                f"not the message that {method} takes",
+                fix="call without gRPC's compression" if is_compressed else "",
+            )
 
     return parse_bounded
 
@@ -40,22 +58,39 @@ def parsed(request: Any) -> Any:
     return request
 
 
-async def requests(messages: AsyncIterator[Any], stall_s: float | None) -> AsyncIterator[Any]:
+async def requests(
+    messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None
+) -> AsyncIterator[Any]:
     """Yield a stream's requests.
 
     Args:
         messages: as parsed by ``bounded_parser``.
-        stall_s: longest wait for one; None: no limit.
+        first_s: longest wait for the first.
+        stall_s: longest wait for any other; None: no limit.
     Raises:
         RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
     """
+    limit_s: float | None = first_s
+    what = "the first message"
     while True:
-        async with within(stall_s, "the next message"):
+        async with within(limit_s, what):
             try:
                 message = await anext(messages)
             except StopAsyncIteration:
                 return
         yield parsed(message)
+        limit_s, what = stall_s, "the next message"
+
+
+async def only_request(messages: AsyncIterator[Any], *, first_s: float) -> Any:
+    """Return the one request of a unary call.
+
+    Raises:
+        RefusedError: as ``requests``; MALFORMED if the call ended without one.
+    """
+    async for request in requests(messages, first_s=first_s, stall_s=None):
+        return request
+    raise RefusedError(Reason.MALFORMED, "the call ended without a message")
 
 
 @contextlib.asynccontextmanager

@@ -5,10 +5,13 @@ bound -> ready -> serving, rechecking live streams every few seconds
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import grpc
@@ -23,6 +26,7 @@ from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
 from node.rpc.interceptor import RpcInterceptor, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.strangers_gate import GateLimits, StrangersGate
 from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
@@ -52,8 +56,12 @@ class ServerLimits:
     recheck_s: float = 5.0
     """Between two checks of expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
+    calls_per_connection: int = 100
+    """At once; a client keeps further ones to itself until some have ended."""
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
+    gate: GateLimits | None = None
+    """Of connections to a port for strangers; None: what the limit of open files allows."""
     keepalive: Keepalive = KEEPALIVE
     """Must be the same as the clients': a server disconnects clients that ping too often."""
 
@@ -98,6 +106,7 @@ class RpcServer:
         self._audience = audience
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
+        self._count_refusal = count_refusal
         self._interceptor = RpcInterceptor(
             name=name,
             run_id=run_id,
@@ -131,9 +140,7 @@ class RpcServer:
         )
         for add_servicer in self._servicers:
             add_servicer(server)
-        self.address = self._bind(server)
-        await server.start()
-        try:
+        async with self._listening(server) as self.address:
             logger.info(
                 "serving",
                 extra={"service": self._name, "address": self.address, "tls": self._identity is not None},
@@ -141,31 +148,38 @@ class RpcServer:
             ready()
             await self._recheck_until(stopping)
             await self._interceptor.drain(self._drain_grace_s)
-        finally:
-            await server.stop(_CLOSING_S)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, server: grpc.aio.Server) -> AsyncIterator[str]:
+        """Serve while the body runs; yield the address with the real port."""
+        host = self._host()
+        credentials = self._credentials(host)
+        async with contextlib.AsyncExitStack() as at_the_end:
+            try:
+                if self._audience is Audience.STRANGERS:
+                    inner = Path(at_the_end.enter_context(TemporaryDirectory(prefix="heterorl-"))) / "inner"
+                    _add_port(server, f"unix:{inner}", credentials)
+                    gate = StrangersGate(self._count_refusal, self._limits.gate)
+                    address = await at_the_end.enter_async_context(gate.open(self._listen, inner))
+                else:
+                    address = join_address(host, _add_port(server, self._listen, credentials))
+            except (OSError, RuntimeError) as error:
+                fix = "Another process listens there, or the address is not this machine's: choose another."
+                raise StartupError(f"{self._name} cannot listen on {self._listen}", fix=fix) from error
+            await server.start()
+            at_the_end.push_async_callback(server.stop, _CLOSING_S)
+            yield address
 
     async def _recheck_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             await wait_at_most(stopping, self._limits.recheck_s)
             self._interceptor.recheck()
 
-    def _bind(self, server: grpc.aio.Server) -> str:
+    def _host(self) -> str:
         try:
-            host, _ = split_address(self._listen)
+            return split_address(self._listen)[0]
         except ValueError as error:
             raise StartupError(f"{self._name} cannot listen: {error}", fix="Write host:port.") from error
-        credentials = self._credentials(host)
-        try:
-            if credentials is None:
-                port = server.add_insecure_port(self._listen)
-            else:
-                port = server.add_secure_port(self._listen, credentials)
-        except RuntimeError as error:
-            raise StartupError(
-                f"{self._name} cannot listen on {self._listen}",
-                fix="Another process listens there, or the address is not this machine's: choose another.",
-            ) from error
-        return join_address(host, port)
 
     def _credentials(self, host: str) -> grpc.ServerCredentials | None:
         identity = self._identity
@@ -189,6 +203,10 @@ class RpcServer:
             ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
             ("grpc.server.max_pending_requests", _PENDING_RPCS),
             ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING_RPCS),
+            # A compressed message stays so and is refused as malformed: 61 KB would be 60 MB of zeros before
+            # anyone asks who sent it. What is worth compressing was compressed before.
+            ("grpc.per_message_decompression", 0),
+            ("grpc.max_concurrent_streams", self._limits.calls_per_connection if is_for_members else 4),
             *self._limits.keepalive.server_options,
             # The largest of any service; the interceptor applies the limit of each.
             (
@@ -197,3 +215,9 @@ class RpcServer:
             ),
             ("grpc.max_send_message_length", ROLLOUT_MESSAGE_BYTES),
         ]
+
+
+def _add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    if credentials is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, credentials)

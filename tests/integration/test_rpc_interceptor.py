@@ -14,6 +14,7 @@ from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, RefusedError
 from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
+from node.rpc.interceptor import RpcLimits
 from node.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
@@ -302,9 +303,9 @@ async def test_a_servicer_is_cancelled_when_its_caller_goes_away(made: MadeRun) 
     assert servicer.ended_by == ["cancelled"]
 
 
-async def test_a_peer_has_so_many_streams_and_closing_one_makes_room(made: MadeRun) -> None:
+async def test_a_peer_has_so_many_calls_and_ending_one_makes_room(made: MadeRun) -> None:
     servicer = Policies(wait_for_ever)
-    async with serving(made, servicer.add, streams_per_peer=2) as hub, learner_channel(made, hub) as channel:
+    async with serving(made, servicer.add, rpcs_per_peer=2) as hub, learner_channel(made, hub) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
 
         def watch(stub: Any = stub) -> Any:
@@ -313,7 +314,7 @@ async def test_a_peer_has_so_many_streams_and_closing_one_makes_room(made: MadeR
         streams = [watch(), watch()]
         for stream in streams:
             await stream.read()
-        with pytest.raises(RefusedError, match="2 streams open") as refused, classified():
+        with pytest.raises(RefusedError, match="2 calls open") as refused, classified():
             await watch().read()
         assert refused.value.reason is Reason.BUSY
         assert hub.refusals == {("PolicyService", Reason.BUSY): 1}
@@ -407,12 +408,13 @@ async def test_an_rpc_nobody_has_ever_served_is_a_final_answer_and_not_a_lost_co
             await no_such_rpc(b"", timeout=10)
 
 
-async def test_a_burst_of_calls_on_one_channel_is_served_whole(made: MadeRun) -> None:
+async def test_as_many_calls_as_a_peer_may_have_are_served_whole_on_one_channel(made: MadeRun) -> None:
     servicer = Policies(work)
     async with serving(made, servicer.add) as hub, learner_channel(made, hub) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
         request = policy_pb2.GetManifestRequest()
-        await asyncio.gather(*(call(stub.GetManifest, request, timeout_s=30) for _ in range(2000)))
+        most = RpcLimits().rpcs_per_peer
+        await asyncio.gather(*(call(stub.GetManifest, request, timeout_s=30) for _ in range(most)))
 
 
 async def test_a_deadline_that_passes_is_a_lost_connection(made: MadeRun) -> None:

@@ -22,6 +22,7 @@ from node.identity.revocation import RevocationList
 from node.rpc.interceptor import RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 from node.rpc.server import Audience, RpcServer, ServerLimits
+from node.rpc.strangers_gate import GateLimits
 from support.identity import MadeRun
 
 METHODS: dict[str, MethodDescriptor] = {
@@ -63,6 +64,7 @@ async def serving(
     drain_grace_s: float = 0.2,
     recheck_s: float = 0.02,
     handshake_s: float = 10.0,
+    gate: GateLimits | None = None,
     keepalive: Keepalive = KEEPALIVE,
     **rpc_limits: Any,
 ) -> AsyncIterator[Serving]:
@@ -85,7 +87,11 @@ async def serving(
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(
-            rpc=RpcLimits(**rpc_limits), recheck_s=recheck_s, handshake_s=handshake_s, keepalive=keepalive
+            rpc=RpcLimits(**rpc_limits),
+            recheck_s=recheck_s,
+            handshake_s=handshake_s,
+            gate=gate,
+            keepalive=keepalive,
         ),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()

@@ -1,6 +1,8 @@
 import asyncio
 import http.client
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -8,10 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.errors import StartupError
+from node.errors import Reason, StartupError
 from node.process.daemon import Phase
-from node.process.telemetry_http import LOOP_STALL_S, REQUESTS_AT_ONCE, TelemetryServer
+from node.process.telemetry_http import LOOP_STALL_S, PLACES, REQUEST_S, TelemetryServer
+from node.rpc.address import join_address
 from support.clock import ManualClock
+from support.strangers import slow_http_clients
+from support.waiting import until
 
 
 @asynccontextmanager
@@ -32,12 +37,18 @@ def make_server(
     listen: str = "127.0.0.1:0",
     clock: ManualClock | None = None,
     pages: dict[str, Callable[[], bytes]] | None = None,
+    refusals: list[Reason] | None = None,
 ) -> TelemetryServer:
+    def count_refusal(*, service: str, reason: Reason) -> None:
+        if refusals is not None:
+            refusals.append(reason)
+
     return TelemetryServer(
         listen=listen,
         registry=registry or CollectorRegistry(),
         pages={} if pages is None else pages,
         clock=clock or ManualClock(),
+        count_refusal=count_refusal,
     )
 
 
@@ -115,17 +126,93 @@ async def test_the_port_is_free_again_after_the_server_has_stopped() -> None:
         pass
 
 
-async def test_clients_that_say_nothing_cannot_pile_up() -> None:
+async def test_clients_that_say_nothing_cannot_pile_up_the_oldest_goes() -> None:
+    refusals: list[Reason] = []
+    server = make_server(refusals=refusals)
+    async with serving(server):
+        assert server.address is not None
+        silent = [socket.create_connection(server.address, timeout=5) for _ in range(PLACES.per_address + 1)]
+        try:
+            assert await asyncio.to_thread(silent[0].recv, 1) == b""
+        finally:
+            for connection in silent:
+                connection.close()
+    assert refusals == [Reason.BUSY]
+
+
+async def test_health_is_answered_within_a_second_among_64_clients_that_dribble() -> None:
     server = make_server()
     async with serving(server):
         assert server.address is not None
-        silent = [socket.create_connection(server.address) for _ in range(REQUESTS_AT_ONCE)]
-        one_more = socket.create_connection(server.address, timeout=5)
-        try:
-            assert await asyncio.to_thread(one_more.recv, 1) == b""
-        finally:
-            for connection in (*silent, one_more):
-                connection.close()
+        address = join_address(*server.address)
+        took_s: list[float] = []
+        async with slow_http_clients(address, 64, byte_every_s=0.5):
+            for path in ("/healthz", "/readyz", "/metrics") * 8:
+                began = time.monotonic()
+                status, _ = await asyncio.to_thread(get, server, path)
+                took_s.append(time.monotonic() - began)
+                assert status in (200, 503)
+                await asyncio.sleep(0.05)
+        assert max(took_s) < 1
+
+
+async def test_a_request_has_a_time_limit_as_a_whole_and_not_for_each_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.process.telemetry_http.REQUEST_S", 0.3)
+    assert REQUEST_S <= 5
+    server = make_server()
+    async with serving(server):
+        assert server.address is not None
+        reader, writer = await asyncio.open_connection(*server.address)
+        reading = asyncio.create_task(reader.read())
+        sent = 0
+        async with asyncio.timeout(5):
+            while not reading.done():
+                writer.write(b"G")
+                sent += 1
+                await asyncio.sleep(0.05)
+        assert sent <= 20
+        writer.close()
+
+
+async def test_health_is_answered_while_scrapes_take_for_ever() -> None:
+    registry, release = CollectorRegistry(), threading.Event()
+
+    def wait() -> float:
+        release.wait(10)
+        return 1.0
+
+    Gauge("heterorl_x_versions", "Versions.", registry=registry).set_function(wait)
+    server = make_server(registry)
+    async with serving(server):
+        scrapes = [asyncio.create_task(asyncio.to_thread(get, server, "/metrics")) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        assert (await asyncio.to_thread(get, server, "/healthz"))[0] == 200
+        release.set()
+        assert [status for status, _ in await asyncio.gather(*scrapes)] == [200] * 4
+
+
+async def test_a_client_that_does_not_read_its_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.process.telemetry_http.ANSWER_S", 0.2)
+    refusals: list[Reason] = []
+    server = make_server(pages={"/large": lambda: bytes(64 << 20)}, refusals=refusals)
+    async with serving(server):
+        assert server.address is not None
+        with socket.create_connection(server.address, timeout=5) as client:
+            client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            await until(lambda: refusals == [Reason.BUSY])
+
+
+@pytest.mark.parametrize("request_line", [b"POST /healthz HTTP/1.1", b"nonsense"])
+async def test_only_get_is_understood(request_line: bytes) -> None:
+    server = make_server()
+    async with serving(server):
+        assert server.address is not None
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(request_line + b"\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+        writer.close()
 
 
 async def test_a_metric_that_cannot_be_read_is_logged_and_the_server_goes_on(

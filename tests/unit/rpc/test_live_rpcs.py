@@ -1,4 +1,4 @@
-"""Which rpcs a server is serving, how many streams each peer has, and how they are ended."""
+"""Which rpcs a server is serving, how many each peer has, and how they are ended."""
 
 import asyncio
 
@@ -15,9 +15,9 @@ PEER, OTHER = (Peer("run", Role.SAMPLER, name) for name in ("s1", "s2"))
 REFUSAL = RefusedError(Reason.DRAINING, "the hub is stopping")
 
 
-async def rpc(method: str = WATCH, *, peer: Peer | None = PEER, is_stream: bool = True) -> LiveRpc:
+async def rpc(method: str = WATCH, *, peer: Peer | None = PEER) -> LiveRpc:
     task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
-    return LiveRpc(method, RULES[method], is_stream, peer, float("inf"), task)  # type: ignore[arg-type]
+    return LiveRpc(method, RULES[method], peer, float("inf"), task)  # type: ignore[arg-type]
 
 
 async def test_rpcs_are_counted_and_named_until_they_end() -> None:
@@ -31,18 +31,17 @@ async def test_rpcs_are_counted_and_named_until_they_end() -> None:
     assert (len(live), live.methods) == (2, [WATCH])
 
 
-async def test_the_streams_of_a_peer_are_its_own() -> None:
+async def test_the_rpcs_of_a_peer_are_its_own() -> None:
     live = LiveRpcs()
-    rpcs = [await rpc(), await rpc(), await rpc(peer=OTHER), await rpc(is_stream=False), await rpc(peer=None)]
+    rpcs = [await rpc(), await rpc(), await rpc(peer=OTHER), await rpc(peer=None)]
     for each in rpcs:
         live.add(each)
-    assert [live.streams_of(peer) for peer in (PEER, OTHER)] == [2, 1]
+    assert [live.number_of(peer) for peer in (PEER, OTHER)] == [2, 1]
     live.remove(rpcs[0])
     live.remove(rpcs[3])
-    live.remove(rpcs[4])
-    assert [live.streams_of(peer) for peer in (PEER, OTHER)] == [1, 1]
+    assert [live.number_of(peer) for peer in (PEER, OTHER)] == [1, 1]
     live.remove(rpcs[1])
-    assert [live.streams_of(peer) for peer in (PEER, OTHER)] == [0, 1]
+    assert [live.number_of(peer) for peer in (PEER, OTHER)] == [0, 1]
 
 
 async def test_one_waits_until_the_last_rpc_has_ended() -> None:

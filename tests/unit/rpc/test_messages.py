@@ -1,14 +1,16 @@
 """What a message may be, and how long one waits for it."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from heterorl.v1 import policy_pb2
 from node.errors import Reason, RefusedError
 from node.rpc import auth
-from node.rpc.messages import bounded_parser, parsed, requests, within
+from node.rpc.messages import bounded_parser, first_message_s, only_request, parsed, requests, within
 
 METHOD = "/heterorl.v1.PolicyService/GetManifest"
 
@@ -42,21 +44,42 @@ async def stream(*sent: Any) -> AsyncIterator[Any]:
 
 
 async def test_requests_are_yielded_until_the_stream_ends_or_one_is_refused() -> None:
-    assert [each async for each in requests(stream(1, 2), None)] == [1, 2]
-    bad = requests(stream(1, RefusedError(Reason.MALFORMED, "not it"), 2), None)
+    assert [each async for each in requests(stream(1, 2), first_s=5, stall_s=None)] == [1, 2]
+    bad = requests(stream(1, RefusedError(Reason.MALFORMED, "not it"), 2), first_s=5, stall_s=None)
     assert await anext(bad) == 1
     with pytest.raises(RefusedError, match="not it"):
         await anext(bad)
 
 
-async def test_who_sends_nothing_for_too_long_is_told_to_try_again() -> None:
-    async def silent() -> AsyncIterator[Any]:
-        await asyncio.Event().wait()
-        yield None
+async def stalling(*sent: Any) -> AsyncIterator[Any]:
+    for each in sent:
+        yield each
+    await asyncio.Event().wait()
 
-    with pytest.raises(RefusedError, match=r"the next message took more than 0\.01 s") as refused:
-        await anext(requests(silent(), 0.01))
-    assert refused.value.reason is Reason.BUSY
+
+async def test_who_sends_nothing_for_too_long_is_told_to_try_again() -> None:
+    for sent, which in (((), "first"), ((1,), "next")):
+        limits = {"first_s": 0.01, "stall_s": 60} if which == "first" else {"first_s": 60, "stall_s": 0.01}
+        with pytest.raises(RefusedError, match=rf"the {which} message took more than 0\.01 s") as refused:
+            assert [each async for each in requests(stalling(*sent), **limits)] == []
+        assert refused.value.reason is Reason.BUSY
+
+
+async def test_a_unary_call_has_one_message_and_may_not_end_without() -> None:
+    assert await only_request(stream(1, 2), first_s=5) == 1
+    with pytest.raises(RefusedError, match="without a message"):
+        await only_request(stream(), first_s=5)
+
+
+def test_the_largest_rollout_may_take_as_long_as_its_sender_waits_and_a_strangers_message_seconds() -> None:
+    assert 150 <= first_message_s("/heterorl.v1.RolloutService/SubmitRollouts") < 180
+    assert first_message_s("/heterorl.v1.EnrolmentService/Enrol") < 16
+
+
+async def test_a_compressed_message_is_malformed_and_its_sender_is_told_so() -> None:
+    refused = refusal(bounded_parser(METHOD, policy_pb2.GetManifestRequest.FromString)(gzip.compress(b"x")))
+    assert refused.reason is Reason.MALFORMED
+    assert refused.fix == "call without gRPC's compression"
 
 
 @pytest.mark.parametrize("limit_s", [None, 60.0])

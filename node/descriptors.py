@@ -1,0 +1,59 @@
+"""The open files of this process: how many it may have and has, and for how many peers that is enough.
+
+A connection is an open file. A hub that has run out of them serves those it has and takes in no other, and
+whatever else it opens (an artifact, a scrape) fails as well.
+"""
+
+import contextlib
+import os
+import resource
+from typing import Final
+
+CONNECTIONS_PER_PEER: Final = 4
+"""For heartbeats, for rollouts and, with the answers that announce versions, two for weights."""
+
+OWN_FILES: Final = 64
+"""Ledger, locks, logs, sockets that listen, libraries: 40 to 50 of an idle coordinator."""
+
+_MOST: Final = 1 << 20
+"""Containers often allow a thousand times as many; programs that a task starts may close each one in turn."""
+
+
+def raise_limit() -> int:
+    """Allow this process as many open files as an unprivileged one may have; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return limit()
+
+
+def limit() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else soft
+
+
+def hard_limit() -> int:
+    """Return how many it could allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+
+
+def open_now() -> int:
+    """Return how many files are open; the limit where not even counting them is possible any more."""
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return limit()
+
+
+def reserve(most: int) -> int:
+    """Return how many of ``most`` descriptors connections must leave for everything else."""
+    return max(32, min(most // 8, 512))
+
+
+def peers_with_room(most: int) -> int:
+    """Return how many peers can be connected to a hub that may have ``most`` files open."""
+    return max(0, most - OWN_FILES - reserve(most)) // CONNECTIONS_PER_PEER

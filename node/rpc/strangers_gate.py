@@ -1,0 +1,162 @@
+"""The gate before the port for strangers: few connections, few bytes, a short time.
+
+    stranger --TCP--> gate --private socket--> gRPC server: TLS, calls
+
+gRPC's Python server cannot bound its connections. Here callers have no certificate, and all that an honest
+one wants is one call of a few kilobytes. A connection takes three descriptors from members, so the number
+of connections follows from the number of descriptors. The members' port has no such gate: it carries weights.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node import descriptors
+from node.errors import CountRefusal, Reason
+from node.rpc.address import join_address, listening_socket
+from node.rpc.places import NoPlaceError, PlaceLimits, Places, origin
+
+SERVICE: Final = "EnrolmentService"
+_CHUNK_BYTES: Final = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Bounds on the connections of strangers."""
+
+    places: PlaceLimits
+    idle_s: float = 10.0
+    """Longest a stranger may say nothing."""
+    age_s: float = 30.0
+    """Longest a connection may last: handshake, call and answer, on the worst link."""
+    received_bytes: int = 64 << 10
+    """Most that a stranger may send: an enrolment takes 12 KB, repeated in full a few times."""
+
+
+def limits_for(most_descriptors: int) -> GateLimits:
+    """Return limits that leave members at least nine tenths of the descriptors."""
+    connections = max(16, min(most_descriptors // 32, 256))
+    return GateLimits(PlaceLimits(connections, max(8, connections // 4), kept_s=5.0))
+
+
+class StrangersGate:
+    """Lets strangers through to a server that listens on a private socket."""
+
+    def __init__(self, count_refusal: CountRefusal, limits: GateLimits | None = None) -> None:
+        self._count_refusal = count_refusal
+        self._limits = limits or limits_for(descriptors.limit())
+        self._places = Places["asyncio.Task[None]"](self._limits.places)
+        self._inner = Path()
+
+    @contextlib.asynccontextmanager
+    async def open(self, listen: str, inner: Path) -> AsyncIterator[str]:
+        """Forward connections to the socket ``inner`` while the body runs; yield the address with its port.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._inner = inner
+        listener = listening_socket(listen)
+        address = join_address(*listener.getsockname()[:2])
+        tasks: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(self._serve(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_server(accept, sock=listener, limit=_CHUNK_BYTES)
+        try:
+            yield address
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            host, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+            displaced = self._places.enter(task, origin(host), now=asyncio.get_running_loop().time())
+            if displaced is not None:
+                displaced.cancel()
+                self._refuse(Reason.BUSY)
+            async with asyncio.timeout(self._limits.age_s):
+                await self._forward(reader, writer, caller=join_address(host, port))
+        except (NoPlaceError, TimeoutError):
+            self._refuse(Reason.BUSY)
+        except OSError:
+            pass  # either end is gone
+        finally:
+            self._places.leave(task)
+            writer.transport.abort()
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, caller: str
+    ) -> None:
+        inner_reader, inner_writer = await self._connect(caller)
+        try:
+            sending = asyncio.ensure_future(self._send(reader, inner_writer))
+            answering = asyncio.ensure_future(_copy(inner_reader, writer))
+            try:
+                done, _ = await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                sending.cancel()
+                answering.cancel()
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            inner_writer.transport.abort()
+
+    async def _connect(self, caller: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the server under the caller's address, which it logs."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.setblocking(False)
+            name = self._inner.with_name(caller)
+            connection.bind(str(name))
+            try:
+                await asyncio.get_running_loop().sock_connect(connection, str(self._inner))
+            finally:
+                os.unlink(name)
+            return await asyncio.open_unix_connection(sock=connection, limit=_CHUNK_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy what a stranger sends, within the limits.
+
+        Raises:
+            TimeoutError: it said nothing for too long.
+        """
+        left_bytes = self._limits.received_bytes
+        while left_bytes > 0:
+            async with asyncio.timeout(self._limits.idle_s):
+                chunk = await reader.read(min(left_bytes, _CHUNK_BYTES))
+            if not chunk:
+                return
+            left_bytes -= len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+        # It is read no further. What the server says to it still arrives.
+        self._refuse(Reason.OVER_LIMIT)
+        await asyncio.sleep(self._limits.idle_s)
+
+    def _refuse(self, reason: Reason) -> None:
+        self._count_refusal(service=SERVICE, reason=reason)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(_CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()

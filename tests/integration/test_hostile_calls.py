@@ -1,0 +1,198 @@
+"""Calls that cost a hub more than their caller: half-open, compressed, or far too many."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from node.errors import Reason, RefusedError
+from node.rpc import auth
+from node.rpc.auth import RULES, Rule
+from node.rpc.call_rates import Rate
+from node.rpc.channel import Purpose, classified, dial
+from node.run import Role
+from support.clock import ManualClock
+from support.identity import MadeRun
+from support.rpc import METHODS, every_service, invoke, rpcs, serving
+from support.strangers import flood, gzip_bombs, half_open_calls
+
+MEMBERSHIP = "/heterorl.v1.MembershipService"
+STATUS = f"{MEMBERSHIP}/GetStatus"
+HEARTBEAT = f"{MEMBERSHIP}/Heartbeat"
+SUBMIT = "/heterorl.v1.RolloutService/SubmitRollouts"
+LEASE = "/heterorl.v1.RolloutService/LeasePrompts"
+
+
+def channel_of(made: MadeRun, address: str) -> grpc.aio.Channel:
+    return dial(address, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time())
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, path: str, **changes: Any) -> None:
+    rule = RULES[path]
+    monkeypatch.setitem(auth.RULES, path, Rule(rule.roles, rule.is_endless, **changes))
+
+
+@pytest.mark.parametrize("path", METHODS)
+async def test_a_call_whose_first_message_does_not_come_is_refused(made: MadeRun, path: str) -> None:
+    role = min(RULES[path].roles or {Role.SAMPLER})
+    async with (
+        serving(made, every_service, first_message_s=0.05) as hub,
+        dial(hub.address, made.of(role), purpose=Purpose.CONTROL, now=time.time()) as channel,
+    ):
+        assert await half_open_calls(channel, path, 3) == {"busy": 3}
+        assert hub.server.live_rpcs == 0
+        assert hub.refusals == {(auth.service_of(path), Reason.BUSY): 3}
+
+
+async def test_half_open_calls_are_bounded_by_peer_and_leave_room_for_others(made: MadeRun) -> None:
+    async with (
+        serving(made, every_service, rpcs_per_peer=4, first_message_s=0.5, impatient_s=0.01) as hub,
+        channel_of(made, hub.address) as channel,
+        dial(hub.address, made.other_sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as others,
+    ):
+        attack = asyncio.create_task(half_open_calls(channel, LEASE, 20))
+        while hub.refusals["RolloutService", Reason.BUSY] < 16:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert hub.server.live_rpcs == 4
+        assert await invoke(others, LEASE) == [b""]
+        await attack
+
+
+async def test_a_caller_that_may_not_call_is_refused_before_its_message_is_read(made: MadeRun) -> None:
+    async with serving(made, every_service) as hub, channel_of(made, hub.address) as channel:
+        offer = "/heterorl.v1.PolicyService/OfferArtifact"
+        assert await half_open_calls(channel, offer, 1) == {"wrong_role": 1}
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_compressed_message_is_refused_and_never_inflated(
+    made: MadeRun, compression: grpc.Compression
+) -> None:
+    heard: list[Any] = []
+
+    async def submit(request: Any, context: Any) -> rollout_pb2.SubmitRolloutsResponse:
+        heard.append(request)
+        return rollout_pb2.SubmitRolloutsResponse()
+
+    async with (
+        serving(made, rpcs({SUBMIT: submit})) as hub,
+        channel_of(made, hub.address) as channel,
+    ):
+        request = rollout_pb2.SubmitRolloutsRequest(sampler_id="0" * (1 << 20)).SerializeToString()
+        call: Any = channel.unary_unary(SUBMIT)
+        with pytest.raises(RefusedError) as refused, classified():
+            await call(request, compression=compression, timeout=10)
+        assert refused.value.reason is Reason.MALFORMED
+        assert heard == []
+        assert hub.refusals == {("RolloutService", Reason.MALFORMED): 1}
+        assert await gzip_bombs(channel, SUBMIT, 3, size_bytes=1 << 20) == {"malformed": 3}
+        await call(request, timeout=10)
+        assert len(heard) == 1
+
+
+async def test_an_answer_that_is_compressed_is_not_inflated_either(made: MadeRun) -> None:
+    server = grpc.aio.server(compression=grpc.Compression.Gzip)
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return bytes(1 << 20)
+
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with dial(f"127.0.0.1:{port}", made.sampler.peer, purpose=Purpose.BULK, now=0) as channel:
+            assert len(await channel.unary_unary("/S/M")(b"", timeout=10)) < 4096
+    finally:
+        await server.stop(0)
+
+
+async def test_a_peer_that_calls_too_often_is_refused_and_its_neighbour_is_served(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, STATUS, rate=Rate(per_s=2, burst=5))
+    clock = ManualClock(now=time.time())
+    async with (
+        serving(made, every_service, clock=clock, impatient_s=0.01) as hub,
+        channel_of(made, hub.address) as channel,
+        dial(hub.address, made.other_sampler, purpose=Purpose.CONTROL, now=time.time()) as others,
+    ):
+        assert await flood(channel, STATUS, b"", number=20) == {"ok": 5, "too_often": 15}
+        assert hub.refusals == {("MembershipService", Reason.TOO_OFTEN): 15}
+        assert await flood(others, STATUS, b"", number=5) == {"ok": 5}
+        assert await flood(channel, LEASE, b"", number=5) == {"ok": 5}
+        with pytest.raises(RefusedError, match=r"try again in 0\.5 s") as refused, classified():
+            await invoke(channel, STATUS)
+        assert refused.value.reason.is_retryable
+        clock.advance(1.0)
+        assert await flood(channel, STATUS, b"", number=5) == {"ok": 2, "too_often": 3}
+
+
+@pytest.mark.parametrize("how", ["verdict", "error"])
+async def test_refused_submissions_use_up_a_peers_rate_and_those_taken_in_do_not(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    allow(
+        monkeypatch,
+        SUBMIT,
+        rate=Rate(per_s=1, burst=40, refused=9),
+        is_refusal=RULES[SUBMIT].is_refusal,
+    )
+    verdicts = [common_pb2.VERDICT_SPOOLED] * 10
+
+    async def submit(request: Any, context: Any) -> rollout_pb2.SubmitRolloutsResponse:
+        if verdicts:
+            return rollout_pb2.SubmitRolloutsResponse(verdict=verdicts.pop())
+        if how == "error":
+            raise RefusedError(Reason.NOT_JOINED, "join first")
+        return rollout_pb2.SubmitRolloutsResponse(verdict=common_pb2.VERDICT_FOREIGN)
+
+    clock = ManualClock(now=time.time())
+    async with (
+        serving(made, rpcs({SUBMIT: submit}), clock=clock, impatient_s=0.01) as hub,
+        channel_of(made, hub.address) as channel,
+    ):
+        ended = await flood(channel, SUBMIT, b"", number=30, at_once=1)
+    refused = "ok" if how == "verdict" else "not_joined"
+    expected = {"ok": 10, "too_often": 17}
+    expected[refused] = expected.get(refused, 0) + 3
+    assert ended == expected
+
+
+async def test_calls_over_the_rate_wait_for_their_refusal_so_that_a_flood_is_slow(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, STATUS, rate=Rate(per_s=0.001, burst=1))
+    async with (
+        serving(made, every_service, impatient_s=0.2) as hub,
+        channel_of(made, hub.address) as channel,
+    ):
+        began = time.monotonic()
+        assert await flood(channel, STATUS, b"", number=7, at_once=2) == {"ok": 1, "too_often": 6}
+        assert time.monotonic() - began >= 0.6
+
+
+async def test_heartbeats_that_come_too_often_are_read_later(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, HEARTBEAT, message_rate=Rate(per_s=20, burst=2))
+    heard: list[float] = []
+
+    async def answer(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            heard.append(time.monotonic())
+            yield membership_pb2.HeartbeatResponse(sequence=request.sequence)
+
+    async with serving(made, rpcs({HEARTBEAT: answer})) as hub, channel_of(made, hub.address) as channel:
+
+        async def beats() -> Any:
+            for _ in range(6):
+                yield b""
+
+        stream: Any = channel.stream_stream(HEARTBEAT)(beats(), timeout=10)
+        assert len([each async for each in stream]) == 6
+        assert hub.refusals == {}
+    assert heard[-1] - heard[0] >= 4 / 20 - 0.01
