@@ -85,7 +85,7 @@ async def build(context: RoleContext) -> list[Service]:
         signer = Signer.load(state_dir, context.run)
         policy = await asyncio.to_thread(_load_base_model, config)
         reference = await asyncio.to_thread(_load_reference, config)
-        words0 = await asyncio.to_thread(
+        words0, base = await asyncio.to_thread(
             keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
         )
         training_state = await asyncio.to_thread(
@@ -137,6 +137,7 @@ async def build(context: RoleContext) -> list[Service]:
             metrics=lambda: snapshot(context.registry),
             step_report=lambda: loop.report,
             teaching=lambda: loop.teaching,
+            base=lambda: base,
         ),
         notices=Notices(),
         clock=clock,

@@ -61,6 +61,7 @@ class Reason(enum.StrEnum):
     FOREIGN_RUN = "foreign_run", "FAILED_PRECONDITION", Recovery.STOP
     LAYOUT_MISMATCH = "layout_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     TOKENIZER_MISMATCH = "tokenizer_mismatch", "FAILED_PRECONDITION", Recovery.STOP
+    BASE_MISMATCH = "base_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     TASK_MISMATCH = "task_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     NOT_JOINED = "not_joined", "FAILED_PRECONDITION", Recovery.REPLAN
     NAME_IN_USE = "name_in_use", "ALREADY_EXISTS", Recovery.REPLAN

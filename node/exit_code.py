@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterable
 
-from node.errors import ConfigError
+from node.errors import ConfigError, Reason, RefusedError
 
 
 class ExitCode(enum.IntEnum):
@@ -22,5 +22,9 @@ def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
 
 
 def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
-    """Return the exit code of a daemon whose service raised ``error``, before or after all were ready."""
-    return ExitCode.FAILED if was_serving else exit_code_of_faults([error])
+    """Return the exit code of a daemon whose service raised ``error``, before or after all were ready.
+
+    A sampler may hear that its model is not the run's only after it is ready, once the learner has joined.
+    """
+    is_another_model = isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH
+    return ExitCode.FAILED if was_serving and not is_another_model else exit_code_of_faults([error])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 ROOT_BYTES: Final = 16
+BASE_PARTS: Final = 64
+BASE_PART_BYTES: Final = 8
 NO_BASE: Final = -1
 """``base_version`` of an artifact that starts from nothing (a keyframe)."""
 
@@ -19,6 +21,18 @@ class PolicyVersion:
     number: int
     root: bytes = b""
     """ROOT_BYTES bytes; empty where only the number is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """Version 0 as peers tell of it when they join: its root, and what shows in what another one differs."""
+
+    root: bytes = b""
+    """ROOT_BYTES bytes; empty: not known yet."""
+    parts: bytes = b""
+    """A digest of BASE_PART_BYTES bytes for each of up to BASE_PARTS runs of frames."""
+    part_names: tuple[str, ...] = ()
+    """The tensor with which each part begins, for people."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

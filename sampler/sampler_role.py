@@ -174,6 +174,7 @@ async def build(context: RoleContext) -> list[Service]:
             waits_for=waits_for,
             metrics=lambda: snapshot(context.registry),
             running_leases=lambda: work_queue.lease_ids,
+            base=lambda: held_version.base_model,
         ),
         notices=Notices(
             verdict=lambda verdict: rollouts.note_verdict(verdict),

@@ -15,7 +15,7 @@ import grpc.aio
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.identity.revocation import Revocations
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.rollout import GroupVerdict
 from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
@@ -44,7 +44,7 @@ _Stream = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_
 
 @dataclass(frozen=True, slots=True)
 class PeerReports:
-    """What each heartbeat reports, asked anew for each; all called on the event loop's thread."""
+    """What each heartbeat or join reports, asked anew for each; all called on the event loop's thread."""
 
     held: Callable[[], PolicyVersion | None]
     """Asked again when an answer says that it must be repaired."""
@@ -55,6 +55,8 @@ class PeerReports:
     teaching: Callable[[], Teaching | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
+    base: Callable[[], BaseModel] = BaseModel
+    """Learners and samplers: version 0, as made from their model directories. Reported at each join."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class MembershipClient:
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._held = reports.held
+        self._base = reports.base
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
@@ -124,7 +125,8 @@ class MembershipClient:
         """Report how many prompts the run's task has here, now and at every later join.
 
         Raises:
-            RefusedError: For a reason after which a peer stops: the run's task has another number.
+            RefusedError: For a reason after which a peer stops: the run's task has another number, or its
+                base model, which is known by now, other words.
         """
         self._prompts = prompts
         backoff = self._backoff.another()
@@ -214,6 +216,7 @@ class MembershipClient:
                 )
 
     async def _call_join(self) -> RunSettings:
+        base = self._base()
         request = membership_pb2.JoinRequest(
             run_id=self._member.run_id,
             role=role_to_wire(self._member.role),
@@ -226,6 +229,9 @@ class MembershipClient:
             vocabulary_size=self._member.vocabulary_size,
             instance=self._instance,
             prompts=self._prompts,
+            base_root=base.root,
+            base_parts=base.parts,
+            base_part_names=base.part_names,
         )
         return settings_from_wire(await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S))
 

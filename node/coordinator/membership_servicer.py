@@ -10,7 +10,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.model_check import Learner, check_chat_template, check_model
+from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -27,7 +27,12 @@ from node.wire.members import (
     step_report_from_wire,
     teaching_from_wire,
 )
-from node.wire.policies import optional_version_from_wire, optional_version_to_wire, policy_version_to_wire
+from node.wire.policies import (
+    base_model_from_wire,
+    optional_version_from_wire,
+    optional_version_to_wire,
+    policy_version_to_wire,
+)
 from node.wire.rollouts import group_verdict_to_wire
 
 logger = logging.getLogger(__name__)
@@ -99,6 +104,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             if learner is not None:
                 check_model(request.layout_digest, request.tokenizer_digest, learner)
                 check_chat_template(request.chat_template_digest, learner)
+                if (base := base_model_from_wire(request)).root:
+                    check_base(base, learner)
             await self._spool.admit_sampler(
                 peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
             )
@@ -244,6 +251,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
 
 def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
+    base = base_model_from_wire(request)
     return Learner(
         node_id=peer.node_id,
         epoch=request.learner_epoch,
@@ -252,6 +260,8 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         vocabulary_size=request.vocabulary_size,
         version=request.held.number,
         chat_template_digest=request.chat_template_digest,
+        base_root=base.root,
+        base_parts=base.parts,
     )
 
 

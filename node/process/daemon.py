@@ -32,8 +32,8 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """SIGHUP comes from a terminal that closes and drains; the configuration is never read again."""
 
 CANCELLED_S: Final = 15.0
-"""How long cancelled services may take to put away what they hold. After the default ``drain_timeout_s`` it is
-over before systemd (TimeoutStopSec) and Kubernetes kill."""
+"""How long cancelled services may take to put away what they hold. After the default ``drain_timeout_s`` it
+is over before systemd (TimeoutStopSec) and Kubernetes kill."""
 
 
 class Phase(enum.StrEnum):

@@ -2,10 +2,20 @@
 
 from google.protobuf.message import Message
 
-from heterorl.v1 import common_pb2, policy_pb2
+from heterorl.v1 import common_pb2, membership_pb2, policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, ROOT_BYTES, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.policy import (
+    BASE_PART_BYTES,
+    BASE_PARTS,
+    NO_BASE,
+    ROOT_BYTES,
+    Announcement,
+    Artifact,
+    ArtifactKey,
+    BaseModel,
+    PolicyVersion,
+)
 from node.wire.mapping import from_wire, to_wire
 
 
@@ -28,6 +38,26 @@ def optional_version_to_wire(version: PolicyVersion | None) -> common_pb2.Policy
 def optional_version_from_wire(message: Message, field: str) -> PolicyVersion | None:
     """Return the version in a field of ``message``; None where it is unset."""
     return policy_version_from_wire(getattr(message, field)) if message.HasField(field) else None
+
+
+def base_model_from_wire(request: membership_pb2.JoinRequest) -> BaseModel:
+    """Return what a peer says of its version 0 when it joins.
+
+    Raises:
+        RefusedError: MALFORMED.
+    """
+    root, parts, names = request.base_root, request.base_parts, tuple(request.base_part_names)
+    if (
+        len(root) not in (0, ROOT_BYTES)
+        or len(parts) > BASE_PARTS * BASE_PART_BYTES
+        or len(names) > BASE_PARTS
+    ):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a base model with a root of {len(root)} bytes, {len(parts)} bytes of parts and {len(names)} "
+            f"names; allowed are {ROOT_BYTES}, {BASE_PARTS * BASE_PART_BYTES} and {BASE_PARTS}",
+        )
+    return BaseModel(root, parts, names)
 
 
 def artifact_key_to_wire(key: ArtifactKey) -> policy_pb2.ArtifactKey:

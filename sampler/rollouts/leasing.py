@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from node.clients.rollout_client import SamplerRolloutClient
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
@@ -101,6 +101,9 @@ class Leasing:
     async def run(self, take: Callable[[PromptLease], bool]) -> None:
         """Lease until cancelled.
 
+        Raises:
+            RefusedError: BASE_MISMATCH, if the learner joined later than this sampler, with another model.
+
         Args:
             take: Starts the work on a lease; returns False if it cannot be done here.
         """
@@ -110,6 +113,8 @@ class Leasing:
                 await self.give_back_now()
                 await self._fill(take)
             except (ConnectionLost, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH:
+                    raise
                 logger.warning("no leases", extra={"detail": str(error)})
                 with self._node_metrics.waiting("hub"):
                     await self._backoff.wait()

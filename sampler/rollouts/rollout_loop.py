@@ -113,7 +113,8 @@ class RolloutLoop:
             ConfigError: this sampler does not know the run's task, cannot use its class or lacks a package
                 that it needs, or task and data do not fit each other.
             StartupError: the task does not start.
-            RefusedError: TASK_MISMATCH, if the run's task has another number of prompts.
+            RefusedError: TASK_MISMATCH, if the run's task has another number of prompts; BASE_MISMATCH, if
+                its learner began with another model.
         """
         settings = await self._membership.settings()
         setup = await asyncio.to_thread(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 from node.weights.format.manifest import Manifest
@@ -36,6 +36,7 @@ class HeldVersion:
     Attributes:
         version: What the live words are; the next delta starts from it.
         base: The public base model.
+        base_model: The same, as the coordinator is told; empty before ``load``.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class HeldVersion:
         self._mark = StoreMark()
         self.version: PolicyVersion
         self.base: PublicBase
+        self.base_model = BaseModel()
 
     @property
     def high_water(self) -> HighWater:
@@ -87,6 +89,7 @@ class HeldVersion:
         """
         self._mark = await asyncio.to_thread(self._saved.load_mark)
         self.base = await asyncio.to_thread(self._saved.keep_base, self._weights.live)
+        self.base_model = self.base.model
         self.version, manifest = await asyncio.to_thread(self._saved.load, self._weights, base=self.base)
         if manifest is not None:
             self._mark = self.admit(manifest)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from node.errors import CountRefusal, RefusedError
+from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -116,7 +116,7 @@ class PolicySync:
 
         Raises:
             StartupError: what is on disk cannot be used.
-            RefusedError: no source will ever announce anything to this peer.
+            RefusedError: no source will ever announce anything to this peer; BASE_MISMATCH.
         """
         await self._held.load()
         self._plan = self._plan.advanced(self._held.version, self._held.high_water)
@@ -192,6 +192,8 @@ class PolicySync:
             logger.info("fetch interrupted", extra={"artifact": str(artifact.key), "detail": str(lost)})
             await self._backoff.wait(self._changed)
         except RefusedError as refused:
+            if refused.reason is Reason.BASE_MISMATCH:
+                raise
             self._count_dropped(DroppedFetch.REFUSED)
             self._count_refusal(service="PolicyService", reason=refused.reason)
             fields = {"artifact": str(artifact.key), "detail": str(refused)}
@@ -276,6 +278,6 @@ class PolicySync:
                 "round_trip_s": round(link.round_trip_s, 3),
                 "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
                 "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
-                "fix": "put a relay near this sampler, give it a faster link, or make steps longer",
+                "fix": self._starvation.fix,
             },
         )

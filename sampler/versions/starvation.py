@@ -59,6 +59,14 @@ class Starvation:
         """Return for how long newer versions have been available and none was taken; 0: there are none."""
         return 0.0 if self.behind_since_s is None else now - self.behind_since_s
 
+    @property
+    def fix(self) -> str:
+        """What to do about it, by what became of most fetches."""
+        refused = self.dropped[DroppedFetch.REFUSED]
+        if 2 * refused > sum(self.dropped.values()):
+            return f"the link is not at fault: {refused} fetches were refused; 'artifact not usable' says why"
+        return "put a relay near this sampler, give it a faster link, or make steps longer"
+
     def is_log_due(self, link: Link, *, now: float) -> bool:
         """Whether to log it now; if so, not again before twice as long."""
         for_s = self.for_s(now)

@@ -28,6 +28,7 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.model_words import THREADS, LiveWords, ModelWords, Spares, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
 
@@ -44,7 +45,7 @@ class VersionAssembly(ABC):
 
     Raises:
         RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version than the
-            manifest starts from.
+            manifest starts from, BASE_MISMATCH if that is version 0 on both sides.
     """
 
     manifest: Manifest
@@ -59,6 +60,13 @@ class VersionAssembly(ABC):
     def __post_init__(self) -> None:
         self.manifest.check_layout(self.layout)
         start, held = PolicyVersion(self.manifest.base_version, self.manifest.base_root), self.base_version
+        if start.number == held.number == PUBLIC_VERSION and start != held:
+            raise RefusedError(
+                Reason.BASE_MISMATCH,
+                f"your model_dir is not the run's base: its version 0 has root {held.root.hex()}, and "
+                f"version {self.manifest.version} starts from {start.root.hex()}, as the learner signed",
+                fix="give this sampler the model directory that the learner began with",
+            )
         if not self.manifest.key.is_keyframe and held != start:
             raise RefusedError(
                 Reason.WRONG_BASE,

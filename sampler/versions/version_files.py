@@ -18,10 +18,10 @@ import numpy as np
 
 from node import durable
 from node.errors import StartupError
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, version_of
+from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, frame_digests, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class PublicBase:
 
     words: ArrayWords
     version: PolicyVersion
+    model: BaseModel
+    """As it is told to the coordinator."""
 
     @classmethod
     def keep(cls, path: Path, live: ModelWords, *, layout: Layout) -> "PublicBase":
@@ -44,7 +46,8 @@ class PublicBase:
         Raises:
             StartupError: the file cannot be written.
         """
-        version = version_of(PUBLIC_VERSION, live, layout=layout)
+        model = layout.base_model(frame_digests(live, layout.frames))
+        version = PolicyVersion(PUBLIC_VERSION, model.root)
         try:
             kept = _mapped(path, layout)
             if kept is None or version_of(PUBLIC_VERSION, kept, layout=layout) != version:
@@ -57,7 +60,7 @@ class PublicBase:
             ) from error
         if kept is None:
             raise StartupError(f"{path} does not have the size that was written", fix="Check the disk.")
-        return cls(kept, version)
+        return cls(kept, version, model)
 
 
 def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: Layout) -> None:

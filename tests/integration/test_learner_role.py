@@ -21,6 +21,7 @@ from rich.console import Console
 
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.publishing.public_base import keep_public_base
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import CheckpointStore
 from learner.training.model import load_policy
@@ -121,7 +122,10 @@ def answer(lease: PromptLease, made: MadeRun, model_dir: Path, layout_digest: by
 @asynccontextmanager
 async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Counter[Verdict]]:
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
-    layout_digest = load_policy(model_dir, device="cpu").layout.digest
+    policy = load_policy(model_dir, device="cpu")
+    layout_digest = policy.layout.digest
+    _, base = keep_public_base(made.directory / "base.words", policy.master_words, layout=policy.layout)
+    version0 = PolicyVersion(0, base.root)
     control, rollouts = (
         dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
@@ -130,7 +134,7 @@ async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Co
     membership = MembershipClient(
         control,
         Member(made.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
-        reports=PeerReports(held=lambda: PolicyVersion(0), waits_for=str, metrics=tuple),
+        reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
         clock=CLOCK,
         backoff=Backoff(random.random),
@@ -141,7 +145,7 @@ async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Co
         client = SamplerRolloutClient(rollouts, GroupSigner.of(made.sampler))
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
-            grant = await client.lease(4, PolicyVersion(0))
+            grant = await client.lease(4, version0)
             for lease in grant.leases:
                 verdict, detail = await client.submit(answer(lease, made, model_dir, layout_digest))
                 assert verdict is Verdict.SPOOLED, detail

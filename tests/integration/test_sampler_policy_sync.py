@@ -131,14 +131,18 @@ async def test_a_source_that_announces_what_was_never_signed_keeps_nobody_from_t
                 assert faults == 1
 
 
-async def test_a_base_model_that_is_not_the_runs_is_replaced_by_a_keyframe(
+async def test_a_sampler_whose_base_model_is_not_the_runs_ends_and_says_so(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (1, None))
-        async with syncing(hub, state_dir, words0=random_words(99)) as serving:
-            await serving.reaches(hub.learner.versions[1])
-            assert serving.refusals[Reason.WRONG_BASE] == 1
+        with pytest.raises(ExceptionGroup) as failed:
+            async with syncing(hub, state_dir, words0=random_words(99)):
+                await asyncio.sleep(30)
+        error: BaseException = failed.value
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+        assert str(error).startswith("your model_dir is not the run's base: its version 0 has root")
 
 
 async def test_it_follows_the_hub_through_a_restart(made: MadeRun, tmp_path: Path, state_dir: Path) -> None:

@@ -226,7 +226,7 @@ class Leases(RuleBasedStateMachine):
 
 def up_again(slots: RealLeases, holder: str, wanted: int, *, now: float) -> list[Slot]:
     """Return the slots that are leased again, by a look at all of them."""
-    suspects, found = max(1, wanted // SUSPECTS_PER_GRANT), []
+    suspects, found = max(1, wanted // SUSPECTS_PER_GRANT), list[Slot]()
     for _, slot in sorted(slots.open_slots.items()):
         if len(found) >= wanted:
             break

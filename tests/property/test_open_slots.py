@@ -10,7 +10,7 @@ NUMBERS = st.integers(0, 30)
 
 @given(st.lists(st.tuples(st.booleans(), NUMBERS), max_size=400))
 def test_numbers_come_lowest_first_whatever_was_added_and_removed(changes: list[tuple[bool, int]]) -> None:
-    ours, naive = LowestFirst(), set()
+    ours, naive = LowestFirst(), set[int]()
     for is_added, number in changes:
         (ours.add if is_added else ours.discard)(number)
         (naive.add if is_added else naive.discard)(number)

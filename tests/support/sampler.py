@@ -23,6 +23,7 @@ from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
 from sampler import sampler_role as role
 from sampler.config import SamplerConfig
+from sampler.engines.model_words import frame_digests
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub
 from support.identity import MadeRun
@@ -111,8 +112,11 @@ async def learning(
 ) -> AsyncIterator[HandPeer]:
     """Join as the learner of this model, whose checkpoint is of ``version``."""
     async with hub.peer() as learner:
+        version0 = base.layout.base_model(frame_digests(base.weights.live, base.layout.frames))
         await learner.join(
             layout_digest=base.layout.digest,
+            base_root=version0.root,
+            base_parts=version0.parts,
             tokenizer_digest=tokenizer_digest(model_dir),
             vocabulary_size=json.loads((model_dir / "config.json").read_bytes())["vocab_size"],
             held=common_pb2.PolicyVersion(number=version),

@@ -50,7 +50,12 @@ CREATE TABLE evaluation_scores (
 ) STRICT;
 """
 
-_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2}
+_SINCE_SCHEMA_3: Final = """
+ALTER TABLE learner ADD COLUMN base_root BLOB NOT NULL DEFAULT x'';
+ALTER TABLE learner ADD COLUMN base_parts BLOB NOT NULL DEFAULT x'';
+"""
+
+_SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}
 """What the next schema added to each one."""
 
 SCHEMA_VERSION: Final = max(_SINCE) + 1

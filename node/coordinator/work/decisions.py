@@ -13,12 +13,14 @@ from node.coordinator.work.capacity import Bounds, Capacity, capacity
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.leases import Standing
+from node.coordinator.work.model_check import check_base
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
 from node.limits import LEASES_PER_PEER
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, RolloutGroup, Verdict
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 
 Answer = TypeVar("Answer")
 
@@ -73,16 +75,22 @@ def lease(
     """Grant as many of ``wanted`` leases as every bound allows.
 
     Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
-    lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
-    nothing: what it began now would be stale when done, and one that is behind gets as much less as it is
-    behind. Held-out prompts come first and on top of the bounds,
-    up to their share of the sampler's leases; which slots are leased does not depend on them.
+    lease slots again that were trained on. Nothing is leased for another version 0 than the learner's: a
+    sampler that joined before the learner is checked here first. A sampler whose policy is older than the
+    staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
+    much less as it is behind. Held-out prompts come first and on top of the bounds, up to their share of the
+    sampler's leases; which slots are leased does not depend on them.
+
+    Raises:
+        RefusedError: BASE_MISMATCH.
     """
     learner, unconfirmed = accounts.learner, _unconfirmed(accounts)
     if learner is None or unconfirmed:
         return Decision(LeaseGrant((), LEARNER_PAUSE_S, unconfirmed))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
+    if held.number == PUBLIC_VERSION:
+        check_base(BaseModel(held.root), learner)
     free = room(accounts, bounds, now=now, behind_versions=max(0, learner.version - held.number))
     running = accounts.slots.running(sampler_id) + accounts.evaluations.running(sampler_id)
     unused = min(wanted, LEASES_PER_PEER - running)

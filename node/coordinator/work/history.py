@@ -19,9 +19,10 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.generations import missing_versions
-from node.coordinator.work.model_check import Learner, check_chat_template, check_model
+from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
+from node.policy import BaseModel
 from node.rollout import Verdict
 from node.run import StepRecord
 
@@ -116,6 +117,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
         )
     check_model(joining.layout_digest, joining.tokenizer_digest, current)
     check_chat_template(joining.chat_template_digest, current)
+    check_base(BaseModel(joining.base_root), current, of="the learner")
     _check_not_behind(accounts, joining.version)
     if is_current:
         return Decision(None)

@@ -1,8 +1,14 @@
 """Whether a peer that joins, or a group, has the run's model and tokenizer: those of its learner; pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from node.errors import Reason, RefusedError
+from node.policy import BASE_PART_BYTES, BaseModel
+
+_NAMES_SHOWN: Final = 3
+_NAME_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,10 @@ class Learner:
     """Newest version it is known to have reached."""
     chat_template_digest: bytes = b""
     """Empty: not known, from older software."""
+    base_root: bytes = b""
+    """Of version 0, where every chain starts; empty: not known."""
+    base_parts: bytes = b""
+    """See ``BaseModel``."""
 
 
 def check_model(
@@ -53,3 +63,33 @@ def check_chat_template(digest: bytes, learner: Learner) -> None:
             f"the run's {learner.chat_template_digest.hex()}",
             fix="copy chat_template.jinja and tokenizer_config.json from the learner's model directory",
         )
+
+
+def check_base(base: BaseModel, learner: Learner, *, of: str = "this peer") -> None:
+    """Check that a peer that joins has the very words of the run's version 0.
+
+    Layout, tokenizer and template are the same for a base model and for each of its fine-tunes.
+
+    Raises:
+        RefusedError: BASE_MISMATCH, with the share of the model that differs and where.
+    """
+    if learner.base_root in (b"", base.root):
+        return
+    differing = list(_differing(base, learner))
+    parts = len(base.parts) // BASE_PART_BYTES
+    tensors = ", ".join(differing[:_NAMES_SHOWN])
+    where = f"; {len(differing)} of {parts} parts differ, which begin with the tensors {tensors}"
+    raise RefusedError(
+        Reason.BASE_MISMATCH,
+        f"your model_dir is not the run's base: its version 0 has root {base.root.hex() or 'unknown'}, "
+        f"the run's has {learner.base_root.hex()}{where if differing else ''}",
+        fix=f"give {of} the model directory that the learner began with; base and fine-tunes look alike",
+    )
+
+
+def _differing(base: BaseModel, learner: Learner) -> Iterator[str]:
+    """Yield the names of the parts that are not the run's."""
+    for number, name in enumerate(base.part_names):
+        part = slice(number * BASE_PART_BYTES, (number + 1) * BASE_PART_BYTES)
+        if base.parts[part] != learner.base_parts[part]:
+            yield name[:_NAME_CHARACTERS]

@@ -23,7 +23,8 @@ import blake3
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.weights.format.digests import LAYOUT_DIGEST_BYTES
+from node.policy import BASE_PART_BYTES, BASE_PARTS, BaseModel
+from node.weights.format.digests import LAYOUT_DIGEST_BYTES, version_root
 from node.weights.format.dtypes import BFLOAT16, DTYPES, Dtype
 
 TENSOR_NAME_BYTES: Final = 1024
@@ -129,6 +130,17 @@ class Layout:
     def tensor_at(self, word: int) -> TensorSpan:
         """Return the tensor that ``word`` of the flat array belongs to."""
         return self.tensors[self._tensor_number_at(word)]
+
+    def base_model(self, frame_digests: Sequence[int]) -> BaseModel:
+        """Return version 0 as peers tell of it, from the words digests of its frames."""
+        parts = min(BASE_PARTS, len(self.frames))
+        starts = [part * len(self.frames) // parts for part in range(parts + 1)]
+        runs = (frame_digests[start:end] for start, end in itertools.pairwise(starts))
+        return BaseModel(
+            version_root(self.digest, frame_digests),
+            b"".join(version_root(b"", run)[:BASE_PART_BYTES] for run in runs),
+            tuple(self.tensor_at(self.frames[start].start_word).name for start in starts[:-1]),
+        )
 
     def overlaps(self, frame: int) -> Iterator[Overlap]:
         """Yield the parts of tensors that make up a frame, in order."""

@@ -88,6 +88,9 @@ class JoinRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_ROOT_FIELD_NUMBER: _builtins.int
+    BASE_PARTS_FIELD_NUMBER: _builtins.int
+    BASE_PART_NAMES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -114,9 +117,21 @@ class JoinRequest(_message.Message):
     """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
     older software.
     """
+    base_root: _builtins.bytes
+    """16 bytes: root of version 0, as made from this peer's model directory. The learner's sets the run's.
+    Unset: not known yet; a sampler sends it with `prompts`.
+    """
+    base_parts: _builtins.bytes
+    """Digests of 8 bytes of up to 64 equal runs of version 0's frames, in order: they tell in what another
+    base differs. Unset with base_root.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
+
+    @_builtins.property
+    def base_part_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tensor with which each of those parts begins, at most 64."""
 
     def __init__(
         self,
@@ -132,10 +147,13 @@ class JoinRequest(_message.Message):
         instance: _builtins.str = ...,
         prompts: _builtins.int = ...,
         chat_template_digest: _builtins.bytes = ...,
+        base_root: _builtins.bytes = ...,
+        base_parts: _builtins.bytes = ...,
+        base_part_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

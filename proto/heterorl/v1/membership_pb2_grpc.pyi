@@ -105,6 +105,8 @@ class MembershipServiceStub:
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (base_mismatch): the peer's version 0 has other words than the
+      learner's; the text names the parts that differ. Final: give it the run's base model.
     * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
       than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
@@ -146,6 +148,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
 
     * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
       peer's model is not this run's. Final: fix the configuration.
+    * `FAILED_PRECONDITION` (base_mismatch): the peer's version 0 has other words than the
+      learner's; the text names the parts that differ. Final: give it the run's base model.
     * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
       than the run's. Final: fix the configuration, or the task's data.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
@@ -190,6 +194,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
 
         * `FAILED_PRECONDITION` (foreign_run, layout_mismatch, tokenizer_mismatch): the
           peer's model is not this run's. Final: fix the configuration.
+        * `FAILED_PRECONDITION` (base_mismatch): the peer's version 0 has other words than the
+          learner's; the text names the parts that differ. Final: give it the run's base model.
         * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
           than the run's. Final: fix the configuration, or the task's data.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.

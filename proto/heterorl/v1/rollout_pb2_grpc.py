@@ -70,6 +70,8 @@ class RolloutServiceServicer(object):
         Errors:
 
         * `FAILED_PRECONDITION` (not_joined): join first.
+        * `FAILED_PRECONDITION` (base_mismatch): the caller's version 0 is not the learner's, which joined
+        after it. Final: give it the run's base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,6 +42,8 @@ class RolloutServiceStub:
     Errors:
 
     * `FAILED_PRECONDITION` (not_joined): join first.
+    * `FAILED_PRECONDITION` (base_mismatch): the caller's version 0 is not the learner's, which joined
+      after it. Final: give it the run's base model.
     """
     ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]
     """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
@@ -89,6 +91,8 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     Errors:
 
     * `FAILED_PRECONDITION` (not_joined): join first.
+    * `FAILED_PRECONDITION` (base_mismatch): the caller's version 0 is not the learner's, which joined
+      after it. Final: give it the run's base model.
     """
     ReleaseLeases: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
     """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
@@ -139,6 +143,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
 
         * `FAILED_PRECONDITION` (not_joined): join first.
+        * `FAILED_PRECONDITION` (base_mismatch): the caller's version 0 is not the learner's, which joined
+          after it. Final: give it the run's base model.
         """
 
     @_abc_1.abstractmethod

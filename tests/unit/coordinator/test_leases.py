@@ -1,10 +1,16 @@
 """The life of a slot, driven step by step."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from node.coordinator.work import leases
+from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.leases import Standing
 from node.coordinator.work.retries import (
@@ -357,3 +363,51 @@ def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
     assert slots.held_by("s1") == {2, 3}
     desk.expire(TTL_S)
     assert slots.running_by_holder == {}
+
+
+def steps(call: Callable[[], object]) -> int:
+    """Count the lines of Python that a call executes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def busy_desk(open_slots: int) -> Desk:
+    """Return a desk with so many slots open: leased by other samplers, a few of them in the spool."""
+    wide = Bounds(1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2)
+    desk = Desk(make_accounts(prompts=1 << 20), bounds=wide)
+    for sampler in range(open_slots // 64):
+        granted = desk.lease(f"other-{sampler}", 64)
+        desk.submit(granted[0], f"other-{sampler}")
+    return desk
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda desk, mine: desk.lease("s1", 4),
+        lambda desk, mine: desk.release("s1", mine[0]),
+        lambda desk, mine: desk.submit(mine[1]),
+        lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
+        lambda desk, mine: desk.expire(1.0),
+        lambda desk, mine: desk.train(1, "0.1"),
+        lambda desk, mine: desk.accounts.slots.next_undelivered(),
+    ],
+    ids=["lease", "release", "submit", "renew", "expire", "step", "deliver"],
+)
+def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
+    act: Callable[[Desk, list[str]], object],
+) -> None:
+    few, many = (busy_desk(open_slots) for open_slots in (64, 4096))
+    cost = [steps(partial(act, desk, desk.lease("s1", 4))) for desk in (few, many)]
+    assert cost[1] <= 1.2 * cost[0] + 50

@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.model_check import check_chat_template
+from node.coordinator.work import decisions, history
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.model_check import check_base, check_chat_template
 from node.errors import Reason, RefusedError
-from support.coordinator import LEARNER
+from node.policy import PolicyVersion
+from node.weights.format.layout import Layout, TensorSpec
+from support.coordinator import BOUNDS, LEARNER, WORK, Desk, make_accounts
 
 
 def test_a_peer_with_another_chat_template_is_refused_and_told_what_to_copy() -> None:
@@ -20,3 +24,54 @@ def test_a_peer_with_another_chat_template_is_refused_and_told_what_to_copy() ->
 
 def test_a_learner_of_older_software_says_nothing_of_its_template() -> None:
     check_chat_template(b"c" * 16, LEARNER)
+
+
+LAYOUT = Layout.of([TensorSpec(name, (4, 8)) for name in ("embed", "head", "norm")], frame_words=16)
+BASE = LAYOUT.base_model(range(6))
+KNOWN = replace(LEARNER, base_root=BASE.root, base_parts=BASE.parts)
+
+
+def test_a_base_of_other_words_is_refused_and_told_in_what_it_differs() -> None:
+    check_base(BASE, KNOWN)
+    fine_tuned = LAYOUT.base_model([0, 1, 7, 3, 4, 8])
+    with pytest.raises(RefusedError, match=r"your model_dir is not the run's base: .* root") as error:
+        check_base(fine_tuned, KNOWN)
+    assert error.value.reason is Reason.BASE_MISMATCH
+    assert (
+        "; 2 of 6 parts differ, which begin with the tensors head, norm; give this peer the model directory"
+        in str(error.value)
+    )
+
+
+def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joined() -> None:
+    desk = Desk(make_accounts(Balance(learner=KNOWN)))
+    desk.accounts.confirm()
+
+    def lease(held: PolicyVersion) -> int:
+        decision = decisions.lease(
+            desk.accounts, WORK, BOUNDS, sampler_id="s1", wanted=1, held=held, ttl_s=1.0, now=desk.now
+        )
+        return len(decision.answer.leases)
+
+    for root in (b"r" * 16, b""):
+        with pytest.raises(RefusedError, match="not the run's base"):
+            lease(PolicyVersion(0, root))
+    assert lease(PolicyVersion(0, BASE.root)) == 1
+
+
+def test_a_learner_that_comes_back_with_another_base_is_refused_before_it_replaces_anyone() -> None:
+    accounts = make_accounts(Balance(learner=KNOWN))
+    with pytest.raises(RefusedError, match="give the learner the model directory"):
+        history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16))
+    history.learner_joins(accounts, replace(KNOWN, epoch=2))
+
+
+def test_a_base_larger_than_64_frames_is_told_in_64_parts() -> None:
+    layout = Layout.of([TensorSpec("a", (1000, 10))], frame_words=16)
+    digests = list(range(len(layout.frames)))
+    base = layout.base_model(digests)
+    assert (len(base.parts), len(base.part_names)) == (64 * 8, 64)
+    digests[-1] = 0
+    other = layout.base_model(digests)
+    assert other.parts[:-8] == base.parts[:-8]
+    assert other.parts[-8:] != base.parts[-8:]

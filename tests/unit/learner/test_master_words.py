@@ -9,6 +9,7 @@ import torch
 
 from learner.publishing.public_base import keep_public_base
 from learner.training.master_words import MasterWords
+from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 
@@ -86,8 +87,9 @@ def test_masters_that_do_not_lie_in_order_are_our_own_mistake() -> None:
 
 def test_the_public_base_on_disk_is_the_whole_version(tmp_path: Path) -> None:
     masters = make_masters()
-    kept = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT), layout=LAYOUT)
+    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT), layout=LAYOUT)
     assert (np.asarray(kept) == words_by_tensor(masters)).all()
+    assert base.root == HeldPolicy.of(0, np.asarray(kept), layout=LAYOUT).version.root
 
 
 @pytest.mark.parametrize("frame_words", [4, 16, 1 << 20])

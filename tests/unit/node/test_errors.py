@@ -32,6 +32,7 @@ def test_a_peer_stops_only_where_its_identity_or_configuration_is_wrong() -> Non
         Reason.FOREIGN_RUN,
         Reason.LAYOUT_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
+        Reason.BASE_MISMATCH,
         Reason.TASK_MISMATCH,
         Reason.FENCED,
         Reason.ROLLBACK,

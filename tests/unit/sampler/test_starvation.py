@@ -36,3 +36,13 @@ def test_who_takes_a_version_does_not_starve_though_it_is_not_the_newest() -> No
     assert not starvation.is_log_due(Link(), now=40.0)
     starvation.took(behind_versions=0, now=41.0)
     assert starvation.for_s(90.0) == 0.0
+
+
+def test_fetches_that_are_refused_are_not_blamed_on_the_link() -> None:
+    starvation = Starvation(behind_since_s=0.0)
+    starvation.dropped[DroppedFetch.SUPERSEDED] += 1
+    assert starvation.fix.startswith("put a relay near this sampler")
+    starvation.dropped[DroppedFetch.REFUSED] += 2
+    assert (
+        starvation.fix == "the link is not at fault: 2 fetches were refused; 'artifact not usable' says why"
+    )

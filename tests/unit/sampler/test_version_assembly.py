@@ -162,6 +162,16 @@ def test_a_delta_does_not_start_from_anything_but_its_base(mode: str, weights: L
         assert refused.value.reason is Reason.WRONG_BASE
 
 
+def test_a_delta_from_another_version_0_says_that_the_model_is_not_the_runs(
+    mode: str, weights: LiveTensors
+) -> None:
+    with pytest.raises(
+        RefusedError, match=r"your model_dir is not the run's base: .* as the learner signed"
+    ) as refused:
+        begun(mode, weights, LEARNER.encode(1, 0), held=PolicyVersion(0, b"x" * 16))
+    assert refused.value.reason is Reason.BASE_MISMATCH
+
+
 def test_payloads_that_were_kept_are_not_asked_for_again(
     mode: str, weights: LiveTensors, tmp_path: Path
 ) -> None:

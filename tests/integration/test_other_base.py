@@ -1,0 +1,62 @@
+"""A sampler whose model has the layout and tokenizer of the run, and other words."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from node.exit_code import ExitCode
+from sampler.engines.torch_engine import TorchEngine
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.sampler import learning, sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def fine_tuned_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model like the run's, of another seed."""
+    return make_tiny_model(tmp_path_factory.mktemp("fine-tuned"), hidden=32, layers=1, seed=1)
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [str(record.__dict__["error"]) for record in caplog.records if "error" in record.__dict__]
+
+
+async def test_a_sampler_with_another_base_is_refused_when_it_joins_told_in_what_it_differs_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_hub(made) as hub, learning(hub, base, model_dir) as learner:
+        await learner.drain(credits=8)
+        async with sampling(made, hub.address, fine_tuned_dir) as sampler:
+            assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
+        assert (await learner.status()).slots["leased"] == 0
+    (error,) = errors(caplog)
+    assert error.startswith("your model_dir is not the run's base: its version 0 has root ")
+    assert "; 1 of 1 parts differ, which begin with the tensors lm_head.weight; give this peer" in error
+
+
+async def test_a_sampler_with_another_base_that_came_before_the_learner_is_never_leased_to_and_ends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_hub(made) as hub, sampling(made, hub.address, fine_tuned_dir) as sampler:
+        await until(lambda: hub.hub._spool.accounts.prompts is not None, within_s=20)
+        async with learning(hub, base, model_dir) as learner:
+            await learner.drain(credits=8)
+            assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
+            assert sum((await learner.status()).slots.values()) == 0
+    (error,) = errors(caplog)
+    assert error.startswith("your model_dir is not the run's base")
+
+
+async def test_the_runs_base_outlives_a_restart_of_the_coordinator(
+    made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path
+) -> None:
+    async with running_hub(made) as hub, learning(hub, base, model_dir):
+        pass
+    async with (
+        running_hub(made) as again,
+        sampling(made, again.address, fine_tuned_dir) as sampler,
+    ):
+        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
