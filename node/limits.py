@@ -10,7 +10,11 @@ CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Largest message of MembershipService: a heartbeat with 10 000 metric samples is about 1 MiB."""
 
 ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
-"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB."""
+"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB. A run's
+own groups are smaller: see ``largest_group_bytes``."""
+
+SUBMISSION_HEADER_BYTES: Final = 8 << 10
+"""What a submission has besides the group: ids, a certificate, a signature."""
 
 BULK_MESSAGE_BYTES: Final = 6 << 20
 """Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""

@@ -57,6 +57,7 @@ class CoordinatorMetrics:
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
         )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
+        self._spooled_bytes = gauge("spooled_bytes", "Groups on disk that wait for training.")
         self._peers = _PeerCollector()
         registry.register(self._peers)
         self._head = gauge("head_version", "The newest announced policy version.")
@@ -130,7 +131,12 @@ class CoordinatorMetrics:
         self._stage.labels(stage).observe(seconds)
 
     def show_load(
-        self, slots: Mapping[SlotState, int], capacities: Mapping[str, int], *, learner_version: int
+        self,
+        slots: Mapping[SlotState, int],
+        capacities: Mapping[str, int],
+        *,
+        learner_version: int,
+        spooled_bytes: int,
     ) -> None:
         """Show what is in flight; capacities by bound, groups."""
         for state, n in slots.items():
@@ -138,6 +144,7 @@ class CoordinatorMetrics:
         for bound, n in capacities.items():
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(learner_version)
+        self._spooled_bytes.set(spooled_bytes)
 
     def show_ledger(self, *, is_confirmed: bool, is_behind: bool, lost_steps: int) -> None:
         """Show whether the ledger is known to be whole."""

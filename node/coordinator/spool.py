@@ -176,7 +176,7 @@ class Spool:
                 group=group,
                 data=data,
                 is_published=self._is_published,
-                buffer_groups=self._bounds.buffer_groups,
+                bounds=self._bounds,
                 now=now,
             )
 
@@ -301,7 +301,10 @@ class Spool:
         """Show in the metrics what is in flight."""
         load = self._accounts.load()
         self._metrics.show_load(
-            self._accounts.slots.counts(), capacities(self._bounds, load), learner_version=load.version
+            self._accounts.slots.counts(),
+            capacities(self._bounds, load),
+            learner_version=load.version,
+            spooled_bytes=load.untrained_bytes,
         )
         self._metrics.show_ledger(
             is_confirmed=self._accounts.is_confirmed,

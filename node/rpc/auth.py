@@ -36,6 +36,8 @@ _MEMBERS: Final = frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY})
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
 
+SUBMIT_ROLLOUTS: Final = "/heterorl.v1.RolloutService/SubmitRollouts"
+
 RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.EnrolmentService/Enrol": Rule(None),
     "/heterorl.v1.MembershipService/Join": Rule(_MEMBERS),
@@ -49,7 +51,7 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER),
-    "/heterorl.v1.RolloutService/SubmitRollouts": Rule(frozenset({Role.SAMPLER, Role.RELAY})),
+    SUBMIT_ROLLOUTS: Rule(frozenset({Role.SAMPLER, Role.RELAY})),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""

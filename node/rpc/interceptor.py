@@ -25,6 +25,7 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
+from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
@@ -63,6 +64,8 @@ class RpcLimits:
     """Longest a unary rpc may take, whatever its caller's deadline."""
     stall_s: float = 60.0
     """Longest a finite stream may wait for its next message, in either direction."""
+    submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+    """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts."""
     refusal_s: float = 2.0
     """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
 
@@ -170,7 +173,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
         guarded: Handler = make(
             respond_many if handler.response_streaming else respond,
-            request_deserializer=bounded_parser(method, handler.request_deserializer),
+            request_deserializer=bounded_parser(
+                method, handler.request_deserializer, submission_bytes=self._limits.submission_bytes
+            ),
             response_serializer=serialize if handler.response_streaming else None,
         )
         return guarded

@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from node.errors import Reason, RefusedError
-from node.rpc.auth import MESSAGE_BYTES, service_of
+from node.limits import ROLLOUT_MESSAGE_BYTES
+from node.rpc.auth import MESSAGE_BYTES, SUBMIT_ROLLOUTS, service_of
 
 
-def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+def bounded_parser(
+    method: str, parse: Callable[[bytes], Any] | None, *, submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+) -> Callable[[bytes], Any]:
     """Return a deserializer that never raises: gRPC would show the caller what it raised.
 
-    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises.
+    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises. The largest request of
+    SubmitRollouts has ``submission_bytes``; other rpcs have the limit of their service.
     """
-    limit = MESSAGE_BYTES[service_of(method)]
+    limit = submission_bytes if method == SUBMIT_ROLLOUTS else MESSAGE_BYTES[service_of(method)]
 
     def parse_bounded(content: bytes) -> Any:
         if len(content) > limit:

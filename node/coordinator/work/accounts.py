@@ -74,6 +74,8 @@ class Balance:
     settled: Mapping[SlotState, int] = field(default_factory=dict)
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
+    spooled_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Likewise."""
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
@@ -150,6 +152,8 @@ class Accounts:
         self.gap = ""
         """What the learner has done and the ledger lacks, for people; empty: nothing known."""
         self.spooled_at_s = dict(balance.spooled_at_s)
+        self._spooled_bytes = dict(balance.spooled_bytes)
+        self._spooled_bytes_total = sum(self._spooled_bytes.values())
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
@@ -187,8 +191,11 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
-        if transaction.stored is not None:
-            self.spooled_at_s[transaction.stored.slot] = transaction.stored.spooled_at_s
+                self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
+        if (stored := transaction.stored) is not None:
+            self.spooled_at_s[stored.slot] = stored.spooled_at_s
+            self._spooled_bytes[stored.slot] = len(stored.data)
+            self._spooled_bytes_total += len(stored.data)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -223,6 +230,7 @@ class Accounts:
         return Load(
             running_groups=counts[SlotState.LEASED],
             untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
+            untrained_bytes=self._spooled_bytes_total,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
             lost_steps=self.lost_steps,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Bounds, Capacity, capacity
+from node.coordinator.work.capacity import Bounds, Capacity, capacity, is_full
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.leases import Standing
@@ -155,7 +155,7 @@ def submission(
     group: RolloutGroup | RefusedError,
     data: bytes,
     is_published: Callable[[int], bool],
-    buffer_groups: int,
+    bounds: Bounds,
     now: float,
 ) -> Decision[Submitted]:
     """Decide what becomes of a group that a sampler submits under the id ``name``.
@@ -215,8 +215,13 @@ def submission(
         problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
     if problem is not None:
         return say(*problem, slot=accounts.slots.spent(*parsed))
-    if accounts.load().untrained_groups >= buffer_groups:
-        raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
+    load = accounts.load()
+    if is_full(bounds, load, group_bytes=len(data)):
+        raise RefusedError(
+            Reason.BUSY,
+            f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
+            fix="send it again later",
+        )
     stored = StoredGroup(*parsed, sampler_id, now, data)
     return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
 

@@ -158,7 +158,7 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness or buffer; or what is missing: learner, ledger,
+    """The bound that was reached: concurrency, staleness, buffer or bytes; or what is missing: learner, ledger,
     policy version, task (nobody has said how many prompts it has) or prompts (all are set aside).
     Empty: none.
     """

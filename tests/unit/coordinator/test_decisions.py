@@ -230,6 +230,20 @@ def test_a_full_spool_asks_to_come_again_and_keeps_the_lease() -> None:
     assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 
+def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -> None:
+    desk = Desk()
+    leased = desk.lease(wanted=4)
+    desk.bounds = replace(BOUNDS, buffer_bytes=10)
+    for lease_id in leased[:2]:
+        assert desk.submit(lease_id).verdict is Verdict.SPOOLED  # 9 bytes each
+    with pytest.raises(RefusedError, match="2 groups of 18 bytes") as refused:
+        desk.submit("2.1")
+    assert refused.value.reason is Reason.BUSY
+    assert desk.lease() == []
+    desk.train(1, "0.1", "1.1")
+    assert desk.submit("2.1").verdict is Verdict.SPOOLED
+
+
 def test_acceptance_is_counted_once_however_often_it_is_said(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
