@@ -44,6 +44,13 @@ GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
 GROUP_TOKENS: Final = 4 << 20
 GROUP_METRICS: Final = 16
+REWARD: Final = 1e6
+"""Largest magnitude of a reward: an advantage is a difference of rewards, and above this float32, as rewards
+travel, no longer holds one of 0.1. One reward of 1e30 would be the mean of every status and plot."""
+METRIC_VALUE: Final = 1e12
+"""Largest magnitude of what a grader measures besides: bytes and microseconds fit."""
+STAMP_S: Final = 1e11
+"""Largest timestamp, Unix seconds: the year 5138."""
 METRIC_NAME_PATTERN: Final = r"[a-z0-9_]{1,64}"
 """Names of what a grader measures besides the reward."""
 

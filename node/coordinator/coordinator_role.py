@@ -78,7 +78,7 @@ async def build(context: RoleContext) -> list[Service]:
     spool = Spool(
         ledger,
         accounts,
-        work=Work(run_id, config.task, config.group_size, config.sampling),
+        work=Work(run_id, config.task, config.group_size, config.sampling, config.prompt_tokens),
         rows=rows,
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,

@@ -51,7 +51,9 @@ class CoordinatorMetrics:
                 f"heterorl_coordinator_{name}", text, labels, buckets=tuple(buckets), registry=registry
             )
 
-        self.groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
+        self.groups = counter(
+            "groups", "Verdicts given, from the ledger; since the start also repeats and strays.", "verdict"
+        )
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
         self.max_staleness_versions = gauge(
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
@@ -115,6 +117,12 @@ class CoordinatorMetrics:
         )
         self._evaluations = _EvaluationCollector()
         registry.register(self._evaluations)
+        self.prompt_disagreements = counter(
+            "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
+        )
+        self.doubted_timestamps = counter(
+            "doubted_timestamps", "Groups whose timestamps are too far from this clock for a lag to be shown."
+        )
         self.damaged_groups = counter(
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
@@ -128,7 +136,7 @@ class CoordinatorMetrics:
 
     def observe_lag(self, stage: str, seconds: float) -> None:
         """Observe how long a group took; stages as in ``node.telemetry.lag``."""
-        self._stage.labels(stage).observe(seconds)
+        self._stage.labels(stage).observe(max(0.0, seconds))
 
     def show_load(
         self,

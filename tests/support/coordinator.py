@@ -21,7 +21,7 @@ from support.groups import SAMPLING, make_group
 NOW_S = 1_800_000_000.0
 TTL_S = 60.0
 RETRY_S = 600.0
-WORK = Work("run", "addition", 2, SAMPLING)
+WORK = Work("run", "addition", 2, SAMPLING, prompt_tokens=64)
 BOUNDS = Bounds(
     concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )

@@ -20,6 +20,7 @@ from node.coordinator.work.evaluation.evaluations import (
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -63,6 +64,8 @@ class Transaction:
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
     data: DataSeen | None = None
+    prompt_said: PromptSaid | None = None
+    """Kept in memory only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.generations}
         self.versions = VersionLog(balance.announced)
+        self.prompt_agreement = PromptAgreement()
         self.learner = balance.learner
         self.newest_record = balance.last_step
         """The newest step record; None before the first."""
@@ -211,6 +215,9 @@ class Accounts:
             self.task = transaction.task
             self.prompts = transaction.task.prompts
             self.slots.prompts = self._training_prompts()
+            self.prompt_agreement.clear()
+        if transaction.prompt_said is not None:
+            self.prompt_agreement.add(transaction.prompt_said)
         if transaction.evaluation is not None:
             self.evaluations.apply(transaction.evaluation, now=now)
         self.versions.add(transaction.announced)
