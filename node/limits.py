@@ -54,6 +54,9 @@ STAMP_S: Final = 1e11
 METRIC_NAME_PATTERN: Final = r"[a-z0-9_]{1,64}"
 """Names of what a grader measures besides the reward."""
 
+VERSIONS: Final = 1 << 40
+"""More policy versions than a run makes in a thousand years."""
+
 LEAST_TEMPERATURE: Final = 0.01
 LARGEST_TEMPERATURE: Final = 2.0
 """vLLM samples at 0.01 instead of less, and refuses requests with more than 2."""

@@ -22,7 +22,13 @@ _REFUSALS: Final = tuple(v for v in Verdict if v not in (Verdict.SPOOLED, Verdic
 _BAD_PROMPTS_SHOWN: Final = 5
 """Enough to see the cause; --json has more."""
 
-_STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
+_STATE_STYLES: Final = {
+    "live": "green",
+    "joined": "cyan",
+    "silent": "yellow",
+    "left": "dim",
+    "revoked": "red",
+}
 
 
 def render(status: RunStatus) -> RenderableType:

@@ -109,8 +109,8 @@ class CoordinatorConfig(BaseModel):
     evaluation: EvaluationConfig | None = None
     """How versions are evaluated on held-out prompts; unset: not at all."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
-    """Time between heartbeats of each peer. Shorter shows lag sooner; this process can serve 10 000 peers at
-    2 s."""
+    """Time between heartbeats of each peer. Shorter shows lag sooner. On one core this process answers 1500
+    to 2000 peers at 2 s; with more, allow a second for each 750."""
 
     listen: Address = "127.0.0.1:7700"
     """Where members connect. Port 0: any free one, printed at the start."""

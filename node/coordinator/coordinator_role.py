@@ -72,8 +72,14 @@ async def build(context: RoleContext) -> list[Service]:
     published = Published(store, accounts.versions)
     _check_not_lost(ledger, accounts, published)
     _check_data(ledger, accounts, rows)
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     peers = Peers(
-        accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
+        accounts,
+        silent_after_s=config.silent_after_s,
+        head=published.head,
+        revoked=lambda: revocations.current().node_ids,
+        fleet=fleet,
+        metrics=metrics,
     )
     spool = Spool(
         ledger,
@@ -89,7 +95,6 @@ async def build(context: RoleContext) -> list[Service]:
     )
     damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
     policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     rollouts = RolloutServicer(
         spool,
         peers,

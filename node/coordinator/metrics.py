@@ -234,6 +234,6 @@ class _PeerCollector(Collector):
         for name, text, value_of in _PEER_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
             for row in rows:
-                if row.state != PeerState.LEFT:
+                if row.state not in (PeerState.LEFT, PeerState.REVOKED):
                     gauge.add_metric([row.node_id, row.role], value_of(row))
             yield gauge

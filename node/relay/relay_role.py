@@ -135,7 +135,7 @@ async def build(context: RoleContext) -> list[Service]:
         reports=PeerReports(
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,
-            metrics=lambda: snapshot(context.registry),
+            metrics=lambda: snapshot(context.registry, Role.RELAY),
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy)),

@@ -1,9 +1,9 @@
 """Whether samplers agree on the tokens of each prompt; pure.
 
 The coordinator has no tokenizer, so it cannot say what a prompt's tokens are. Samplers can: those of one
-prompt are the same on all of them. A sampler whose tokens differ is refused once two others agree and are more
-than those that agree with it. So nobody's word is final: not the first sampler's, and two that lie together
-cost the first honest one a group, until as many honest ones have answered the prompt.
+prompt are the same on all of them. A sampler whose tokens differ is refused once two others agree and are
+more than those that agree with it. So nobody's word is final: not the first sampler's, and two that lie
+together cost the first honest one a group, until as many honest ones have answered the prompt.
 
 In memory only: after a restart agreement is found anew, as tasks and templates may have changed meanwhile.
 """
