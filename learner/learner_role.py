@@ -134,7 +134,7 @@ async def build(context: RoleContext) -> list[Service]:
         reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),
             waits_for=lambda: context.node_metrics.waits_for or loop.completion,
-            metrics=lambda: snapshot(context.registry),
+            metrics=lambda: snapshot(context.registry, Role.LEARNER),
             step_report=lambda: loop.report,
             teaching=lambda: loop.teaching,
             base=lambda: base,

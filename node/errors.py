@@ -94,14 +94,24 @@ class CountRefusal(Protocol):
 class RefusedError(HeteroRLError):
     """A request or payload breaks a rule. ``str()`` is sent to its sender.
 
-    ``hub_now_s`` is the time on the refusing hub's clock, where it came with the refusal.
+    ``is_remote``: a hub refused this peer, rather than this peer what it was sent. ``hub_now_s`` is the time
+    on that hub's clock, where it came with the refusal.
     """
 
-    def __init__(self, reason: Reason, what: str, *, fix: str = "", hub_now_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        what: str,
+        *,
+        fix: str = "",
+        is_remote: bool = False,
+        hub_now_s: float | None = None,
+    ) -> None:
         super().__init__(f"{what}; {fix}" if fix else what)
         self.reason = reason
         self.what = what
         self.fix = fix
+        self.is_remote = is_remote
         self.hub_now_s = hub_now_s
 
 

@@ -10,7 +10,11 @@ CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Largest message of MembershipService: a heartbeat with 10 000 metric samples is about 1 MiB."""
 
 ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
-"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB."""
+"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB. A run's
+own groups are smaller: see ``largest_group_bytes``."""
+
+SUBMISSION_HEADER_BYTES: Final = 8 << 10
+"""What a submission has besides the group: ids, a certificate, a signature."""
 
 BULK_MESSAGE_BYTES: Final = 6 << 20
 """Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""
@@ -40,8 +44,18 @@ GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
 GROUP_TOKENS: Final = 4 << 20
 GROUP_METRICS: Final = 16
+REWARD: Final = 1e6
+"""Largest magnitude of a reward: an advantage is a difference of rewards, and above this float32, as rewards
+travel, no longer holds one of 0.1. One reward of 1e30 would be the mean of every status and plot."""
+METRIC_VALUE: Final = 1e12
+"""Largest magnitude of what a grader measures besides: bytes and microseconds fit."""
+STAMP_S: Final = 1e11
+"""Largest timestamp, Unix seconds: the year 5138."""
 METRIC_NAME_PATTERN: Final = r"[a-z0-9_]{1,64}"
 """Names of what a grader measures besides the reward."""
+
+VERSIONS: Final = 1 << 40
+"""More policy versions than a run makes in a thousand years."""
 
 LEAST_TEMPERATURE: Final = 0.01
 LARGEST_TEMPERATURE: Final = 2.0

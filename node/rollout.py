@@ -276,6 +276,12 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
     stamps = (group.sampling_started_at_s, group.sampling_finished_at_s, group.graded_at_s)
     if not all(math.isfinite(stamp) for stamp in stamps):
         raise RefusedError(Reason.NON_FINITE, f"timestamps {stamps} are not all finite")
+    if not 0 <= stamps[0] <= stamps[1] <= stamps[2] <= limits.STAMP_S:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"timestamps {stamps} are not those of sampling begun, then finished, then graded",
+            fix="set the sampler's clock",
+        )
     _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
     _check_metrics(group)
     with_mass = sum(completion.kept_mass is not None for completion in group.completions)
@@ -308,6 +314,10 @@ def _check_metrics(group: RolloutGroup) -> None:
             )
         if np.isinf(values).any():
             raise RefusedError(Reason.NON_FINITE, f"metric {name!r} is infinite")
+        if (np.abs(values) > limits.METRIC_VALUE).any():
+            raise RefusedError(
+                Reason.OVER_LIMIT, f"metric {name!r} is beyond {limits.METRIC_VALUE:g} in magnitude"
+            )
 
 
 def _check_completion(completion: Completion, vocabulary_size: int | None, *, where: str) -> None:
@@ -336,6 +346,11 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
         _check_replies(completion, completion.is_drawn, where=where)
     if not math.isfinite(completion.reward):
         raise RefusedError(Reason.NON_FINITE, f"{where} has reward {completion.reward}")
+    if abs(completion.reward) > limits.REWARD:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"{where} has reward {completion.reward:g}, beyond {limits.REWARD:g} in magnitude",
+        )
 
 
 def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where: str) -> None:

@@ -172,7 +172,7 @@ async def build(context: RoleContext) -> list[Service]:
         reports=PeerReports(
             held=held,
             waits_for=waits_for,
-            metrics=lambda: snapshot(context.registry),
+            metrics=lambda: snapshot(context.registry, Role.SAMPLER),
             running_leases=lambda: work_queue.lease_ids,
             base=lambda: held_version.base_model,
         ),

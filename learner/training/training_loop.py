@@ -35,6 +35,7 @@ from node.clock import Clock
 from node.errors import StartupError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.run import RunSettings, StepReport, Teaching
+from node.telemetry.lag import believed_lag_s
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 
@@ -411,4 +412,6 @@ class TrainingLoop:
         logger.info("step", extra={**fields, "tokens": line.tokens})
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
-        self._metrics.lag_seconds.labels(stage).observe(max(0.0, self._coordinator_now() - since_s))
+        lag_s = believed_lag_s(since_s, now=self._coordinator_now())
+        if lag_s is not None:
+            self._metrics.lag_seconds.labels(stage).observe(lag_s)

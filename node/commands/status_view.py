@@ -26,7 +26,13 @@ _BAD_PROMPTS_SHOWN: Final = 5
 WAITS_AT_BOUND: Final = "prompt lease: staleness"
 """What a sampler waits for that the staleness bound holds back."""
 
-_STATE_STYLES: Final = {"live": "green", "joined": "cyan", "silent": "yellow", "left": "dim"}
+_STATE_STYLES: Final = {
+    "live": "green",
+    "joined": "cyan",
+    "silent": "yellow",
+    "left": "dim",
+    "revoked": "red",
+}
 
 
 def render(status: RunStatus) -> RenderableType:

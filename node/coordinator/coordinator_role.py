@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.row_sources import open_rows
@@ -30,7 +31,8 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rpc.server import Audience, RpcServer
+from node.rpc.interceptor import RpcLimits
+from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer, damage_first
@@ -49,6 +51,7 @@ async def build(context: RoleContext) -> list[Service]:
     rows = await _open_rows(config, context.state_dir)
     prompts = config.prompts if rows is None else len(rows.training)
     run_id, clock = context.run.run_id, context.clock
+    group_bytes = _group_bytes(config)
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
     fleet = FleetCollector()
@@ -69,13 +72,19 @@ async def build(context: RoleContext) -> list[Service]:
     published = Published(store, accounts.versions)
     _check_not_lost(ledger, accounts, published)
     _check_data(ledger, accounts, rows)
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     peers = Peers(
-        accounts, silent_after_s=config.silent_after_s, head=published.head, fleet=fleet, metrics=metrics
+        accounts,
+        silent_after_s=config.silent_after_s,
+        head=published.head,
+        revoked=lambda: revocations.current().node_ids,
+        fleet=fleet,
+        metrics=metrics,
     )
     spool = Spool(
         ledger,
         accounts,
-        work=Work(run_id, config.task, config.group_size, config.sampling),
+        work=Work(run_id, config.task, config.group_size, config.sampling, config.prompt_tokens),
         rows=rows,
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
@@ -86,12 +95,11 @@ async def build(context: RoleContext) -> list[Service]:
     )
     damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
     policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
     rollouts = RolloutServicer(
         spool,
         peers,
         submission_door(context),
-        group_bytes=_group_bytes(config),
+        group_bytes=group_bytes,
         revocations=revocations,
         metrics=context.transfer_metrics,
         clock=clock,
@@ -100,7 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
         peers,
         spool,
         run_id=run_id,
-        settings=_settings(config, rows),
+        settings=_settings(config, rows, group_bytes=group_bytes),
         configured_prompts=prompts,
         revocations=revocations,
         clock=clock,
@@ -108,6 +116,7 @@ async def build(context: RoleContext) -> list[Service]:
     members = make_server(
         context,
         "members",
+        limits=ServerLimits(RpcLimits(submission_bytes=group_bytes + limits.SUBMISSION_HEADER_BYTES)),
         listen=config.listen,
         revocations=revocations,
         servicers=(
@@ -174,7 +183,7 @@ def _check_data(ledger: Ledger, accounts: Accounts, rows: Rows | None) -> None:
         ledger.record(Transaction(data=noted))
 
 
-def _settings(config: CoordinatorConfig, rows: Rows | None) -> RunSettings:
+def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:
     return RunSettings(
         task=config.task,
         group_size=config.group_size,
@@ -185,7 +194,7 @@ def _settings(config: CoordinatorConfig, rows: Rows | None) -> RunSettings:
         sampling=config.sampling,
         task_options_json=config.task_options_json,
         prompts=0 if rows is None else len(rows.training),
-        group_bytes=_group_bytes(config),
+        group_bytes=group_bytes,
     )
 
 

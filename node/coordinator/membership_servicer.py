@@ -14,10 +14,11 @@ from node.coordinator.work.model_check import Learner, check_base, check_chat_te
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.limits import LEASES_PER_PEER
+from node.limits import LEASES_PER_PEER, STAMP_S
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
 from node.run import Role, RunSettings, RunStatus
+from node.wire.field_owners import check_owners
 from node.wire.members import (
     metric_families_from_wire,
     revocations_to_wire,
@@ -97,6 +98,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 f"{peer.node_id} joins as a {role}, its certificate is for a {peer.role}",
                 fix="start it in the role that its token was made for, or enrol it again",
             )
+        check_owners(request, peer.role)
         learner = self._spool.accounts.learner
         if peer.role is Role.LEARNER:
             await self._spool.admit_learner(_learner(peer, request))
@@ -203,6 +205,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     ) -> membership_pb2.HeartbeatResponse:
         received_at_s = self._clock.now()
         self._check_not_fenced(peer)
+        check_owners(request, peer.role)
+        if not abs(request.clock_offset_s) <= STAMP_S:  # neither is NaN
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"a clock offset of {request.clock_offset_s} s",
+                fix=f"set the clock of {peer.node_id}",
+            )
         if len(request.running_lease_ids) > LEASES_PER_PEER:
             raise RefusedError(
                 Reason.OVER_LIMIT,

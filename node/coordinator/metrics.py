@@ -51,12 +51,15 @@ class CoordinatorMetrics:
                 f"heterorl_coordinator_{name}", text, labels, buckets=tuple(buckets), registry=registry
             )
 
-        self.groups = counter("groups", "Verdicts given in this run, from the ledger.", "verdict")
+        self.groups = counter(
+            "groups", "Verdicts given, from the ledger; since the start also repeats and strays.", "verdict"
+        )
         self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
         self.max_staleness_versions = gauge(
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
         )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
+        self._spooled_bytes = gauge("spooled_bytes", "Groups on disk that wait for training.")
         self._peers = _PeerCollector()
         registry.register(self._peers)
         self._head = gauge("head_version", "The newest announced policy version.")
@@ -123,6 +126,12 @@ class CoordinatorMetrics:
         )
         self._evaluations = _EvaluationCollector()
         registry.register(self._evaluations)
+        self.prompt_disagreements = counter(
+            "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
+        )
+        self.doubted_timestamps = counter(
+            "doubted_timestamps", "Groups whose timestamps are too far from this clock for a lag to be shown."
+        )
         self.damaged_groups = counter(
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
@@ -138,10 +147,15 @@ class CoordinatorMetrics:
 
     def observe_lag(self, stage: str, seconds: float) -> None:
         """Observe how long a group took; stages as in ``node.telemetry.lag``."""
-        self._stage.labels(stage).observe(seconds)
+        self._stage.labels(stage).observe(max(0.0, seconds))
 
     def show_load(
-        self, slots: Mapping[SlotState, int], capacities: Mapping[str, int], *, learner_version: int
+        self,
+        slots: Mapping[SlotState, int],
+        capacities: Mapping[str, int],
+        *,
+        learner_version: int,
+        spooled_bytes: int,
     ) -> None:
         """Show what is in flight; capacities by bound, groups."""
         for state, n in slots.items():
@@ -149,6 +163,7 @@ class CoordinatorMetrics:
         for bound, n in capacities.items():
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(learner_version)
+        self._spooled_bytes.set(spooled_bytes)
 
     def show_ledger(self, *, is_confirmed: bool, is_behind: bool, lost_steps: int) -> None:
         """Show whether the ledger is known to be whole."""
@@ -230,6 +245,6 @@ class _PeerCollector(Collector):
         for name, text, value_of in _PEER_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
             for row in rows:
-                if row.state != PeerState.LEFT:
+                if row.state not in (PeerState.LEFT, PeerState.REVOKED):
                     gauge.add_metric([row.node_id, row.role], value_of(row))
             yield gauge

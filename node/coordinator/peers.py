@@ -11,7 +11,7 @@ A heartbeat costs the same however many peers there are; ``expire`` and ``rows``
 second.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -76,14 +76,16 @@ class Peers:
         *,
         silent_after_s: float,
         head: Callable[[], PolicyVersion | None],
+        revoked: Callable[[], Collection[str]],
         fleet: FleetCollector,
         metrics: CoordinatorMetrics,
     ) -> None:
-        """Begin empty; ``head`` returns the newest announced version."""
+        """Begin empty; ``head`` returns the newest announced version, ``revoked`` the nodes shut out."""
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
         self._lag_table = LagTable(accounts.versions)
         self._head = head
+        self._revoked = revoked
         self._fleet = fleet
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
@@ -147,7 +149,7 @@ class Peers:
         self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if heartbeat.metrics:
             self._fleet.update(peer, heartbeat.metrics)
-        if heartbeat.step is not None and (self.step is None or heartbeat.step.version >= self.step.version):
+        if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
             self.teaching = heartbeat.teaching
@@ -200,10 +202,18 @@ class Peers:
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
         """Return the lag table, in the order of first joining."""
-        head = self.head
-        return tuple(self._row(member, head, now) for member in self._membership.members)
+        head, revoked = self.head, frozenset(self._revoked())
+        return tuple(
+            self._row(
+                member,
+                PeerState.REVOKED if member.peer.node_id in revoked else member.state,
+                head=head,
+                now=now,
+            )
+            for member in self._membership.members
+        )
 
-    def _row(self, member: Member, head: PolicyVersion | None, now: float) -> PeerStatus:
+    def _row(self, member: Member, state: PeerState, *, head: PolicyVersion | None, now: float) -> PeerStatus:
         peer = member.peer
         lag = self._lag_table.lag(peer, head=head, now=now)
         report = self._reports[peer]
@@ -212,7 +222,7 @@ class Peers:
         return PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
-            state=member.state.value,
+            state=state.value,
             held=self._lag_table.held(peer),
             version_lag_versions=lag.versions,
             lag_s=lag.seconds,

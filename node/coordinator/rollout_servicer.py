@@ -98,14 +98,16 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> rollout_pb2.SubmitRolloutsResponse:
         """Accept a group; one that breaks a rule has a verdict, not an error."""
         peer = peer_of(context)
-        sampler_id = self._door.admit(request, peer, group_bytes=self._group_bytes, now=self._clock.now())
-        self._metrics.count_rollouts(received_bytes=len(request.group))
-        if self._revocations.is_revoked(sampler_id):  # since a relay took the group in
-            submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
-        else:
-            submitted = await self._spool.submit(
-                sampler_id, request.group_id, _decoded(request), request.group
-            )
+        with self._door.admitted(
+            request, peer, group_bytes=self._group_bytes, now=self._clock.now()
+        ) as sampler_id:
+            self._metrics.count_rollouts(received_bytes=len(request.group))
+            if self._revocations.is_revoked(sampler_id):  # since a relay took the group in
+                submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
+            else:
+                submitted = await self._spool.submit(
+                    sampler_id, request.group_id, _decoded(request), request.group
+                )
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
             verdict = GroupVerdict(request.group_id[:100], submitted.verdict, submitted.detail)

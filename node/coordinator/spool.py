@@ -27,6 +27,7 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
+from node.identity.clock_skew import moment
 from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
@@ -176,7 +177,7 @@ class Spool:
                 group=group,
                 data=data,
                 is_published=self._is_published,
-                buffer_groups=self._bounds.buffer_groups,
+                bounds=self._bounds,
                 now=now,
             )
 
@@ -184,9 +185,9 @@ class Spool:
         is_for_training = not is_evaluation_lease(name)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
+        self._metrics.prompt_disagreements.inc(submitted.has_dissent)
         if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, RolloutGroup):
-            for stage, lag_s in submission_lags(group, spooled_at_s=self._clock.now()).items():
-                self._metrics.observe_lag(stage, lag_s)
+            self._observe_lags(sampler_id, group)
             if self._drain is not None:
                 self._drain.wake()
         elif submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
@@ -309,7 +310,10 @@ class Spool:
         """Show in the metrics what is in flight."""
         load = self._accounts.load()
         self._metrics.show_load(
-            self._accounts.slots.counts(), capacities(self._bounds, load), learner_version=load.version
+            self._accounts.slots.counts(),
+            capacities(self._bounds, load),
+            learner_version=load.version,
+            spooled_bytes=load.untrained_bytes,
         )
         self._metrics.show_ledger(
             is_confirmed=self._accounts.is_confirmed,
@@ -318,6 +322,25 @@ class Spool:
         )
         self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
         self._metrics.show_evaluations(self._accounts.evaluations.status)
+
+    def _observe_lags(self, sampler_id: str, group: RolloutGroup) -> None:
+        now = self._clock.now()
+        lags = submission_lags(group, spooled_at_s=now)
+        if not lags:
+            self._metrics.doubted_timestamps.inc()
+            logger.warning(
+                "timestamps of a group are far from this clock",
+                extra={
+                    "sampler": sampler_id,
+                    "group_id": group.group_id,
+                    "sampling_started": moment(group.sampling_started_at_s),
+                    "graded": moment(group.graded_at_s),
+                    "now": moment(now),
+                    "note": "its lag is not shown; set the sampler's clock, or this one",
+                },
+            )
+        for stage, lag_s in lags.items():
+            self._metrics.observe_lag(stage, lag_s)
 
     def _show(self, outcome: Outcome) -> None:
         """Count and log what step records did; raise where they were refused."""

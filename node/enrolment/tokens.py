@@ -5,12 +5,13 @@ that its holder can tell the coordinator from a stranger; it is a secret until i
 Whether it was spent before is not decided here: ``enrolment_ledger`` remembers.
 """
 
+import json
 import secrets
 from typing import Final, Self
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError
@@ -68,29 +69,40 @@ class Token(BaseModel):
             RefusedError: TOKEN_REFUSED; it is no token, or was changed.
         """
         if text.startswith(_OLD_PREFIX):
-            raise RefusedError(
-                Reason.TOKEN_REFUSED,
-                "the token is in the format of an older version",
-                fix="make a new one with `heterorl-node token`",
-            )
+            raise _of_another_version()
         not_a_token = RefusedError(
-            Reason.TOKEN_REFUSED, "not a token of this kind, or damaged", fix="copy the whole line"
+            Reason.TOKEN_REFUSED,
+            "not a token of this version, or damaged",
+            fix="copy the whole line, or make a new one with `heterorl-node token`",
         )
         if len(text) > TOKEN_BYTES:
             raise not_a_token
         signed = text.strip()
         try:
             payload = _JWS.decode(signed, options={"verify_signature": False})
-            token = cls.model_validate_json(payload, by_name=False)
-            key = read_certificate(token.ca_certificate_pem.encode()).public_key()
+            claims = json.loads(payload)
+            ca_certificate_pem = claims["ca_certificate_pem"] if isinstance(claims, dict) else ""
+            key = read_certificate(str(ca_certificate_pem).encode()).public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise not_a_token
             header = _JWS.decode_complete(signed, key, algorithms=[TOKEN_ALGORITHM])["header"]
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, ValueError, KeyError) as error:
             raise not_a_token from error
         if header.get("typ") != TYPE:
             raise not_a_token
+        try:
+            token = cls.model_validate_json(payload, by_name=False)
+        except ValidationError as error:
+            raise _of_another_version() from error
         return token
+
+
+def _of_another_version() -> RefusedError:
+    return RefusedError(
+        Reason.TOKEN_REFUSED,
+        "the token was made by another version of heterorl-node",
+        fix="make a new one with `heterorl-node token`, and run the coordinator's version here",
+    )
 
 
 def issue_token(

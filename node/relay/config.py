@@ -18,5 +18,6 @@ class RelayConfig(BaseModel):
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them; as the coordinator's."""
     spool_groups: int = Field(default=1024, ge=1, le=65_536)
-    """Finished groups kept on disk, each up to 72 MiB, while the coordinator is away or slow. When full,
-    samplers keep theirs."""
+    """Finished groups kept on disk while the coordinator is away or slow. When full, samplers keep theirs."""
+    spool_bytes: int = Field(default=2 << 30, ge=1 << 20, le=1 << 44)
+    """Size of those groups together; whichever of the two is reached first."""

@@ -21,6 +21,9 @@ class RelayMetrics:
             "Groups on this relay's disk without the coordinator's answer.",
             registry=registry,
         )
+        self._spooled_bytes = Gauge(
+            "heterorl_relay_spooled_bytes", "The size of those groups.", registry=registry
+        )
         self._forwarded = Counter(
             "heterorl_relay_forwarded_groups",
             "Groups forwarded, by the coordinator's verdict.",
@@ -33,10 +36,17 @@ class RelayMetrics:
             registry=registry,
         )
 
-    def watch(self, *, head: Callable[[], float], spooled: Callable[[], float]) -> None:
+    def watch(
+        self,
+        *,
+        head: Callable[[], float],
+        spooled: Callable[[], float],
+        spooled_bytes: Callable[[], float],
+    ) -> None:
         """Read these gauges at every scrape."""
         self._head.set_function(head)
         self._spooled.set_function(spooled)
+        self._spooled_bytes.set_function(spooled_bytes)
 
     def count_forwarded(self, verdict: Verdict) -> None:
         self._forwarded.labels(verdict.value).inc()

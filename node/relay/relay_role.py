@@ -89,7 +89,11 @@ async def build(context: RoleContext) -> list[Service]:
         random=random.random,
     )
     metrics = RelayMetrics(context.registry)
-    spool = RolloutSpool.open(context.state_dir / SPOOL_FILE, capacity_groups=config.spool_groups)
+    spool = RolloutSpool.open(
+        context.state_dir / SPOOL_FILE,
+        capacity_groups=config.spool_groups,
+        capacity_bytes=config.spool_bytes,
+    )
     forwarder = Forwarder(
         spool,
         RelayRolloutClient(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
@@ -124,14 +128,14 @@ async def build(context: RoleContext) -> list[Service]:
         held = head()
         return -1 if held is None else held.number
 
-    metrics.watch(head=head_number, spooled=lambda: len(spool))
+    metrics.watch(head=head_number, spooled=lambda: len(spool), spooled_bytes=lambda: spool.size_bytes)
     membership = MembershipClient(
         control,
         Member(run_id, Role.RELAY),
         reports=PeerReports(
             held=head,
             waits_for=lambda: context.node_metrics.waits_for,
-            metrics=lambda: snapshot(context.registry),
+            metrics=lambda: snapshot(context.registry, Role.RELAY),
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy)),

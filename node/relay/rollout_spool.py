@@ -43,13 +43,16 @@ class SpooledGroup:
 class RolloutSpool:
     """An open spool; nobody else can open it meanwhile."""
 
-    def __init__(self, connection: sqlite3.Connection, *, capacity_groups: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, capacity_groups: int, capacity_bytes: int) -> None:
         self._connection = connection
         self._capacity_groups = capacity_groups
-        self._size = int(connection.execute("SELECT count(*) FROM groups").fetchone()[0])
+        self._capacity_bytes = capacity_bytes
+        self._size, self._bytes = connection.execute(
+            "SELECT count(*), coalesce(sum(length(data)), 0) FROM groups"
+        ).fetchone()
 
     @classmethod
-    def open(cls, path: Path, *, capacity_groups: int) -> Self:
+    def open(cls, path: Path, *, capacity_groups: int, capacity_bytes: int) -> Self:
         """Open the spool; make it where there is none.
 
         Raises:
@@ -63,7 +66,7 @@ class RolloutSpool:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(_SCHEMA)
-            return cls(connection, capacity_groups=capacity_groups)
+            return cls(connection, capacity_groups=capacity_groups, capacity_bytes=capacity_bytes)
         except sqlite3.Error as error:
             raise StartupError(
                 f"the rollout spool {path} cannot be opened: {error}",
@@ -77,16 +80,21 @@ class RolloutSpool:
         """Return how many groups wait."""
         return self._size
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of the groups that wait."""
+        return int(self._bytes)
+
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
         """Put a group on disk; False if it is there already.
 
         Raises:
             RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
-        if self._size >= self._capacity_groups:
+        if self._size >= self._capacity_groups or self._bytes + len(data) > self._capacity_bytes:
             raise RefusedError(
                 Reason.BUSY,
-                f"{self._size} groups wait for the coordinator, the spool is full",
+                f"{self._size} groups of {self._bytes} bytes wait for the coordinator, the spool is full",
                 fix="try again later",
             )
         row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
@@ -95,6 +103,7 @@ class RolloutSpool:
                 "INSERT OR IGNORE INTO groups (sampler_id, group_id, digest, data) VALUES (?, ?, ?, ?)", row
             )
         self._size += done.rowcount
+        self._bytes += done.rowcount * len(data)
         return done.rowcount == 1
 
     def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
@@ -121,8 +130,11 @@ class RolloutSpool:
             RefusedError: DISK, if that cannot be written.
         """
         with _disk_refusals():
-            done = self._connection.execute("DELETE FROM groups WHERE number = ?", [number])
-        self._size -= done.rowcount
+            removed = self._connection.execute(
+                "DELETE FROM groups WHERE number = ? RETURNING length(data)", [number]
+            ).fetchall()
+        self._size -= len(removed)
+        self._bytes -= sum(size for (size,) in removed)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,8 @@ _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
 _SUBMITTERS: Final = frozenset({Role.SAMPLER, Role.RELAY})
 
+SUBMIT_ROLLOUTS: Final = "/heterorl.v1.RolloutService/SubmitRollouts"
+
 RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.EnrolmentService/Enrol": Rule(None),
     "/heterorl.v1.MembershipService/Join": Rule(_MEMBERS, rate=_JOIN_RATE),
@@ -88,9 +90,7 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER, rate=_LEASE_RATE),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER, rate=_LEASE_RATE),
-    "/heterorl.v1.RolloutService/SubmitRollouts": Rule(
-        _SUBMITTERS, rate=_SUBMISSION_RATE, is_refusal=_is_not_taken_in
-    ),
+    SUBMIT_ROLLOUTS: Rule(_SUBMITTERS, rate=_SUBMISSION_RATE, is_refusal=_is_not_taken_in),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""

@@ -186,15 +186,17 @@ def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
     trailing = dict(error.trailing_metadata() or ())
     reason = _REASONS.get(str(trailing.get(REASON_KEY, "")))
     if reason is not None:
-        return RefusedError(reason, details, hub_now_s=_seconds(trailing.get(HUB_CLOCK_KEY)))
+        hub_now_s = _seconds(trailing.get(HUB_CLOCK_KEY))
+        return RefusedError(reason, details, is_remote=True, hub_now_s=hub_now_s)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(
             Reason.INTERNAL,
             "the server at this address does not know this rpc",
             fix="check host and port, and run the same version everywhere",
+            is_remote=True,
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return RefusedError(Reason.OVER_LIMIT, details)
+        return RefusedError(Reason.OVER_LIMIT, details, is_remote=True)
     return ConnectionLost(f"{code.name}: {details}{_hint(details)}")
 
 

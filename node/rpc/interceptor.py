@@ -26,6 +26,7 @@ from node.errors import CountRefusal, Reason, Recovery, RefusedError
 from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
+from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
 from node.rpc.call_rates import CallRates, Rate
@@ -67,6 +68,8 @@ class RpcLimits:
     """Longest a unary rpc may take once it has its request, whatever its caller's deadline."""
     stall_s: float = 60.0
     """Longest a finite stream may wait for its next message, in either direction."""
+    submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+    """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts."""
     refusal_s: float = 2.0
     """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
     impatient_s: float = 1.0
@@ -196,7 +199,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         make: Any = getattr(grpc, f"stream_{answered}_rpc_method_handler")
         guarded: Handler = make(
             respond_many if handler.response_streaming else respond,
-            request_deserializer=bounded_parser(method, handler.request_deserializer),
+            request_deserializer=bounded_parser(
+                method, handler.request_deserializer, submission_bytes=self._limits.submission_bytes
+            ),
             response_serializer=serialize if handler.response_streaming else None,
         )
         return guarded

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from node.errors import Reason, RefusedError
-from node.rpc.auth import MESSAGE_BYTES, service_of
+from node.limits import ROLLOUT_MESSAGE_BYTES
+from node.rpc.auth import MESSAGE_BYTES, SUBMIT_ROLLOUTS, service_of
 
 FIRST_MESSAGE_S: Final = 15.0
 """Longest wait for the first byte of a call's first message, after its headers."""
@@ -22,12 +23,15 @@ def first_message_s(method: str) -> float:
     return FIRST_MESSAGE_S + MESSAGE_BYTES[service_of(method)] / SLOWEST_UPLOAD_BYTES_PER_S
 
 
-def bounded_parser(method: str, parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+def bounded_parser(
+    method: str, parse: Callable[[bytes], Any] | None, *, submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+) -> Callable[[bytes], Any]:
     """Return a deserializer that never raises: gRPC would show the caller what it raised.
 
-    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises.
+    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises. The largest request of
+    SubmitRollouts has ``submission_bytes``; other rpcs have the limit of their service.
     """
-    limit = MESSAGE_BYTES[service_of(method)]
+    limit = submission_bytes if method == SUBMIT_ROLLOUTS else MESSAGE_BYTES[service_of(method)]
 
     def parse_bounded(content: bytes) -> Any:
         if len(content) > limit:

@@ -35,6 +35,9 @@ _PENDING_RPCS: Final = 10_000
 _MOST_PENDING_RPCS: Final = 20_000
 """Calls that wait for a thread. Without both, gRPC sheds a burst of calls on one connection as CANCELLED."""
 
+_LEAST_MESSAGE_BYTES: Final = 16 << 20
+"""Room for any message but a group: a learner's hello with 65 536 held groups and some step records."""
+
 _CLOSING_S: Final = 1.0
 """How long connections may take their last bytes after every rpc has ended."""
 
@@ -208,10 +211,12 @@ class RpcServer:
             ("grpc.per_message_decompression", 0),
             ("grpc.max_concurrent_streams", self._limits.calls_per_connection if is_for_members else 4),
             *self._limits.keepalive.server_options,
-            # The largest of any service; the interceptor applies the limit of each.
+            # The largest of any rpc; the interceptor applies the limit of each.
             (
                 "grpc.max_receive_message_length",
-                ROLLOUT_MESSAGE_BYTES if is_for_members else ENROLMENT_MESSAGE_BYTES,
+                max(_LEAST_MESSAGE_BYTES, self._limits.rpc.submission_bytes)
+                if is_for_members
+                else ENROLMENT_MESSAGE_BYTES,
             ),
             ("grpc.max_send_message_length", ROLLOUT_MESSAGE_BYTES),
         ]

@@ -8,7 +8,7 @@ import grpc.aio
 from node.identity.group_proof import GroupVerifier
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
-from node.rpc.server import Audience, RpcServer
+from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.serving.submissions import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
 
@@ -45,6 +45,7 @@ def make_server(
     revocations: RevocationList,
     servicers: Sequence[Callable[[grpc.aio.Server], None]],
     audience: Audience = Audience.MEMBERS,
+    limits: ServerLimits | None = None,
 ) -> RpcServer:
     """Return a server of the run's for one port; arguments as ``RpcServer``'s."""
     return RpcServer(
@@ -58,4 +59,5 @@ def make_server(
         count_refusal=context.node_metrics.count_refusal,
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,
+        limits=limits,
     )

@@ -1,6 +1,9 @@
 """What a hub checks of a submission before it reads or stores any of it: size, whose it is, the proof."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
@@ -11,36 +14,65 @@ from node.run import Role
 logger = logging.getLogger(__name__)
 
 
+IN_FLIGHT_BYTES: Final = 256 << 20
+"""Groups that may wait for the disk at once; senders keep the others. A slow disk takes two seconds."""
+
+
 class SubmissionDoor:
     """Admits submissions at a hub."""
 
     def __init__(self, verifier: GroupVerifier | None) -> None:
         """Check with ``verifier``; None where TLS is off: nobody has a key, and everybody is this machine."""
         self._verifier = verifier
+        self._in_flight_bytes = 0
 
-    def admit(
+    @contextmanager
+    def admitted(
         self, request: rollout_pb2.SubmitRolloutsRequest, caller: Peer, *, group_bytes: int, now: float
-    ) -> str:
-        """Return the node id of the sampler that a submission counts for.
+    ) -> Iterator[str]:
+        """Yield the node id of the sampler that a submission counts for; it is in flight during the body.
 
         Args:
             group_bytes: Of the largest group of the run.
             now: Unix seconds.
 
         Raises:
-            RefusedError: OVER_LIMIT; WRONG_ROLE or MALFORMED, as ``submitter``; BAD_SIGNATURE.
+            RefusedError: OVER_LIMIT; WRONG_ROLE or MALFORMED, as ``submitter``; BAD_SIGNATURE; BUSY, where
+                too much is in flight.
         """
-        if len(request.group) > group_bytes:
+        size_bytes = len(request.group)
+        if size_bytes > group_bytes:
             raise RefusedError(
                 Reason.OVER_LIMIT,
-                f"a group of {len(request.group)} bytes, the largest of this run has {group_bytes}",
+                f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}",
             )
         sampler_id = submitter(caller, request.sampler_id)
-        if self._verifier is None:
-            return sampler_id
+        if self._in_flight_bytes + size_bytes > max(IN_FLIGHT_BYTES, group_bytes):
+            raise RefusedError(
+                Reason.BUSY,
+                f"{self._in_flight_bytes} bytes of groups wait for the disk",
+                fix="send it again later",
+            )
+        if self._verifier is not None:
+            self._check_proof(self._verifier, request, caller, sampler_id, now=now)
+        self._in_flight_bytes += size_bytes
+        try:
+            yield sampler_id
+        finally:
+            self._in_flight_bytes -= size_bytes
+
+    def _check_proof(
+        self,
+        verifier: GroupVerifier,
+        request: rollout_pb2.SubmitRolloutsRequest,
+        caller: Peer,
+        sampler_id: str,
+        *,
+        now: float,
+    ) -> None:
         proof = GroupProof(request.certificate, request.signature)
         try:
-            self._verifier.check(
+            verifier.check(
                 proof, sampler_id=sampler_id, group_id=request.group_id, data=request.group, now=now
             )
         except RefusedError as refused:
@@ -55,7 +87,6 @@ class SubmissionDoor:
                 },
             )
             raise
-        return sampler_id
 
 
 def submitter(caller: Peer, named: str) -> str:

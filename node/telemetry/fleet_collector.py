@@ -79,7 +79,8 @@ class FleetCollector(Collector):
         kept: dict[str, MetricFamily] = {}
         samples = 0
         for family in families:
-            if not _FAMILY_NAME.fullmatch(family.name) or family.name in kept:
+            name = _FAMILY_NAME.fullmatch(family.name)
+            if name is None or name[1] not in ("node", peer.role) or family.name in kept:
                 self.refused["name"] += 1
             elif not _is_well_formed(family):
                 self.refused["shape"] += 1

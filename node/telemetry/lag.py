@@ -9,8 +9,15 @@ trained    spooled -> trained on                coordinator to gradient step
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from node.rollout import RolloutGroup
+
+AHEAD_S: Final = 300.0
+"""How far another peer's timestamp may be ahead: its estimate of this clock is good to a round trip."""
+
+LONGEST_LAG_S: Final = 7 * 86_400.0
+"""A group may wait for so long on a relay's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +54,23 @@ def best_sample(samples: Iterable[ClockSample]) -> ClockSample | None:
     return min(plausible, key=lambda sample: sample.round_trip_s, default=None)
 
 
+def believed_lag_s(since_s: float, *, now: float) -> float | None:
+    """Return the seconds since another peer's timestamp, at least 0; None: one of the clocks must be wrong.
+
+    A histogram never forgets: one timestamp of 1e300 would be its sum for good.
+    """
+    lag_s = now - since_s
+    return max(0.0, lag_s) if -AHEAD_S <= lag_s <= LONGEST_LAG_S else None
+
+
 def submission_lags(group: RolloutGroup, *, spooled_at_s: float) -> dict[str, float]:
-    """Return the seconds of the stages up to the spool, by name.
+    """Return the seconds of the stages up to the spool, by name; none where they cannot be believed.
 
     Timestamps are on the coordinator's clock as the sampler estimates it; a stage that comes out negative is
     0."""
+    ends = (group.sampling_started_at_s, group.graded_at_s)
+    if any(believed_lag_s(end, now=spooled_at_s) is None for end in ends):
+        return {}
     stages = {
         "sampled": group.sampling_finished_at_s - group.sampling_started_at_s,
         "graded": group.graded_at_s - group.sampling_finished_at_s,

@@ -79,15 +79,18 @@ class _OneFamilyPerName(Collector):
         return families.values()
 
 
-def snapshot(registry: CollectorRegistry) -> tuple[MetricFamily, ...]:
-    """Return this process's own heterorl metrics, as many as one heartbeat may carry.
+def snapshot(registry: CollectorRegistry, role: str) -> tuple[MetricFamily, ...]:
+    """Return the metrics of a role of this process and of its node, as many as one heartbeat may carry.
 
     Whole families, in order of registration. Those past ``limits.METRIC_FAMILIES_PER_HEARTBEAT`` or
     ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out, and their number is logged.
     """
     families: list[MetricFamily] = []
     samples = left_out = 0
+    prefixes = (f"{PREFIX}node_", f"{PREFIX}{role}_")
     for family in filter(None, map(_own_family, registry.collect())):
+        if not family.name.startswith(prefixes):
+            continue
         is_full = len(families) == limits.METRIC_FAMILIES_PER_HEARTBEAT
         if is_full or samples + len(family.samples) > limits.METRIC_SAMPLES_PER_HEARTBEAT:
             left_out += 1

@@ -68,6 +68,8 @@ def step_report_from_wire(message: membership_pb2.StepReport) -> StepReport:
         wire = message.recommended_staleness
         versions = wire.versions if wire.HasField("versions") else None
         recommended = from_wire(RecommendedStaleness, wire, versions=versions)
+    if not 0 <= message.version <= limits.VERSIONS:
+        raise RefusedError(Reason.MALFORMED, f"a report of step {message.version}")
     metrics = dict(sorted(message.grader_metrics.items())[: limits.GROUP_METRICS])
     return from_wire(StepReport, message, recommended_staleness=recommended, grader_metrics=metrics)
 

@@ -24,8 +24,10 @@ def policy_version_to_wire(version: PolicyVersion) -> common_pb2.PolicyVersion:
 
 
 def policy_version_from_wire(message: common_pb2.PolicyVersion) -> PolicyVersion:
-    if message.number < 0:
-        raise RefusedError(Reason.MALFORMED, f"policy version {message.number} is below 0")
+    if not 0 <= message.number <= limits.VERSIONS:
+        raise RefusedError(
+            Reason.MALFORMED, f"policy version {message.number}, allowed are 0 to {limits.VERSIONS}"
+        )
     if len(message.root) not in (0, ROOT_BYTES):
         raise RefusedError(Reason.MALFORMED, f"a root of {len(message.root)} bytes; it has {ROOT_BYTES}")
     return PolicyVersion(message.number, message.root)

@@ -46,8 +46,9 @@ def graded_group(
         ),
         sampling=lease.sampling,
         logprob_mode=LogprobMode.SAMPLED,
-        sampling_started_at_s=job.at_s + offset_s,
-        sampling_finished_at_s=finished_at_s + offset_s,
+        # In order, although the clock may have been set meanwhile.
+        sampling_started_at_s=min(job.at_s, finished_at_s, graded_at_s) + offset_s,
+        sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
         graded_at_s=graded_at_s + offset_s,
         metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
     )

@@ -18,10 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from node.failure import Failure
-from node.limits import GROUP_METRICS
+from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
 from sampler.process_tree import kill_tree
 from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, framed
 from sampler.tasks.grader_outage import Outage
@@ -34,8 +32,6 @@ START_TIMEOUT_S: Final = 60.0
 
 REAP_TIMEOUT_S: Final = 5.0
 """Longest wait for a killed process to be gone. One in an uninterruptible call ends when the call does."""
-
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 PRINTED_BYTES: Final = 64 << 10
 """What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
@@ -399,16 +395,16 @@ def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
         raise TaskError(
             f"the grader returned {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
         )
-    if not all(map(_is_finite, rewards)):
+    if not all(_is_number(reward, REWARD) for reward in rewards):
         raise TaskError(
-            f"the grader returned a reward that is not finite: {rewards!r:.100}", fault=Failure.GRADING_FAILED
+            f"the grader returned a reward that is not finite, or beyond {REWARD:g}: {rewards!r:.100}",
+            fault=Failure.GRADING_FAILED,
         )
     return rewards
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether it is a number as the wire has it, a float32."""
-    return isinstance(value, float) and abs(value) <= _LARGEST
+def _is_number(value: Any, largest: float) -> bool:
+    return isinstance(value, float) and abs(value) <= largest
 
 
 def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
@@ -421,6 +417,6 @@ def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
 def _column(name: str, values: Any, completions: int) -> list[float]:
     if isinstance(values, list) and len(values) == completions:
         column = [math.nan if value is None else value for value in values]
-        if all(value is None or _is_finite(value) for value in values):
+        if all(value is None or _is_number(value, METRIC_VALUE) for value in values):
             return column
     raise TaskError(f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED)

@@ -37,7 +37,7 @@ class CompletionText:
 
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""A finite reward, or one with at most 16 other finite numbers by name."""
+"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12."""
 
 
 class Task(Protocol):
@@ -71,6 +71,8 @@ class Task(Protocol):
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
         """Return the text a completion continues, or messages for the model's chat template; not empty.
 
+        The same index makes the same prompt on every sampler, every time: the coordinator compares them, and
+        refuses groups whose prompt has other tokens than at most other samplers.
         ``row`` is the prompt's row of the run's data; None where the run has no data.
         """
         ...

@@ -163,3 +163,48 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
 
         await eventually(is_in)
         assert (await row()).state == "joined"
+
+
+async def test_only_the_learner_reports_steps_and_its_newest_report_is_shown(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        report = membership_pb2.StepReport(version=1 << 39)
+        assert (
+            await reason(first_answer(sampler.membership.Heartbeat, _heartbeat(step=report))) == "wrong_role"
+        )
+        await learner.heartbeat(step=membership_pb2.StepReport(version=9))
+        await learner.heartbeat(step=membership_pb2.StepReport(version=7))  # from an older checkpoint
+        assert (await learner.status()).step.version == 7
+        refusals = {"service": "MembershipService", "reason": "wrong_role"}
+        assert hub.metric("heterorl_node_refusals_total", **refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"clock_offset_s": float("nan")},
+        {"clock_offset_s": -1e300},
+        {"held": common_pb2.PolicyVersion(number=1 << 62)},
+        {"held": common_pb2.PolicyVersion(number=-1)},
+    ],
+)
+async def test_a_heartbeat_with_numbers_that_cannot_be_is_malformed(
+    hub: RunningHub, fields: dict[str, object]
+) -> None:
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        assert await reason(first_answer(sampler.membership.Heartbeat, _heartbeat(**fields))) == "malformed"
+
+
+async def test_a_revoked_node_is_shown_as_revoked(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        (hub.made.directory / "coordinator" / "revoked").write_text("sampler-1\n")
+        rows = {row.node_id: row.state for row in (await learner.status()).peers}
+        assert rows == {"learner": "joined", "sampler-1": "revoked"}
+
+
+def _heartbeat(**fields: object) -> membership_pb2.HeartbeatRequest:
+    return membership_pb2.HeartbeatRequest(**({"sequence": 1} | fields))  # type: ignore[arg-type]

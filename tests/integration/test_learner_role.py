@@ -243,7 +243,11 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert {group.group_id for group in samples} <= set(trained)
     assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
 
-    shown = {sample.name: sample.value for family in snapshot(context.registry) for sample in family.samples}
+    shown = {
+        sample.name: sample.value
+        for family in snapshot(context.registry, Role.LEARNER)
+        for sample in family.samples
+    }
     assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5
     assert shown["heterorl_learner_trained_tokens_total"] == 2 * 2 * 2 * 4
 

@@ -33,7 +33,9 @@ SETTINGS = EvaluationSettings(
     sampling=replace(SAMPLING, temperature=0.5),
     held_out_prompts=6,
 )
-BOUNDS = Bounds(concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2)
+BOUNDS = Bounds(
+    concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
+)
 SEEDS = 20
 ACTIONS = 250
 

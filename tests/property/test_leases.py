@@ -23,7 +23,9 @@ from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
 PROMPTS = 7
 """Few enough that every one comes round again and again."""
-BOUNDS = Bounds(concurrency_groups=5, buffer_groups=6, batch_groups=2, max_staleness_versions=1)
+BOUNDS = Bounds(
+    concurrency_groups=5, buffer_groups=6, batch_groups=2, max_staleness_versions=1, buffer_bytes=1 << 20
+)
 
 
 class Leases(RuleBasedStateMachine):

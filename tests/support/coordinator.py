@@ -21,8 +21,10 @@ from support.groups import SAMPLING, make_group
 NOW_S = 1_800_000_000.0
 TTL_S = 60.0
 RETRY_S = 600.0
-WORK = Work("run", "addition", 2, SAMPLING)
-BOUNDS = Bounds(concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2)
+WORK = Work("run", "addition", 2, SAMPLING, prompt_tokens=64)
+BOUNDS = Bounds(
+    concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
+)
 LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0)
 
 
@@ -116,7 +118,7 @@ class Desk:
                 group=group,
                 data=b"group " + lease_id.encode(),
                 is_published=self.published.__contains__,
-                buffer_groups=self.bounds.buffer_groups,
+                bounds=self.bounds,
                 now=self.now,
             )
         )

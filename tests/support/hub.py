@@ -138,11 +138,12 @@ class HandPeer:
 
     async def join(self, **changes: Any) -> membership_pb2.JoinResponse:
         is_learner = self.identity.role is Role.LEARNER
+        has_model = self.identity.role is not Role.RELAY
         values: dict[str, Any] = {
             "run_id": self.identity.run_id,
             "role": role_to_wire(self.identity.role),
-            "layout_digest": LAYOUT,
-            "tokenizer_digest": TOKENIZER,
+            "layout_digest": LAYOUT if has_model else b"",
+            "tokenizer_digest": TOKENIZER if has_model else b"",
             "learner_epoch": 1 if is_learner else 0,
             "vocabulary_size": 100 if is_learner else 0,
             "held": self.held,

@@ -35,6 +35,8 @@ class PeerState(enum.StrEnum):
     LIVE = "live"
     SILENT = "silent"
     LEFT = "left"
+    REVOKED = "revoked"
+    """Shown for a node that is shut out, whatever its membership; nobody's membership is in this state."""
 
 
 @dataclass(frozen=True, slots=True)

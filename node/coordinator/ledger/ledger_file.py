@@ -106,6 +106,7 @@ class Ledger:
             ),
             settled={state: n for state, n in settled.items() if state not in open_states},
             spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups").fetchall()),
+            spooled_bytes=dict(rows("SELECT slot, length(data) FROM groups").fetchall()),
             verdicts=tuple(
                 (sampler_id, Verdict(verdict), n) for sampler_id, verdict, n in rows("SELECT * FROM verdicts")
             ),

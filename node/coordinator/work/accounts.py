@@ -20,6 +20,7 @@ from node.coordinator.work.evaluation.evaluations import (
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -63,6 +64,8 @@ class Transaction:
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
     data: DataSeen | None = None
+    prompt_said: PromptSaid | None = None
+    """Kept in memory only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Balance:
     settled: Mapping[SlotState, int] = field(default_factory=dict)
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
+    spooled_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Likewise."""
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
@@ -141,6 +146,7 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.generations}
         self.versions = VersionLog(balance.announced)
+        self.prompt_agreement = PromptAgreement()
         self.learner = balance.learner
         self.newest_record = balance.last_step
         """The newest step record; None before the first."""
@@ -150,6 +156,8 @@ class Accounts:
         self.gap = ""
         """What the learner has done and the ledger lacks, for people; empty: nothing known."""
         self.spooled_at_s = dict(balance.spooled_at_s)
+        self._spooled_bytes = dict(balance.spooled_bytes)
+        self._spooled_bytes_total = sum(self._spooled_bytes.values())
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
@@ -187,8 +195,11 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
-        if transaction.stored is not None:
-            self.spooled_at_s[transaction.stored.slot] = transaction.stored.spooled_at_s
+                self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
+        if (stored := transaction.stored) is not None:
+            self.spooled_at_s[stored.slot] = stored.spooled_at_s
+            self._spooled_bytes[stored.slot] = len(stored.data)
+            self._spooled_bytes_total += len(stored.data)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -204,6 +215,9 @@ class Accounts:
             self.task = transaction.task
             self.prompts = transaction.task.prompts
             self.slots.prompts = self._training_prompts()
+            self.prompt_agreement.clear()
+        if transaction.prompt_said is not None:
+            self.prompt_agreement.add(transaction.prompt_said)
         if transaction.evaluation is not None:
             self.evaluations.apply(transaction.evaluation, now=now)
         self.versions.add(transaction.announced)
@@ -223,6 +237,7 @@ class Accounts:
         return Load(
             running_groups=counts[SlotState.LEASED],
             untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
+            untrained_bytes=self._spooled_bytes_total,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
             lost_steps=self.lost_steps,

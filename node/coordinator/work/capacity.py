@@ -15,6 +15,7 @@ class Bounds:
     buffer_groups: int
     batch_groups: int
     max_staleness_versions: int
+    buffer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Load:
     trained_groups: int
     version: int
     """The learner's."""
+    untrained_bytes: int = 0
+    """Of them, encoded."""
     lost_steps: int = 0
     """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
 
@@ -38,7 +41,7 @@ class Capacity:
 
     groups: int
     bound: str
-    """concurrency, staleness or buffer; or what is not there yet: learner, ledger, task or prompts."""
+    """concurrency, staleness, buffer or bytes; or what is not there yet: learner, ledger, task or prompts."""
 
 
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
@@ -58,7 +61,22 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
         "concurrency": bounds.concurrency_groups - running,
         "staleness": horizon * bounds.batch_groups - (accepted + running),
         "buffer": bounds.buffer_groups - (untrained + running),
+        "bytes": _bytes_room(bounds, load),
     }
+
+
+def is_full(bounds: Bounds, load: Load, *, group_bytes: int) -> bool:
+    """Return whether a group of so many bytes is one too many for the buffer, which always takes a batch."""
+    over_bytes = load.untrained_bytes + group_bytes > bounds.buffer_bytes
+    return load.untrained_groups >= (bounds.batch_groups if over_bytes else bounds.buffer_groups)
+
+
+def _bytes_room(bounds: Bounds, load: Load) -> int:
+    """Return how many more groups of the mean size fit; at least a batch always does."""
+    groups = bounds.buffer_groups
+    if load.untrained_bytes:
+        groups = bounds.buffer_bytes * load.untrained_groups // load.untrained_bytes
+    return max(groups, bounds.batch_groups) - (load.untrained_groups + load.running_groups)
 
 
 def capacity(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> Capacity:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Bounds, Capacity, capacity
+from node.coordinator.work.capacity import Bounds, Capacity, capacity, is_full
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.leases import Standing
 from node.coordinator.work.model_check import check_base
+from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
@@ -50,6 +51,8 @@ class Submitted:
 
     verdict: Verdict
     detail: str = ""
+    has_dissent: bool = False
+    """Whether other samplers say that the prompt has other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +162,13 @@ def submission(
     group: RolloutGroup | RefusedError,
     data: bytes,
     is_published: Callable[[int], bool],
-    buffer_groups: int,
+    bounds: Bounds,
     now: float,
 ) -> Decision[Submitted]:
     """Decide what becomes of a group that a sampler submits under the id ``name``.
+
+    A verdict is written down where it changes the slot of a lease that the sampler holds. Repeats, and what
+    no lease asked for, are answered only: they must not cost a write to disk each.
 
     Args:
         group: As decoded, or why it could not be.
@@ -172,19 +178,6 @@ def submission(
     Raises:
         RefusedError: BUSY; the spool is full.
     """
-
-    def say(
-        verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
-    ) -> Decision[Submitted]:
-        slots = () if slot is None else (slot,)
-        answered = (each.prompt_index for each in slots if stored is not None)
-        transaction = Transaction(
-            slots=slots,
-            stored=stored,
-            verdicts=((sampler_id, verdict),),
-            lifted_prompts=tuple(index for index in answered if index in accounts.bad_prompts),
-        )
-        return Decision(Submitted(verdict, detail), transaction)
 
     if is_evaluation_lease(name):
         return _evaluated(
@@ -198,31 +191,65 @@ def submission(
         )
     parsed = parse_group_id(name)
     if parsed is None:
-        return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
+        return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
     if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
-        return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
+        return _answer(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
     match accounts.slots.standing(*parsed, sampler_id):
         case Standing.NEVER_GRANTED:
-            return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+            return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Standing.DUPLICATE:
-            return say(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+            return _answer(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
         case Standing.LOST:
-            return say(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
+            return _answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = accounts.learner
     if learner is None:
         raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
     if accounts.gap:
         raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
+    said, has_dissent = None, False
     if isinstance(group, RefusedError):
         problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
     else:
         problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
+        if problem is None:
+            said = PromptSaid.by(sampler_id, group)
+            dissent = accounts.prompt_agreement.dissent(said)
+            has_dissent = bool(dissent.others)
+            problem = _outvoted(said, dissent) if dissent.is_outvoted else None
     if problem is not None:
-        return say(*problem, slot=accounts.slots.spent(*parsed))
-    if accounts.load().untrained_groups >= buffer_groups:
-        raise RefusedError(Reason.BUSY, f"the spool has {buffer_groups} groups", fix="send it again later")
-    stored = StoredGroup(*parsed, sampler_id, now, data)
-    return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
+        verdict, detail = problem
+        spent = Transaction(
+            slots=(accounts.slots.spent(*parsed),), verdicts=((sampler_id, verdict),), prompt_said=said
+        )
+        return Decision(Submitted(verdict, detail, has_dissent), spent)
+    load = accounts.load()
+    if is_full(bounds, load, group_bytes=len(data)):
+        raise RefusedError(
+            Reason.BUSY,
+            f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
+            fix="send it again later",
+        )
+    slot = accounts.slots.submitted(*parsed)
+    transaction = Transaction(
+        slots=(slot,),
+        stored=StoredGroup(*parsed, sampler_id, now, data),
+        verdicts=((sampler_id, Verdict.SPOOLED),),
+        lifted_prompts=(slot.prompt_index,) if slot.prompt_index in accounts.bad_prompts else (),
+        prompt_said=said,
+    )
+    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), transaction)
+
+
+def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
+    return Decision(Submitted(verdict, detail))
+
+
+def _outvoted(said: PromptSaid, dissent: Dissent) -> tuple[Verdict, str]:
+    return Verdict.FOREIGN, (
+        f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
+        f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template and the "
+        "version of transformers"
+    )
 
 
 def _evaluated(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from node import limits
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
 from node.errors import Reason, RefusedError
@@ -17,6 +18,8 @@ class Work:
     task: str
     group_size: int
     sampling: SamplingParameters
+    prompt_tokens: int = limits.PROMPT_TOKENS
+    """Most tokens of a prompt, as far as it is known."""
 
 
 def objection(
@@ -38,6 +41,10 @@ def objection(
         return Verdict.FOREIGN, f"it was sampled with {group.sampling}, leased was {work.sampling}"
     if len(group.completions) != work.group_size:
         return Verdict.MALFORMED, f"{len(group.completions)} completions, leased were {work.group_size}"
+    if len(group.prompt_token_ids) > work.prompt_tokens:
+        return Verdict.MALFORMED, (
+            f"a prompt of {len(group.prompt_token_ids)} tokens, allowed are {work.prompt_tokens}"
+        )
     longest = max(len(completion.token_ids) for completion in group.completions)
     if longest > work.sampling.max_new_tokens:
         return Verdict.MALFORMED, (

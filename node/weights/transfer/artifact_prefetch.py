@@ -146,7 +146,8 @@ class ArtifactPrefetch:
                 except RefusedError as refused:
                     if not refused.reason.is_retryable:
                         if refused.reason is not Reason.INTERNAL:
-                            self._sources.fault(source, Fault.LIED, str(refused))
+                            fault = Fault.REFUSED if refused.is_remote else Fault.LIED
+                            self._sources.fault(source, fault, str(refused))
                         return
                 if self._pushed is None:
                     await backoff.wait()

@@ -62,8 +62,7 @@ class Attempts:
         if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:
             self._sources.lacks(name, self._key)
         else:
-            has_lied = not passes or isinstance(error, LyingSourceError)
-            self._sources.fault(name, Fault.LIED if has_lied else Fault.LOST, str(error))
+            self._sources.fault(name, _fault(error, passes=passes), str(error))
         has_other = any(other != name for other in self._sources.candidates(self._key))
         self._failed += 1
         if not (passes or has_other) or self._failed >= self._limit:
@@ -71,3 +70,11 @@ class Attempts:
         logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
         if not self._sources.has_standing(self._key):
             await self._backoff.wait()
+
+
+def _fault(error: ConnectionLost | RefusedError, *, passes: bool) -> Fault:
+    if isinstance(error, LyingSourceError):
+        return Fault.LIED
+    if passes or not isinstance(error, RefusedError):
+        return Fault.LOST
+    return Fault.REFUSED if error.is_remote else Fault.LIED

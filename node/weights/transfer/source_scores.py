@@ -32,14 +32,16 @@ class Fault(enum.StrEnum):
 
     LOST = "lost"
     """It did not answer, or stopped in mid-stream."""
+    REFUSED = "refused"
+    """It will not serve this peer: revoked, expired, of another run. Its word is no worse for that."""
     DAMAGED = "damaged"
     """A whole frame from it has another digest than signed."""
     LIED = "lied"
     """What it announced or sent contradicts a signed manifest, or the protocol."""
 
 
-_FIRST_TERM_S: Final = {Fault.LOST: 1.0, Fault.DAMAGED: 30.0, Fault.LIED: 60.0}
-_LONGEST_TERM_S: Final = {Fault.LOST: 30.0, Fault.DAMAGED: 3600.0, Fault.LIED: 3600.0}
+_FIRST_TERM_S: Final = {Fault.LOST: 1.0, Fault.REFUSED: 5.0, Fault.DAMAGED: 30.0, Fault.LIED: 60.0}
+_LONGEST_TERM_S: Final = {Fault.LOST: 30.0, Fault.REFUSED: 60.0, Fault.DAMAGED: 3600.0, Fault.LIED: 3600.0}
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class _Standing:
     faults: int = 0
     """In a row."""
     is_doubted: bool = False
-    """Its newest fault was no accident of the link: its announcements are ignored."""
+    """It sent or announced something wrong: its announcements are ignored."""
     back_at_s: float = 0.0
     lacking: set[ArtifactKey] = field(default_factory=set)
     """What it turned out not to have since its last announcement."""
@@ -128,7 +130,7 @@ class SourceScores:
         standing = self._standing[name]
         term_s = min(_FIRST_TERM_S[fault] * 2**standing.faults, _LONGEST_TERM_S[fault])
         standing.faults = min(standing.faults + 1, 16)
-        standing.is_doubted |= fault is not Fault.LOST
+        standing.is_doubted |= fault in (Fault.DAMAGED, Fault.LIED)
         standing.back_at_s = max(standing.back_at_s, now + term_s)
 
     def announcement(self, now: float) -> Announcement | None:

@@ -158,7 +158,7 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness or buffer; or what is missing: learner, ledger,
+    """The bound that was reached: concurrency, staleness, buffer or bytes; or what is missing: learner, ledger,
     policy version, task (nobody has said how many prompts it has) or prompts (all are set aside).
     Empty: none.
     """
@@ -439,11 +439,11 @@ class RolloutGroup(_message.Message):
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
     rewards: _builtins.bytes
-    """float32[n]: reward of each completion, finite."""
+    """float32[n]: reward of each completion, -1e6 to 1e6."""
     finished: _builtins.bytes
     """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
     sampling_started_at_s: _builtins.float
-    """Unix seconds on the sampler's clock, corrected to the coordinator's."""
+    """Unix seconds on the sampler's clock, corrected to the coordinator's; not after the two that follow."""
     sampling_finished_at_s: _builtins.float
     """Likewise."""
     graded_at_s: _builtins.float
@@ -513,7 +513,7 @@ class CompletionMetric(_message.Message):
     name: _builtins.str
     """1 to 64 characters of [a-z0-9_]."""
     values: _builtins.bytes
-    """float32[n]: finite, or NaN where the grader returned none."""
+    """float32[n]: -1e12 to 1e12, or NaN where the grader returned none."""
     def __init__(
         self,
         *,

@@ -16,8 +16,14 @@ def room(
     behind: int = 0,
     **changes: int,
 ) -> tuple[int, str]:
-    bounds = Bounds(concurrency_groups=100, buffer_groups=100, batch_groups=4, max_staleness_versions=2)
-    load = Load(running, untrained, trained, version)
+    bounds = Bounds(
+        concurrency_groups=100,
+        buffer_groups=100,
+        batch_groups=4,
+        max_staleness_versions=2,
+        buffer_bytes=1 << 20,
+    )
+    load = Load(running, untrained, trained, version, untrained_bytes=untrained * 100)
     found = capacity(replace(bounds, **changes), load, behind_versions=behind)
     return found.groups, found.bound
 
@@ -35,6 +41,12 @@ def test_every_group_in_flight_or_trained_counts_against_the_staleness_bound() -
 def test_the_tightest_bound_gives_the_number_and_its_name() -> None:
     assert room(running=3, concurrency_groups=5) == (2, "concurrency")
     assert room(untrained=3, running=1, buffer_groups=6) == (2, "buffer")
+
+
+def test_groups_are_leased_as_far_as_their_bytes_fit_and_always_a_batch() -> None:
+    assert room(untrained=5, running=1, buffer_bytes=800) == (2, "bytes")
+    assert room(untrained=8, buffer_bytes=800) == (0, "bytes")
+    assert room(untrained=2, running=1, buffer_bytes=100) == (1, "bytes")
 
 
 def test_an_overdrawn_bound_gives_no_room_rather_than_less_than_none() -> None:

@@ -1,7 +1,10 @@
 """What the coordinator answers, and what each answer leaves in the accounts."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from node.coordinator.work import decisions, history, leases
@@ -12,7 +15,7 @@ from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion
 
@@ -105,13 +108,68 @@ def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
     assert (lease.lease_id, lease.ttl_s) == ("0.1", TTL_S)
 
 
-def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing_but_its_count(desk: Desk) -> None:
+def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
     before = dict(desk.accounts.slots.open_slots)
     assert desk.submit("0.1").verdict is Verdict.DUPLICATE
     assert dict(desk.accounts.slots.open_slots) == before
-    assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1, Verdict.DUPLICATE: 1}
+    assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1}
+
+
+def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.submit("0.1", "s1")
+    desk.transactions.clear()
+    for name in ("nonsense", "0.1", "0.2", "77.1"):
+        for sampler_id in ("s1", "s2"):
+            assert desk.submit(name, sampler_id).verdict is not Verdict.SPOOLED
+    assert set(desk.transactions) == {decisions.NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"completions": (make_completion(reward=1e30), make_completion())}, r"reward 1e\+30, beyond 1e\+06"),
+        ({"metrics": {"words": np.array([1, 1e13], np.float32)}}, r"'words' is beyond 1e\+12"),
+        ({"graded_at_s": 1e300}, "timestamps"),
+        ({"sampling_finished_at_s": 0.5}, "not those of sampling begun, then finished"),
+        ({"sampling_started_at_s": -1.0}, "timestamps"),
+        ({"prompt_token_ids": np.ones(65, np.int32)}, "a prompt of 65 tokens, allowed are 64"),
+    ],
+)
+def test_numbers_that_no_honest_sampler_sends_are_refused_where_groups_enter(
+    desk: Desk, changes: dict[str, Any], why: str
+) -> None:
+    desk.lease()
+    submitted = desk.submit("0.1", group=make_answer(desk.accounts, "0.1", **changes))
+    assert submitted.verdict is Verdict.MALFORMED
+    assert re.search(why, submitted.detail)
+
+
+def with_prompt(desk: Desk, lease_id: str, token: int) -> RolloutGroup:
+    return make_answer(desk.accounts, lease_id, prompt_token_ids=np.array([token], np.int32))
+
+
+def answered(desk: Desk, sampler_id: str, token: int) -> decisions.Submitted:
+    """Lease the only prompt, and answer it with a prompt of this token."""
+    (lease_id,) = desk.lease(sampler_id)
+    submitted = desk.submit(lease_id, sampler_id, group=with_prompt(desk, lease_id, token))
+    slot = int(lease_id.split(".")[0])
+    if submitted.verdict is Verdict.SPOOLED:
+        desk.settle(decisions.judgement(desk.accounts, GroupVerdict(lease_id, Verdict.STALE)))
+    assert desk.accounts.slots.open_slots[slot].state is SlotState.AVAILABLE
+    return submitted
+
+
+def test_a_prompt_with_other_tokens_is_refused_once_two_others_agree_and_no_first_word_is_final() -> None:
+    desk = Desk(make_accounts(prompts=1))
+    assert answered(desk, "liar", 66) == decisions.Submitted(Verdict.SPOOLED)
+    assert answered(desk, "s1", 1) == decisions.Submitted(Verdict.SPOOLED, has_dissent=True)
+    assert answered(desk, "s2", 1).verdict is Verdict.SPOOLED
+    refused = answered(desk, "liar", 66)
+    assert (refused.verdict, refused.has_dissent) == (Verdict.FOREIGN, True)
+    assert "2 samplers, s1 and s2 among them" in refused.detail
 
 
 @pytest.mark.parametrize("lease_id", ["0.1", "0.9", "5.1"])
@@ -227,6 +285,20 @@ def test_a_full_spool_asks_to_come_again_and_keeps_the_lease() -> None:
         desk.submit("2.1")
     assert refusal(error) is Reason.BUSY
     desk.train(1, "0.1")
+    assert desk.submit("2.1").verdict is Verdict.SPOOLED
+
+
+def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -> None:
+    desk = Desk()
+    leased = desk.lease(wanted=4)
+    desk.bounds = replace(BOUNDS, buffer_bytes=10)
+    for lease_id in leased[:2]:
+        assert desk.submit(lease_id).verdict is Verdict.SPOOLED  # 9 bytes each
+    with pytest.raises(RefusedError, match="2 groups of 18 bytes") as refused:
+        desk.submit("2.1")
+    assert refused.value.reason is Reason.BUSY
+    assert desk.lease() == []
+    desk.train(1, "0.1", "1.1")
     assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 

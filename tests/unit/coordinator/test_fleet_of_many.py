@@ -48,6 +48,7 @@ class Run:
             make_accounts(Balance(learner=LEARNER)),
             silent_after_s=SILENT_AFTER_S,
             head=lambda: PolicyVersion(3),
+            revoked=tuple,
             fleet=fleet,
             metrics=CoordinatorMetrics(self.registry),
         )

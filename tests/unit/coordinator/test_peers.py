@@ -38,7 +38,7 @@ def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
     accounts = make_accounts(Balance(learner=LEARNER, announced=log))
     metrics = CoordinatorMetrics(registry)
-    peers = Peers(accounts, silent_after_s=10, head=lambda: HEAD, fleet=fleet, metrics=metrics)
+    peers = Peers(accounts, silent_after_s=10, head=lambda: HEAD, revoked=tuple, fleet=fleet, metrics=metrics)
     peers.join(SAMPLER, None, now=NOW_S)
     return peers
 
@@ -128,7 +128,9 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
     desk.submit("1.1")
     desk.train(1, "0.1", staleness=3)
     metrics = CoordinatorMetrics(registry)
-    peers = Peers(desk.accounts, silent_after_s=10, head=lambda: None, fleet=fleet, metrics=metrics)
+    peers = Peers(
+        desk.accounts, silent_after_s=10, head=lambda: None, revoked=tuple, fleet=fleet, metrics=metrics
+    )
     peers.join(SAMPLER, None, now=NOW_S)
     (row,) = peers.rows(NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}

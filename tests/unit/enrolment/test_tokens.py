@@ -117,8 +117,8 @@ def test_any_tool_for_json_web_tokens_reads_what_a_token_says() -> None:
 def test_what_the_authority_signs_for_another_purpose_is_no_token() -> None:
     assert Token.parse(AUTHORITY.sign_token(claims(), typ=TYPE)).run_id == "run"
     assert "not a token" in refusal(AUTHORITY.sign_token(claims(), typ="JWT"))
-    assert "not a token" in refusal(AUTHORITY.sign_token(claims(iss=7), typ=TYPE))
-    assert "not a token" in refusal(AUTHORITY.sign_token(claims(run_id="run"), typ=TYPE))
+    assert "another version" in refusal(AUTHORITY.sign_token(claims(iss=7), typ=TYPE))
+    assert "another version" in refusal(AUTHORITY.sign_token(claims(run_id="run"), typ=TYPE))
 
 
 def test_a_token_under_another_algorithm_or_kind_of_key_is_no_token() -> None:
@@ -139,8 +139,18 @@ def test_a_token_under_another_algorithm_or_kind_of_key_is_no_token() -> None:
 
 
 def test_a_token_of_the_format_before_this_one_is_refused_by_name() -> None:
-    assert "older version" in refusal("hrl1.e30.e30")
+    assert "made by another version" in refusal("hrl1.e30.e30")
     assert "make a new one with `heterorl-node token`" in refusal("hrl1.e30.e30")
+
+
+@pytest.mark.parametrize("claims", [{"shard": 1}, {"address": None}])
+def test_a_token_with_other_claims_is_of_another_version_and_not_damaged(claims: dict[str, object]) -> None:
+    _, payload, _ = make_token().split(".")
+    said = json.loads(base64.urlsafe_b64decode(payload + "=="))
+    changed = {name: value for name, value in (said | claims).items() if value is not None}
+    text = AUTHORITY.sign_token(json.dumps(changed).encode(), typ=TYPE)
+    assert "made by another version of heterorl-node" in refusal(text)
+    assert "damaged" in refusal(text[:-3])
 
 
 def test_a_huge_token_is_not_parsed() -> None:

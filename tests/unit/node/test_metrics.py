@@ -24,81 +24,82 @@ def registry() -> CollectorRegistry:
 
 
 def families(registry: CollectorRegistry) -> dict[str, MetricFamily]:
-    return {family.name: family for family in snapshot(registry)}
+    return {family.name: family for family in snapshot(registry, "sampler")}
 
 
 def test_a_snapshot_has_our_counters_gauges_and_histograms_as_prometheus_writes_them(
     registry: CollectorRegistry,
 ) -> None:
-    Counter("heterorl_x_groups", "Groups.", ["verdict"], registry=registry).labels("stale").inc(3)
-    Gauge("heterorl_x_versions", "Versions.", registry=registry).set(7)
-    Histogram("heterorl_x_seconds", "Seconds.", buckets=[1.0], registry=registry).observe(0.5)
-    assert snapshot(registry) == (
+    Counter("heterorl_node_g", "Groups.", ["verdict"], registry=registry).labels("stale").inc(3)
+    Gauge("heterorl_node_v", "Versions.", registry=registry).set(7)
+    Histogram("heterorl_node_seconds", "Seconds.", buckets=[1.0], registry=registry).observe(0.5)
+    assert snapshot(registry, "sampler") == (
         MetricFamily(
-            "heterorl_x_groups",
+            "heterorl_node_g",
             "counter",
             "Groups.",
-            (MetricSample("heterorl_x_groups_total", {"verdict": "stale"}, 3.0),),
+            (MetricSample("heterorl_node_g_total", {"verdict": "stale"}, 3.0),),
         ),
         MetricFamily(
-            "heterorl_x_versions", "gauge", "Versions.", (MetricSample("heterorl_x_versions", {}, 7.0),)
+            "heterorl_node_v",
+            "gauge",
+            "Versions.",
+            (MetricSample("heterorl_node_v", {}, 7.0),),
         ),
         MetricFamily(
-            "heterorl_x_seconds",
+            "heterorl_node_seconds",
             "histogram",
             "Seconds.",
             (
-                MetricSample("heterorl_x_seconds_bucket", {"le": "1.0"}, 1.0),
-                MetricSample("heterorl_x_seconds_bucket", {"le": "+Inf"}, 1.0),
-                MetricSample("heterorl_x_seconds_count", {}, 1.0),
-                MetricSample("heterorl_x_seconds_sum", {}, 0.5),
+                MetricSample("heterorl_node_seconds_bucket", {"le": "1.0"}, 1.0),
+                MetricSample("heterorl_node_seconds_bucket", {"le": "+Inf"}, 1.0),
+                MetricSample("heterorl_node_seconds_count", {}, 1.0),
+                MetricSample("heterorl_node_seconds_sum", {}, 0.5),
             ),
         ),
     )
 
 
 def test_what_others_sent_us_and_what_is_not_ours_is_never_sent_on(registry: CollectorRegistry) -> None:
-    Gauge("heterorl_x_versions", "Another peer's.", ["node", "role"], registry=registry).labels("n", "r").set(
-        1
-    )
+    Gauge("heterorl_node_v", "Another peer's.", ["node", "role"], registry=registry).labels("n", "r").set(1)
     Gauge("elsewhere_x", "Not ours.", registry=registry).set(1)
-    Summary("heterorl_x_summary", "Of a type that does not travel.", registry=registry).observe(1)
-    assert snapshot(registry) == ()
+    Summary("heterorl_node_summary", "Of a type that does not travel.", registry=registry).observe(1)
+    assert snapshot(registry, "sampler") == ()
 
 
 def test_a_snapshot_never_has_more_families_than_a_heartbeat_carries(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(limits.METRIC_FAMILIES_PER_HEARTBEAT + 2):
-        Gauge(f"heterorl_x_{number}", "One of many.", registry=registry).set(number)
-    assert len(snapshot(registry)) == limits.METRIC_FAMILIES_PER_HEARTBEAT
+        Gauge(f"heterorl_node_{number}", "One of many.", registry=registry).set(number)
+    assert len(snapshot(registry, "sampler")) == limits.METRIC_FAMILIES_PER_HEARTBEAT
     (record,) = caplog.records
     assert vars(record)["left_out_families"] == 2
 
 
 def test_a_family_past_the_limit_of_samples_is_left_out_whole(registry: CollectorRegistry) -> None:
-    many = Gauge("heterorl_x_many", "One label value too many.", ["of"], registry=registry)
+    many = Gauge("heterorl_node_many", "One label value too many.", ["of"], registry=registry)
     for number in range(limits.METRIC_SAMPLES_PER_HEARTBEAT + 1):
         many.labels(str(number)).set(1)
-    Gauge("heterorl_x_one", "Still fits.", registry=registry).set(1)
-    assert families(registry).keys() == {"heterorl_x_one"}
+    Gauge("heterorl_node_one", "Still fits.", registry=registry).set(1)
+    assert families(registry).keys() == {"heterorl_node_one"}
 
 
 def test_own_and_re_exported_samples_of_one_name_are_one_family(registry: CollectorRegistry) -> None:
     class Fleet(Collector):
         def collect(self) -> Iterator[Metric]:
-            metric = Metric("heterorl_x_versions", "A peer's.", "gauge")
-            metric.add_sample("heterorl_x_versions", {"node": "n"}, 2.0)
+            metric = Metric("heterorl_node_v", "A peer's.", "gauge")
+            metric.add_sample("heterorl_node_v", {"node": "n"}, 2.0)
             yield metric
 
-    Gauge("heterorl_x_versions", "Our own.", registry=registry).set(1)
+    Gauge("heterorl_node_v", "Our own.", registry=registry).set(1)
     registry.register(Fleet())
-    lines = [line for line in exposition(registry).decode().splitlines() if "heterorl_x_versions" in line]
+    lines = [line for line in exposition(registry).decode().splitlines() if "heterorl_node_v" in line]
     assert lines == [
-        "# HELP heterorl_x_versions Our own.",
-        "# TYPE heterorl_x_versions gauge",
-        "heterorl_x_versions 1.0",
-        'heterorl_x_versions{node="n"} 2.0',
+        "# HELP heterorl_node_v Our own.",
+        "# TYPE heterorl_node_v gauge",
+        "heterorl_node_v 1.0",
+        'heterorl_node_v{node="n"} 2.0',
     ]
 
 

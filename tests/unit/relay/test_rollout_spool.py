@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spool(path: Path) -> Iterator[RolloutSpool]:
-    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=1 << 30)) as spool:
         yield spool
 
 
@@ -39,7 +39,7 @@ def test_groups_wait_in_the_order_they_came_and_each_once(spool: RolloutSpool) -
 def test_a_full_spool_takes_no_group_until_one_has_left(spool: RolloutSpool) -> None:
     for number in range(3):
         assert spool.put("s1", f"{number}.1", b"")
-    with pytest.raises(RefusedError, match="3 groups wait") as error:
+    with pytest.raises(RefusedError, match="3 groups of 0 bytes wait") as error:
         spool.put("s1", "3.1", b"")
     assert error.value.reason is Reason.BUSY
     spool.remove(1)
@@ -47,23 +47,35 @@ def test_a_full_spool_takes_no_group_until_one_has_left(spool: RolloutSpool) -> 
     assert [group.number for group in spool.oldest(9)] == [2, 3, 4]
 
 
+def test_a_spool_is_full_by_bytes_too_also_after_a_restart(path: Path) -> None:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=100)) as spool:
+        assert spool.put("s1", "0.1", b"x" * 60)
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=100)) as spool:
+        with pytest.raises(RefusedError, match="1 groups of 60 bytes wait") as error:
+            spool.put("s1", "1.1", b"x" * 41)
+        assert error.value.reason is Reason.BUSY
+        assert spool.put("s1", "1.1", b"x" * 40)
+        spool.remove(1)
+        assert spool.size_bytes == 40
+
+
 def test_what_was_put_is_there_after_a_restart_and_no_number_comes_twice(path: Path) -> None:
-    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=1 << 30)) as spool:
         spool.put("s1", "0.1", b"group")
         spool.put("s1", "1.1", b"group")
         spool.remove(2)
-    with closing(RolloutSpool.open(path, capacity_groups=3)) as again:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=1 << 30)) as again:
         assert (len(again), [group.group_id for group in again.oldest(9)]) == (1, ["0.1"])
         again.put("s1", "1.1", b"group")
         assert again.oldest(9)[-1].number == 3
 
 
 def test_a_group_that_the_disk_changed_has_no_data(path: Path) -> None:
-    with closing(RolloutSpool.open(path, capacity_groups=3)) as spool:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=1 << 30)) as spool:
         spool.put("s1", "0.1", b"group")
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("UPDATE groups SET data = CAST('gruop' AS BLOB)")
-    with closing(RolloutSpool.open(path, capacity_groups=3)) as again:
+    with closing(RolloutSpool.open(path, capacity_groups=3, capacity_bytes=1 << 30)) as again:
         assert again.oldest(1) == (SpooledGroup(1, "s1", "0.1", None),)
 
 
@@ -91,4 +103,4 @@ def test_a_spool_that_cannot_be_read_ends_the_start_and_a_full_disk_refuses(
     damaged = path.with_name("damaged.sqlite")
     damaged.write_bytes(b"\x7fELF" * 2000)
     with pytest.raises(StartupError, match="cannot be opened"):
-        RolloutSpool.open(damaged, capacity_groups=3)
+        RolloutSpool.open(damaged, capacity_groups=3, capacity_bytes=1 << 30)

@@ -38,6 +38,12 @@ def test_a_message_that_cannot_be_parsed_is_malformed() -> None:
     assert METHOD in refused.what
 
 
+def test_a_submission_is_read_only_up_to_the_size_of_the_runs_largest_group() -> None:
+    parse = bounded_parser("/heterorl.v1.RolloutService/SubmitRollouts", None, submission_bytes=3)
+    assert parsed(parse(b"six"[:3])) == b"six"
+    assert refusal(parse(b"four")).reason is Reason.OVER_LIMIT
+
+
 async def stream(*sent: Any) -> AsyncIterator[Any]:
     for each in sent:
         yield each

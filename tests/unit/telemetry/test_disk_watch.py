@@ -21,7 +21,7 @@ async def test_free_disk_is_known_when_the_service_is_ready(tmp_path: Path, fold
     stopping = asyncio.Event()
 
     def ready() -> None:
-        seen = {family.name: family.samples[0].value for family in snapshot(registry)}
+        seen = {family.name: family.samples[0].value for family in snapshot(registry, "sampler")}
         usage = shutil.disk_usage(tmp_path)
         assert seen["heterorl_node_disk_free_ratio"] == pytest.approx(usage.free / usage.total, abs=0.05)
         assert 0 < seen["heterorl_node_disk_free_bytes"] <= usage.total

@@ -62,6 +62,7 @@ def test_a_peer_that_is_dropped_disappears(fleet: FleetCollector) -> None:
     "bad",
     [
         family(name="heterorl_coordinator_groups"),
+        family(name="heterorl_learner_loss"),
         family(name="process_cpu_seconds"),
         family(name="heterorl_sampler_"),
         family(name="heterorl_sampler_Ä"),

@@ -2,8 +2,18 @@
 
 import pytest
 
-from node.telemetry.lag import ClockSample, best_sample, clock_sample, submission_lags
+from node.telemetry.lag import (
+    AHEAD_S,
+    LONGEST_LAG_S,
+    ClockSample,
+    believed_lag_s,
+    best_sample,
+    clock_sample,
+    submission_lags,
+)
 from support.groups import make_group
+
+NOW_S = 1_800_000_000.0
 
 
 def test_the_offset_is_exact_where_both_ways_take_equally_long() -> None:
@@ -33,3 +43,22 @@ def test_each_stage_is_the_time_between_two_stamps() -> None:
 
 def test_a_stage_that_seems_to_end_before_it_began_took_no_time() -> None:
     assert submission_lags(make_group(graded_at_s=3.0), spooled_at_s=2.5)["uploaded"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        {"graded_at_s": 1e300},
+        {"sampling_started_at_s": -1e300},
+        {"sampling_started_at_s": NOW_S - LONGEST_LAG_S - 1},
+        {"graded_at_s": NOW_S + AHEAD_S + 1},
+    ],
+)
+def test_a_timestamp_that_cannot_be_right_has_no_lag_rather_than_one_that_no_histogram_forgets(
+    stamps: dict[str, float],
+) -> None:
+    right = {"sampling_started_at_s": NOW_S, "sampling_finished_at_s": NOW_S, "graded_at_s": NOW_S}
+    assert submission_lags(make_group(**right), spooled_at_s=NOW_S) != {}
+    assert submission_lags(make_group(**(right | stamps)), spooled_at_s=NOW_S) == {}
+    assert believed_lag_s(float("nan"), now=NOW_S) is None
+    assert believed_lag_s(NOW_S + 1, now=NOW_S) == 0.0

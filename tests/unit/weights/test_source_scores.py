@@ -311,3 +311,17 @@ def test_what_nobody_has_yet_is_asked_of_who_announces_and_is_not_set_aside() ->
     scores.fault("heard", Fault.LOST, now=1.0)
     scores.fault("faulty", Fault.LOST, now=1.0)
     assert scores.standing(now=1.0) == ("heard", "faulty")
+
+
+def test_a_source_that_refuses_this_peer_is_set_aside_for_a_while_and_its_word_still_counts() -> None:
+    scores = SourceScores(["here", "revoked-me"])
+    scores.heard("here", said(1, (1, 0, 10)))
+    scores.fault("revoked-me", Fault.REFUSED, now=0.0)
+    scores.heard("revoked-me", said(2, (2, 1, 10), (1, 0, 10)))
+    assert "revoked-me" not in scores.standing(now=1.0)
+    announced = scores.announcement(6.0)
+    assert announced is not None
+    assert announced.head.number == 2
+    for _ in range(20):
+        scores.fault("revoked-me", Fault.REFUSED, now=100.0)
+    assert "revoked-me" in scores.standing(now=161.0)

@@ -1,0 +1,41 @@
+"""Every field that not everybody may set is refused from everybody else."""
+
+import pytest
+from google.protobuf.message import Message
+
+from heterorl.v1 import membership_pb2
+from node.errors import Reason, RefusedError
+from node.run import Role
+from node.wire.field_owners import OWNERS, check_owners
+
+SAID: dict[str, object] = {
+    "layout_digest": b"l" * 16,
+    "tokenizer_digest": b"t" * 16,
+    "chat_template_digest": b"c" * 16,
+    "learner_epoch": 1,
+    "vocabulary_size": 100,
+    "prompts": 10,
+    "running_lease_ids": ["0.1"],
+    "step": membership_pb2.StepReport(version=1),
+    "revocations_digest": b"d" * 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("message_type", "field"), [(message, field) for message, fields in OWNERS.items() for field in fields]
+)
+@pytest.mark.parametrize("role", [Role.LEARNER, Role.SAMPLER, Role.RELAY])
+def test_a_field_is_taken_from_its_owners_only(message_type: type[Message], field: str, role: Role) -> None:
+    message = message_type(**{field: SAID[field]})
+    if role in OWNERS[message_type][field]:
+        check_owners(message, role)
+        return
+    with pytest.raises(RefusedError, match=f"a {role} set {field}") as refused:
+        check_owners(message, role)
+    assert refused.value.reason is Reason.WRONG_ROLE
+
+
+def test_what_everybody_says_everybody_may_say() -> None:
+    for role in (Role.LEARNER, Role.SAMPLER, Role.RELAY):
+        check_owners(membership_pb2.JoinRequest(run_id="run", instance="i"), role)
+        check_owners(membership_pb2.HeartbeatRequest(sequence=1, waits_for="x", clock_offset_s=1.0), role)
