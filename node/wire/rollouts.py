@@ -161,6 +161,8 @@ def group_to_wire(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
             for name, values in group.metrics.items()
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
+        task_digest=group.task_digest,
+        grader_digest=group.grader_digest,
     )
 
 
@@ -228,6 +230,8 @@ def group_from_wire(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
         metrics={metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics},
+        task_digest=message.task_digest,
+        grader_digest=message.grader_digest,
     )
 
 

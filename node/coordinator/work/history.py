@@ -114,7 +114,12 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
             f"learner {current.node_id} has joined with epoch {current.epoch}",
             fix="stop one of them; a run has one learner",
         )
-    check_model(joining.layout_digest, joining.tokenizer_digest, current)
+    check_model(
+        joining.layout_digest,
+        joining.tokenizer_digest,
+        current,
+        layout_summary=joining.layout_summary,
+    )
     check_chat_template(joining.chat_template_digest, current)
     _check_not_behind(accounts, joining.version)
     if is_current:

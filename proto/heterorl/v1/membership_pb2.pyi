@@ -88,6 +88,9 @@ class JoinRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    LAYOUT_SUMMARY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -114,6 +117,16 @@ class JoinRequest(_message.Message):
     """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
     older software.
     """
+    task_digest: _builtins.bytes
+    """Samplers: `task_digest` of the JoinResponse whose task `prompts` and `grader_digest` are of. Where it is not
+    the run's any more, both are passed over. Empty: not known yet. Others: empty.
+    """
+    grader_digest: _builtins.bytes
+    """Samplers: 16 bytes, digest of the code that makes prompts and grades, as it was loaded. Others: empty."""
+    layout_summary: _builtins.str
+    """What the layout of `layout_digest` looks like, for people: tensors, parameters, layers, vocabulary and types,
+    at most 200 characters. Shown where two layouts differ.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -132,10 +145,13 @@ class JoinRequest(_message.Message):
         instance: _builtins.str = ...,
         prompts: _builtins.int = ...,
         chat_template_digest: _builtins.bytes = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
+        layout_summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,6 +172,9 @@ class JoinResponse(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TASK_OPTIONS_JSON_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -172,6 +191,12 @@ class JoinResponse(_message.Message):
     """Prompts of the task, where the coordinator has their rows and sends one with each lease. 0: the task has
     its own prompts, and samplers count them.
     """
+    task_digest: _builtins.bytes
+    """16 bytes: digest of the task's name and options. Another one means that samplers load the task again."""
+    grader_digest: _builtins.bytes
+    """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    grader_said_by: _builtins.str
+    """Who says so, one line for people: the configuration, or how many samplers."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -192,10 +217,13 @@ class JoinResponse(_message.Message):
         sampling: _common_pb2.SamplingParameters | None = ...,
         task_options_json: _builtins.str = ...,
         prompts: _builtins.int = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
+        grader_said_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -718,6 +746,8 @@ class GetStatusResponse(_message.Message):
     BAD_PROMPT_REASONS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -741,6 +771,10 @@ class GetStatusResponse(_message.Message):
     """How many there are altogether."""
     max_staleness_versions: _builtins.int
     """Staleness bound of the run, versions, as in JoinResponse."""
+    grader_digest: _builtins.bytes
+    """Digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    grader_said_by: _builtins.str
+    """As in JoinResponse."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -795,10 +829,12 @@ class GetStatusResponse(_message.Message):
         bad_prompt_reasons: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         evaluation: Global___EvaluationStatus | None = ...,
         max_staleness_versions: _builtins.int = ...,
+        grader_digest: _builtins.bytes = ...,
+        grader_said_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1030,6 +1066,7 @@ class PeerStatus(_message.Message):
     JOINS_FIELD_NUMBER: _builtins.int
     REFUSED_TWINS_FIELD_NUMBER: _builtins.int
     REFUSED_TWIN_S_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -1054,6 +1091,8 @@ class PeerStatus(_message.Message):
     """Times another process was refused under this name, which was in use, since the coordinator started."""
     refused_twin_s: _builtins.float
     """Seconds since the last of them; 0 before the first."""
+    grader_digest: _builtins.bytes
+    """Samplers: digest of their grader code. Empty: not told yet."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What it serves. Unset: nothing."""
@@ -1079,10 +1118,11 @@ class PeerStatus(_message.Message):
         joins: _builtins.int = ...,
         refused_twins: _builtins.int = ...,
         refused_twin_s: _builtins.float = ...,
+        grader_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
