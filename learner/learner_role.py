@@ -126,6 +126,7 @@ async def build(context: RoleContext) -> list[Service]:
             run_id,
             Role.LEARNER,
             layout_digest=policy.layout.digest,
+            layout_summary=policy.layout.summary,
             tokenizer_digest=digest,
             chat_template_digest=chat_template_digest(config.model_dir),
             learner_epoch=signer.learner_epoch,
@@ -202,6 +203,7 @@ async def build(context: RoleContext) -> list[Service]:
         disk_wait=disk_wait,
         metrics=metrics,
         node_metrics=context.node_metrics,
+        task_digest=lambda: membership.task_digest,
     )
     training = StopsAfter(loop)
     writing = [StopsAfter(thread, other=training) for thread in writer_threads]

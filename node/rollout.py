@@ -106,6 +106,8 @@ class PromptLease:
     purpose: LeasePurpose = LeasePurpose.TRAINING
     row: bytes = b""
     """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
+    task_digest: bytes = b""
+    """Of the task's name and options, by which the prompt is made and graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,10 @@ class RolloutGroup:
     metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
     none."""
+    task_digest: bytes = b""
+    """Of the task's name and options by which it was graded."""
+    grader_digest: bytes = b""
+    """Of the code that graded it."""
 
     @property
     def oldest_version(self) -> int:
@@ -248,6 +254,16 @@ def mean_metrics(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:
             means[name].append(mean)
     names = sorted(means, key=lambda name: (-len(means[name]), name))[: limits.GROUP_METRICS]
     return {name: fmean(means[name]) for name in sorted(names)}
+
+
+def other_options(group: RolloutGroup, task_digest: bytes) -> str:
+    """Return how the options that a group was graded by differ from the run's; empty where they do not."""
+    if group.task_digest == task_digest:
+        return ""
+    return (
+        f"it was graded by task options {group.task_digest.hex() or 'without a digest'}, "
+        f"the run's are {task_digest.hex()}, as the coordinator's configuration says"
+    )
 
 
 def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:

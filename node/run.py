@@ -37,6 +37,12 @@ class RunSettings:
     """Number of prompts, where the coordinator has their rows; 0: the task has its own."""
     group_bytes: int = limits.ROLLOUT_MESSAGE_BYTES
     """Size of the largest encoded group: hubs take no larger one."""
+    task_digest: bytes = b""
+    """Of the task's name and options."""
+    grader_digest: bytes = b""
+    """Of the code that grades; empty: nobody has said yet."""
+    grader_said_by: str = ""
+    """Who says so, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +197,8 @@ class PeerStatus:
     joins: int
     refused_twins: int
     refused_twin_s: float
+    grader_digest: bytes = b""
+    """Of a sampler's grader code; empty: not told yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +228,7 @@ class RunStatus:
     batch_groups: int = 0
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""
+    grader_digest: bytes = b""
+    """Of the grader code that the run's groups are graded by; empty: nobody has said yet."""
+    grader_said_by: str = ""
+    """Who says so, for people."""

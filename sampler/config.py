@@ -101,6 +101,11 @@ class SamplerConfig(BaseModel):
     """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
     ``code``. Needs bubblewrap and user namespaces."""
 
+    grader_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Names of environment variables that graders and tasks get besides the usual ones (PATH, HOME, locale,
+    caches, threads). A run's options can make an environment read any of them and send its value away: name
+    none that holds a secret of another's."""
+
     grader_processes: int = Field(default=8, ge=1, le=64)
     """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
     or hangs. With fewer, prompts that hang delay the others; each process holds the task's data in memory."""

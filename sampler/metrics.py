@@ -26,6 +26,8 @@ class Dropped(enum.StrEnum):
     """The policy it was drawn from may be damaged."""
     ENGINE = "engine"
     """The engine failed while it was drawn."""
+    TASK = "task"
+    """The run's task or its code was changed, and was loaded again."""
     STOPPING = "stopping"
     """The sampler stopped first."""
 

@@ -166,6 +166,7 @@ async def build(context: RoleContext) -> list[Service]:
             run_id,
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
+            layout_summary=engine.layout.summary,
             tokenizer_digest=engine.tokenizer.digest,
             chat_template_digest=chat_template_digest(config.model_dir),
         ),
@@ -179,6 +180,7 @@ async def build(context: RoleContext) -> list[Service]:
         notices=Notices(
             verdict=lambda verdict: rollouts.note_verdict(verdict),
             lost_leases=lambda lease_ids: rollouts.forget_lost(lease_ids),
+            task_changed=lambda: rollouts.note_task_change(),
             must_repair=repair,
         ),
         clock=clock,
@@ -213,6 +215,7 @@ async def build(context: RoleContext) -> list[Service]:
                 run_code=config.run_code,
                 wall_limit_s=config.grader_wall_limit_s,
                 memory_limit_bytes=config.grader_memory_limit_bytes,
+                environment=config.grader_environment,
             ),
         ),
         make_graders=lambda setup: GraderPool(
@@ -228,6 +231,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
         metrics=metrics,
+        node_metrics=node_metrics,
         clock=clock,
     )
     metrics.watch(

@@ -1,13 +1,13 @@
 """Which groups the next step takes; pure.
 
     admitted --> buffered --> batch      whole groups, oldest behaviour version first
-                    '-------> evicted    too stale to be taken now
+                    '-------> evicted    too stale to be taken now, or graded by options that have changed
 
 Oldest first: newer groups can still wait.
 """
 
 from learner.intake.group_verdict import stale
-from node.rollout import DeliveredGroup, GroupVerdict
+from node.rollout import DeliveredGroup, GroupVerdict, Verdict, other_options
 
 
 class BatchBuffer:
@@ -52,6 +52,15 @@ class BatchBuffer:
             if verdict is not None:
                 del self._waiting[group_id]
                 evicted.append((delivered, verdict))
+        return evicted
+
+    def evict_misgraded(self, task_digest: bytes) -> list[tuple[DeliveredGroup, GroupVerdict]]:
+        """Remove and return, with its verdict, every group that was graded by other options than these."""
+        evicted = []
+        for group_id, delivered in list(self._waiting.items()):
+            if what := other_options(delivered.group, task_digest):
+                del self._waiting[group_id]
+                evicted.append((delivered, GroupVerdict(group_id, Verdict.FOREIGN, what)))
         return evicted
 
     def take_batch(self) -> tuple[DeliveredGroup, ...]:

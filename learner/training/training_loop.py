@@ -82,6 +82,7 @@ class TrainingLoop:
         disk_wait: DiskWait,
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
+        task_digest: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
 
@@ -94,6 +95,7 @@ class TrainingLoop:
                 that taught nothing; must not block.
             published: the newest version that was published, and the seconds that took; None: none was.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
+            task_digest: of the options by which the run's groups are graded now; None: not told.
         """
         self._state = training_state
         self._step_log = step_log
@@ -101,6 +103,7 @@ class TrainingLoop:
         self._run_id = run_id
         self._tokenizer_digest = tokenizer_digest
         self._run_settings = run_settings
+        self._task_digest = task_digest
         self._drain = drain
         self._announced = announced
         self._evaluations = evaluations
@@ -271,7 +274,10 @@ class TrainingLoop:
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
-        for delivered, judged in buffer.evict_stale(self.version):
+        evicted = buffer.evict_stale(self.version)
+        if (task_digest := self._task_digest()) is not None:
+            evicted += buffer.evict_misgraded(task_digest)
+        for delivered, judged in evicted:
             self._report(judged, delivered)
         batch = buffer.take_batch()
         self._metrics.buffered_groups.set(len(buffer))

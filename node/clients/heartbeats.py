@@ -65,6 +65,8 @@ class Notices:
 
     verdict: Callable[[GroupVerdict], None] = lambda _: None
     lost_leases: Callable[[Sequence[str]], None] = lambda _: None
+    task_changed: Callable[[], None] = lambda: None
+    """The run's task, its options or its number of rows are others than before."""
     must_repair: Callable[[], None] = lambda: None
     """What the peer holds is not as signed."""
     revocations: Callable[[Revocations], None] = lambda _: None

@@ -43,6 +43,7 @@ class Member:
     chat_template_digest: bytes = b""
     learner_epoch: int = 0
     vocabulary_size: int = 0
+    layout_summary: str = ""
 
 
 class MembershipClient:
@@ -76,6 +77,7 @@ class MembershipClient:
         self._member = member
         self._held = reports.held
         self._base = reports.base
+        self._task_changed = notices.task_changed
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
@@ -85,6 +87,8 @@ class MembershipClient:
         self._joined = asyncio.Event()
         self._joins = 0
         self._prompts = 0
+        self._task_digest = b""
+        self._grader_digest = b""
 
     async def settings(self) -> RunSettings:
         """Wait until the peer has joined; return the run's settings."""
@@ -121,18 +125,27 @@ class MembershipClient:
         """Wait for the next answer to a heartbeat."""
         await self._heartbeats.next_answer()
 
-    async def tell_prompts(self, prompts: int) -> None:
-        """Report how many prompts the run's task has here, now and at every later join.
+    @property
+    def task_digest(self) -> bytes | None:
+        """Digest of the options by which groups are graded now; None before the peer has joined."""
+        return None if self._settings is None else self._settings.task_digest
+
+    async def tell_task(self, prompts: int, *, task_digest: bytes, grader_digest: bytes) -> None:
+        """Report what the task of this digest is here, now and at every later join.
+
+        Args:
+            prompts: How many it has.
+            grader_digest: Of the code that grades.
 
         Raises:
             RefusedError: For a reason after which a peer stops: the run's task has another number, or its
                 base model, which is known by now, other words.
         """
-        self._prompts = prompts
+        self._prompts, self._task_digest, self._grader_digest = prompts, task_digest, grader_digest
         backoff = self._backoff.another()
         while True:
             try:
-                await self._call_join()
+                _warn_of_other_grader(await self._call_join(), grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
                 if _is_final(error):
@@ -189,31 +202,15 @@ class MembershipClient:
 
     async def _join(self, ready: Callable[[], None]) -> None:
         settings = await self._call_join()
-        self._check_same_task(settings)
-        self._settings = settings
+        before, self._settings = self._settings, settings
+        if before is not None and _task(before) != _task(settings):
+            logger.warning("the run's task was changed", extra={"task": settings.task})
+            self._task_changed()
         self._joins += 1
         if not self._joined.is_set():
             self._joined.set()
             ready()
         logger.info("joined", extra={"task": self._settings.task, "joins": self._joins})
-
-    def _check_same_task(self, settings: RunSettings) -> None:
-        """Check that the task is the one whose graders a sampler has started.
-
-        Raises:
-            RefusedError: TASK_MISMATCH.
-        """
-        before = self._settings
-        if before is None or self._member.role is not Role.SAMPLER:
-            return
-        for name in ("task", "task_options_json", "prompts"):
-            was, now = getattr(before, name), getattr(settings, name)
-            if was != now:
-                raise RefusedError(
-                    Reason.TASK_MISMATCH,
-                    f"the run's {name} was {was!r:.200} when this sampler started, and is {now!r:.200} now",
-                    fix="start this sampler again",
-                )
 
     async def _call_join(self) -> RunSettings:
         base = self._base()
@@ -232,8 +229,28 @@ class MembershipClient:
             base_root=base.root,
             base_parts=base.parts,
             base_part_names=base.part_names,
+            task_digest=self._task_digest,
+            grader_digest=self._grader_digest,
+            layout_summary=self._member.layout_summary,
         )
         return settings_from_wire(await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S))
+
+
+def _task(settings: RunSettings) -> tuple[bytes, int]:
+    return settings.task_digest, settings.prompts
+
+
+def _warn_of_other_grader(settings: RunSettings, grader_digest: bytes) -> None:
+    if settings.grader_digest not in (b"", grader_digest):
+        logger.warning(
+            "this sampler's grader code is not the run's; it gets no leases",
+            extra={
+                "digest": grader_digest.hex(),
+                "run_digest": settings.grader_digest.hex(),
+                "said_by": settings.grader_said_by,
+                "fix": "install the same grader here, or set coordinator.grader_digest to this digest",
+            },
+        )
 
 
 def _is_final(error: RefusedError | ConnectionLost) -> bool:

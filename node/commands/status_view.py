@@ -67,6 +67,7 @@ def _header(status: RunStatus) -> Text:
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
             ("held out", f"\n{'':10}".join(_evaluations(status.evaluation))),
             ("clocks", _clocks(status.peers)),
+            ("graders", f"\n{'':10}".join(_graders(status))),
             ("bad", f"\n{'':10}".join(_bad_prompts(status))),
         )
         if value
@@ -86,6 +87,16 @@ def _clocks(peers: Iterable[PeerStatus]) -> str:
         for peer in peers
         if abs(peer.clock_offset_s) >= CLOCKS_APART_S
     )
+
+
+def _graders(status: RunStatus) -> Iterator[str]:
+    """Yield who grades by other code than the run's; nothing where nobody does."""
+    others = [peer for peer in status.peers if peer.grader_digest not in (b"", status.grader_digest)]
+    if others and status.grader_digest:
+        yield f"the run's code is {status.grader_digest.hex()}, as {_printable(status.grader_said_by)} said"
+        for peer in others[:_BAD_PROMPTS_SHOWN]:
+            yield f"  {peer.node_id} has {peer.grader_digest.hex()} and is leased nothing"
+        yield "  install the same grader everywhere, or set coordinator.grader_digest to the right one"
 
 
 def _bad_prompts(status: RunStatus) -> Iterator[str]:

@@ -72,7 +72,11 @@ class CoordinatorConfig(BaseModel):
     """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
     task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
     """The task's options, sent to every sampler. Those of the built-in tasks are in node/task_options.py;
-    a custom task gets them as keyword arguments. A change needs a restart of the samplers."""
+    a custom task gets them as keyword arguments. After a change and a restart of the coordinator samplers
+    load the task again, and groups graded before are not trained on."""
+    grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
+    """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`
+    show it. Empty: that of most samplers present. Set it where samplers disagree."""
     prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
     """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
     hangs); doubled each time it fails again, up to a day. A group for the prompt ends that. Shorter spends
@@ -220,6 +224,12 @@ class CoordinatorConfig(BaseModel):
             task=self.task,
             task_options=self._task_options_digest,
         )
+
+    @property
+    def task_digest(self) -> bytes:
+        """Digest of the task's name and options."""
+        named = json.dumps([self.task, self.task_options], sort_keys=True)
+        return hashlib.sha256(named.encode()).digest()[:16]
 
     @property
     def task_options_json(self) -> str:

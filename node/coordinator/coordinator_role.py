@@ -1,6 +1,7 @@
 """Builds a coordinator from its section of the configuration."""
 
 import asyncio
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
+from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
+from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
@@ -39,6 +41,8 @@ from node.serving.policy_servicer import PolicyServicer, damage_first
 from node.telemetry.fleet_collector import FleetCollector
 from node.wire.rollouts import largest_group_bytes
 
+logger = logging.getLogger(__name__)
+
 
 async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
@@ -48,8 +52,6 @@ async def build(context: RoleContext) -> list[Service]:
         ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
-    rows = await _open_rows(config, context.state_dir)
-    prompts = config.prompts if rows is None else len(rows.training)
     run_id, clock = context.run.run_id, context.clock
     group_bytes = _group_bytes(config)
     metrics = CoordinatorMetrics(context.registry)
@@ -58,6 +60,8 @@ async def build(context: RoleContext) -> list[Service]:
     context.registry.register(fleet)
     store = open_store(context, retained_keyframes=config.retained_keyframes)
     ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
+    rows = await _checked_rows(config, ledger, context.state_dir)
+    prompts = config.prompts if rows is None else rows.prompts
     accounts = Accounts(
         ledger.balance(),
         task=config.task,
@@ -71,8 +75,8 @@ async def build(context: RoleContext) -> list[Service]:
     _check_prompts_left(ledger, accounts)
     published = Published(store, accounts.versions)
     _check_not_lost(ledger, accounts, published)
-    _check_data(ledger, accounts, rows)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    _note_task(ledger, accounts, config, metrics, now=clock.now())
     peers = Peers(
         accounts,
         silent_after_s=config.silent_after_s,
@@ -80,15 +84,24 @@ async def build(context: RoleContext) -> list[Service]:
         revoked=lambda: revocations.current().node_ids,
         fleet=fleet,
         metrics=metrics,
+        grader_digest=bytes.fromhex(config.grader_digest),
     )
     spool = Spool(
         ledger,
         accounts,
-        work=Work(run_id, config.task, config.group_size, config.sampling, config.prompt_tokens),
+        work=Work(
+            run_id,
+            config.task,
+            config.group_size,
+            config.sampling,
+            prompt_tokens=config.prompt_tokens,
+            task_digest=config.task_digest,
+        ),
         rows=rows,
         bounds=config.bounds,
         lease_ttl_s=config.lease_ttl_s,
         is_published=published.has,
+        grader=lambda: peers.grader,
         notify=peers.notify,
         metrics=metrics,
         clock=clock,
@@ -163,24 +176,53 @@ def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
         )
 
 
-async def _open_rows(config: CoordinatorConfig, state_dir: Path) -> Rows | None:
-    if config.data is None:
-        return None
-    return await asyncio.to_thread(open_rows, config.data, scratch=state_dir, columns=config.columns)
-
-
-def _check_data(ledger: Ledger, accounts: Accounts, rows: Rows | None) -> None:
-    """Note the run's data in the ledger; refuse other data once something was leased."""
-    found = NO_DATA if rows is None else DataSeen(rows.digest, len(rows), len(rows.evaluation))
+async def _checked_rows(config: CoordinatorConfig, ledger: Ledger, state_dir: Path) -> Rows | None:
+    """Open the run's rows and note them in the ledger; refuse others once something was leased."""
+    balance = ledger.balance()
+    known = balance.data if balance.next_slot else NO_DATA
+    rows = None
     try:
-        noted = agreed_data(ledger.balance().data, found, has_leased=accounts.slots.next_slot > 0)
-    except ConfigError:
+        if config.data is not None:
+            rows = await asyncio.to_thread(
+                open_rows, config.data, scratch=state_dir, columns=config.columns, known=known
+            )
+        noted = agreed_data(
+            balance.data,
+            NO_DATA if rows is None else rows.seen,
+            known_part=b"" if rows is None else rows.known_part,
+            next_slot=balance.next_slot,
+        )
+    except BaseException:
         ledger.close()
         if rows is not None:
             rows.close()
         raise
     if noted is not None:
         ledger.record(Transaction(data=noted))
+        if noted.first_slot:
+            grown = {"rows": noted.rows, "rows_before": balance.data.rows, "first_slot": noted.first_slot}
+            logger.info("rows were added to the data", extra=grown)
+    return rows
+
+
+def _note_task(
+    ledger: Ledger,
+    accounts: Accounts,
+    config: CoordinatorConfig,
+    metrics: CoordinatorMetrics,
+    *,
+    now: float,
+) -> None:
+    """Refuse the groups in the spool where they were graded by other options than the run's now."""
+    decision = decisions.task_is(accounts, ledger.balance().task_digest, config.task_digest)
+    ledger.record(decision.transaction)
+    accounts.apply(decision.transaction, now=now)
+    if decision.answer:
+        metrics.misgraded_groups.labels("task options").inc(decision.answer)
+        logger.warning(
+            "task options changed; groups graded by the old ones are refused",
+            extra={"groups": decision.answer, "task_digest": config.task_digest.hex()},
+        )
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:
@@ -193,7 +235,8 @@ def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int)
         head=None,
         sampling=config.sampling,
         task_options_json=config.task_options_json,
-        prompts=0 if rows is None else len(rows.training),
+        task_digest=config.task_digest,
+        prompts=0 if rows is None else rows.prompts,
         group_bytes=group_bytes,
     )
 

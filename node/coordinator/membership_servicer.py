@@ -10,6 +10,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
+from node.coordinator.work.grader_agreement import DIGEST_BYTES
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 _VERSION_CHARACTERS: Final = 50
 
 _INSTANCE_CHARACTERS: Final = 64
+
+_SUMMARY_CHARACTERS: Final = 200
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""
@@ -104,12 +107,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             await self._spool.admit_learner(_learner(peer, request))
         elif peer.role is Role.SAMPLER:
             if learner is not None:
-                check_model(request.layout_digest, request.tokenizer_digest, learner)
+                check_model(
+                    request.layout_digest,
+                    request.tokenizer_digest,
+                    learner,
+                    layout_summary=_summary(request),
+                )
                 check_chat_template(request.chat_template_digest, learner)
                 if (base := base_model_from_wire(request)).root:
                     check_base(base, learner)
             await self._spool.admit_sampler(
-                peer.node_id, configured=self._configured_prompts, prompts=_prompts(request)
+                peer.node_id, configured=self._configured_prompts, prompts=self._prompts(request)
             )
         with _twins_logged(peer, context):
             member = self._peers.join(
@@ -118,6 +126,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 now=self._clock.now(),
                 instance=request.instance[:_INSTANCE_CHARACTERS],
                 completes=bool(request.prompts),
+                grader_digest=self._grader_digest(request),
             )
         logger.info(
             "peer joined",
@@ -131,6 +140,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
         response = membership_pb2.JoinResponse()
         response.CopyFrom(self._settings)
+        grader = self._peers.grader
+        response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
         if (head := self._peers.head) is not None:
             response.head.CopyFrom(policy_version_to_wire(head))
         return response
@@ -194,7 +205,26 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
+            grader_digest=self._peers.grader.digest,
+            grader_said_by=self._peers.grader.said_by,
         )
+
+    def _prompts(self, request: membership_pb2.JoinRequest) -> int:
+        """Return the prompts that a sampler found; 0: it does not know, or the coordinator has the rows."""
+        if not 0 <= request.prompts <= _PROMPTS:
+            raise RefusedError(
+                Reason.MALFORMED, f"a task of {request.prompts} prompts, allowed are 1 to {_PROMPTS}"
+            )
+        return 0 if self._settings.prompts or self._is_of_before(request) else request.prompts
+
+    def _grader_digest(self, request: membership_pb2.JoinRequest) -> bytes:
+        if len(request.grader_digest) not in (0, DIGEST_BYTES):
+            raise RefusedError(Reason.MALFORMED, f"a grader digest of {len(request.grader_digest)} bytes")
+        return b"" if self._is_of_before(request) else request.grader_digest
+
+    def _is_of_before(self, request: membership_pb2.JoinRequest) -> bool:
+        """Whether a sampler speaks of the task as it was before this coordinator was configured otherwise."""
+        return request.task_digest not in (b"", self._settings.task_digest)
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
         if self._streams.get(peer) is stream:
@@ -271,7 +301,12 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         chat_template_digest=request.chat_template_digest,
         base_root=base.root,
         base_parts=base.parts,
+        layout_summary=_summary(request),
     )
+
+
+def _summary(request: membership_pb2.JoinRequest) -> str:
+    return "".join(filter(str.isprintable, request.layout_summary))[:_SUMMARY_CHARACTERS]
 
 
 @contextmanager
@@ -290,14 +325,6 @@ def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
                 },
             )
         raise
-
-
-def _prompts(request: membership_pb2.JoinRequest) -> int:
-    if not 0 <= request.prompts <= _PROMPTS:
-        raise RefusedError(
-            Reason.MALFORMED, f"a task of {request.prompts} prompts, allowed are 1 to {_PROMPTS}"
-        )
-    return request.prompts
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

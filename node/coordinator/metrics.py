@@ -58,6 +58,12 @@ class CoordinatorMetrics:
         self.max_staleness_versions = gauge(
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
         )
+        self.grader_digests = gauge("grader_digests", "Different grader codes of the samplers present.")
+        self.misgraded_groups = counter(
+            "misgraded_groups",
+            "Groups refused because of what graded them: task options or grader code.",
+            "what",
+        )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
         self._spooled_bytes = gauge("spooled_bytes", "Groups on disk that wait for training.")
         self._peers = _PeerCollector()

@@ -21,6 +21,7 @@ from node.coordinator.fleet.membership import Member, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.grader_agreement import NOT_AGREED, agreed_grader
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
@@ -79,8 +80,15 @@ class Peers:
         revoked: Callable[[], Collection[str]],
         fleet: FleetCollector,
         metrics: CoordinatorMetrics,
+        grader_digest: bytes = b"",
     ) -> None:
-        """Begin empty; ``head`` returns the newest announced version, ``revoked`` the nodes shut out."""
+        """Begin empty.
+
+        Args:
+            head: Returns the newest announced version.
+            revoked: Returns the nodes that are shut out.
+            grader_digest: Of the grader code, as configured; empty: as samplers agree.
+        """
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
         self._lag_table = LagTable(accounts.versions)
@@ -90,6 +98,11 @@ class Peers:
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
         """The newest of each peer, without its metrics."""
+        self._configured_grader = grader_digest
+        self._graders: dict[str, bytes] = {}
+        """Node id of a sampler -> digest of its grader code."""
+        self.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
+        """The code that the run's groups are graded by."""
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
@@ -109,9 +122,12 @@ class Peers:
         now: float,
         instance: str = "",
         completes: bool = False,
+        grader_digest: bytes = b"",
     ) -> Member:
         """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
 
+        Args:
+            grader_digest: Of a sampler's grader code; empty: not told.
         Raises:
             RefusedError: NAME_IN_USE.
         """
@@ -120,7 +136,14 @@ class Peers:
         self._lag_table.holds(peer, held)
         self._reports[peer] = HeartbeatReport(held)
         self._fleet.admit(peer)
+        if grader_digest:
+            self._graders[peer.node_id] = grader_digest
+            self._agree_on_grader()
         return member
+
+    def objection_to_grader(self, peer: Peer) -> str:
+        """Return how a sampler's grader code differs from the run's; empty where it does not."""
+        return self.grader.objection(self._graders.get(peer.node_id, b""))
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined.
@@ -196,6 +219,9 @@ class Peers:
             del self._reports[peer]
             self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
+        for sampler_id in self._graders.keys() - samplers:
+            del self._graders[sampler_id]
+        self._metrics.grader_digests.set(len(set(self._graders_present().values())))
         for sampler_id in self._pending.keys() - samplers:
             self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
         return changed
@@ -234,7 +260,22 @@ class Peers:
             joins=member.joins,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
+            grader_digest=self._graders.get(peer.node_id, b"") if is_sampler else b"",
         )
+
+    def _agree_on_grader(self) -> None:
+        present = self._graders_present()
+        self.grader = agreed_grader(self.grader, present, configured=self._configured_grader)
+
+    def _graders_present(self) -> dict[str, bytes]:
+        """Return the grader code of each sampler that is heard of."""
+        return {
+            member.peer.node_id: self._graders[member.peer.node_id]
+            for member in self._membership.members
+            if member.peer.role is Role.SAMPLER
+            and member.state in (PeerState.JOINED, PeerState.LIVE)
+            and member.peer.node_id in self._graders
+        }
 
     @contextmanager
     def _twins_counted(self) -> Iterator[None]:

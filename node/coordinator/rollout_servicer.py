@@ -11,13 +11,13 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.accounts import StoredGroup
-from node.coordinator.work.decisions import Submitted
+from node.coordinator.work.decisions import EMPTY_PAUSE_S, Submitted
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.rollout import GroupVerdict, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
 from node.serving.submissions import SubmissionDoor
@@ -74,6 +74,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             raise RefusedError(
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
             )
+        if self._peers.objection_to_grader(peer):
+            return lease_grant_to_wire(LeaseGrant((), EMPTY_PAUSE_S, "grader"))
         held = optional_version_from_wire(request, "held")
         return lease_grant_to_wire(await self._spool.lease(peer.node_id, request.max_leases, held))
 

@@ -21,6 +21,7 @@ from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
 from node.coordinator.work.decisions import Decision, Judged, Submitted
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
@@ -30,7 +31,7 @@ from node.failure import FailedLease
 from node.identity.clock_skew import moment
 from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict, other_options
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
 
@@ -53,11 +54,16 @@ class Spool:
         bounds: Bounds,
         lease_ttl_s: float,
         is_published: Callable[[int], bool],
+        grader: Callable[[], AgreedGrader] = lambda: NOT_AGREED,
         notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Serve a run from ``ledger``, ``accounts`` made from its balance, and ``rows``, if it has data."""
+        """Serve a run from ``ledger``, ``accounts`` made from its balance, and ``rows``, if it has data.
+
+        Args:
+            grader: Returns the grader code that groups are graded by.
+        """
         self._transactions = Transactions(ledger, accounts, metrics=metrics, clock=clock)
         self._settle = self._transactions.settle
         self._accounts = accounts
@@ -66,6 +72,7 @@ class Spool:
         self._bounds = bounds
         self._lease_ttl_s = lease_ttl_s
         self._is_published = is_published
+        self._grader = grader
         self._notify = notify
         self._metrics = metrics
         self._clock = clock
@@ -168,10 +175,13 @@ class Spool:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
 
+        if isinstance(group, RolloutGroup):
+            self._count_misgraded(group)
+
         def decide(now: float) -> Decision[Submitted]:
             return decisions.submission(
                 self._accounts,
-                self._work,
+                replace(self._work, grader=self._grader()),
                 sampler_id=sampler_id,
                 name=name,
                 group=group,
@@ -196,6 +206,12 @@ class Spool:
                 extra={"sampler": sampler_id, "verdict": submitted.verdict, "detail": submitted.detail},
             )
         return submitted
+
+    def _count_misgraded(self, group: RolloutGroup) -> None:
+        if other_options(group, self._work.task_digest):
+            self._metrics.misgraded_groups.labels("task options").inc()
+        elif self._grader().objection(group.grader_digest):
+            self._metrics.misgraded_groups.labels("grader code").inc()
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
         """Begin the evaluation that is due; ``head`` is the newest announced version."""

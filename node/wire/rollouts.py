@@ -177,6 +177,8 @@ def group_to_wire(group: RolloutGroup) -> bytes:
             for name, values in group.metrics.items()
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
+        task_digest=group.task_digest,
+        grader_digest=group.grader_digest,
     )
     return message.SerializeToString()
 
@@ -247,6 +249,8 @@ def group_from_wire(data: bytes) -> RolloutGroup:
         sampling_finished_at_s=message.sampling_finished_at_s,
         graded_at_s=message.graded_at_s,
         metrics=_metrics(message, n),
+        task_digest=message.task_digest,
+        grader_digest=message.grader_digest,
     )
 
 

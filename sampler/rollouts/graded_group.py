@@ -16,6 +16,7 @@ def graded_group(
     grades: Grades,
     *,
     run_id: str,
+    grader_digest: bytes,
     layout_digest: bytes,
     tokenizer_digest: bytes,
     finished_at_s: float,
@@ -50,5 +51,7 @@ def graded_group(
         sampling_started_at_s=min(job.at_s, finished_at_s, graded_at_s) + offset_s,
         sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
         graded_at_s=graded_at_s + offset_s,
+        task_digest=lease.task_digest,
+        grader_digest=grader_digest,
         metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
     )

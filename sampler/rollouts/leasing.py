@@ -19,7 +19,7 @@ from sampler.rollouts.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner", "task", "prompts"})
+BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner", "task", "prompts", "grader"})
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
 TOO_OLD: Final = "policy version"

@@ -16,9 +16,9 @@ generated, and submits the rest.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 from node.clients.membership_client import MembershipClient
 from node.clock import Clock
@@ -26,7 +26,9 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.failure import FailedLease, Failure
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import ConnectionLost
-from node.waits import run_until
+from node.run import RunSettings
+from node.telemetry.metrics import NodeMetrics
+from node.waits import run_until, wait_at_most
 from sampler.engines.engine import Engine, FinishedRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import EngineFaultError
@@ -40,10 +42,13 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import TaskError
+from sampler.tasks.grader_process import TaskChangedError, TaskError
 from sampler.tasks.task import TaskSetup
 
 logger = logging.getLogger(__name__)
+
+LOAD_AGAIN_S: Final = 60.0
+"""Until a task that could not be loaded is tried again: what it lacked may have been installed meanwhile."""
 
 
 class RolloutLoop:
@@ -65,6 +70,7 @@ class RolloutLoop:
         make_graders: Callable[[TaskSetup], GraderPool],
         flush_timeout_s: float,
         metrics: SamplerMetrics,
+        node_metrics: NodeMetrics,
         clock: Clock,
     ) -> None:
         """Connect the parts.
@@ -88,6 +94,8 @@ class RolloutLoop:
         self._metrics = metrics
         self._clock = clock
         self._turns = TurnTaking(engine.tokenizer, engine_thread=engine_thread, metrics=metrics)
+        self._node_metrics = node_metrics
+        self._task_changed = asyncio.Event()
         self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
 
     def forget_lost(self, lease_ids: Iterable[str]) -> None:
@@ -97,6 +105,10 @@ class RolloutLoop:
     def forget_doubtful(self) -> None:
         """Drop the groups being generated: the policy they are drawn from may be no version at all."""
         self._drop_generating(Dropped.DOUBTFUL)
+
+    def note_task_change(self) -> None:
+        """Load the task again before the next lease is taken."""
+        self._task_changed.set()
 
     def note_verdict(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
@@ -116,7 +128,14 @@ class RolloutLoop:
             RefusedError: TASK_MISMATCH, if the run's task has another number of prompts; BASE_MISMATCH, if
                 its learner began with another model.
         """
-        settings = await self._membership.settings()
+        self._task = await self._loaded(await self._membership.settings())
+        try:
+            await run_until(stopping, self._tell_task())
+            await self._sample(ready, stopping)
+        finally:
+            await self._task.graders.close()
+
+    async def _loaded(self, settings: RunSettings) -> RunTask:
         setup = await asyncio.to_thread(
             self._task_setup,
             settings.task,
@@ -126,13 +145,62 @@ class RolloutLoop:
         graders = self._make_graders(setup)
         self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
         try:
-            task = await RunTask.start(settings.task, setup, graders, rows=settings.prompts)
-            await run_until(stopping, self._membership.tell_prompts(task.prompts))
-            await self._sample(task, ready, stopping)
-        finally:
+            return await RunTask.start(
+                settings.task, setup, graders, rows=settings.prompts, digest=settings.task_digest
+            )
+        except BaseException:
             await graders.close()
+            raise
 
-    async def _sample(self, task: RunTask, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+    async def _tell_task(self) -> None:
+        task = self._task
+        await self._membership.tell_task(
+            task.prompts, task_digest=task.digest, grader_digest=task.code_digest
+        )
+
+    async def _load_again(
+        self, preparing: Collection[asyncio.Task[None]], grading: Collection[asyncio.Task[None]]
+    ) -> None:
+        """Load the task as it is now; wait and say so where it cannot be had here.
+
+        Groups not yet generated are given back. Those being graded are finished: the hub says what they are
+        worth.
+        """
+        for step in preparing:
+            step.cancel()
+        dropped = self._work_queue.drop(NOT_GENERATED)
+        self._drop(dropped, Dropped.TASK)
+        self._leasing.give_back(dropped)
+        if grading:
+            await asyncio.wait(grading)
+        await self._task.graders.close()
+        while True:
+            self._task_changed.clear()
+            try:
+                self._task = await self._loaded(await self._membership.settings())
+                await self._tell_task()
+            except (ConfigError, StartupError, RefusedError) as error:
+                logger.error(
+                    "the run's task cannot be loaded here; waiting until it can", extra={"detail": str(error)}
+                )
+            else:
+                self._leasing.note_success()
+                digests = {
+                    "task_digest": self._task.digest.hex(),
+                    "grader_digest": self._task.code_digest.hex(),
+                }
+                logger.warning("task loaded again", extra=digests)
+                return
+            with self._node_metrics.waiting("task that loads here"):
+                await wait_at_most(self._task_changed, LOAD_AGAIN_S)
+
+    async def _take_rows(self, prompts: int) -> None:
+        """Go on with the same task and more rows."""
+        self._task_changed.clear()
+        self._task = replace(self._task, prompts=prompts)
+        await self._tell_task()
+
+    async def _sample(self, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         preparing: set[asyncio.Task[None]] = set()
         grading: set[asyncio.Task[None]] = set()
 
@@ -142,14 +210,14 @@ class RolloutLoop:
             started.add_done_callback(among.discard)
 
         def take(lease: PromptLease) -> bool:
-            if not self._takes(lease, task):
+            if not self._takes(lease):
                 return False
             self._work_queue.take(lease, now=self._clock.now())
-            start(self._prepare(lease, task), preparing)
+            start(self._prepare(lease), preparing)
             return True
 
         def go_on(finished: FinishedRequest) -> None:
-            if (spoken := self._turns.note(finished, task)) is None:
+            if (spoken := self._turns.note(finished, self._task)) is None:
                 return
             group, waiting = spoken
             for conversation in waiting:
@@ -158,9 +226,9 @@ class RolloutLoop:
 
         async def reply(group: GroupInTurns, conversation: Conversation) -> None:
             try:
-                await self._turns.reply(group, conversation, task)
+                await self._turns.reply(group, conversation, self._task)
             except TaskError as error:
-                self._fail(group.lease_id, error.fault, str(error), Dropped.UNGRADED)
+                self._fail_task(group.lease_id, error, Dropped.UNGRADED)
             grade_generated(group)
 
         def grade_generated(group: GroupInTurns) -> None:
@@ -169,7 +237,7 @@ class RolloutLoop:
             job = self._work_queue.finish(group.lease_id, now=self._clock.now())
             self._begin_ready()
             if job is not None:
-                start(self._grade(job, group.conversations, task), grading)
+                start(self._grade(job, group.conversations), grading)
 
         has_ended = asyncio.Event()
         faults: list[Exception] = []
@@ -187,7 +255,19 @@ class RolloutLoop:
             generating = tasks.create_task(generate())
             submitting = tasks.create_task(self._submitter.run(self._settle))
             ready()
-            await run_until(stopping, run_until(has_ended, self._leasing.run(take)))
+            while not stopping.is_set() and not has_ended.is_set():
+                leasing = run_until(self._task_changed, self._leasing.run(take))
+                await run_until(stopping, run_until(has_ended, leasing))
+                if not self._task_changed.is_set() or stopping.is_set():
+                    continue
+                settings = await self._membership.settings()
+                has_rows_only = settings.task_digest == self._task.digest and settings.prompts
+                again = (
+                    self._take_rows(settings.prompts)
+                    if has_rows_only and settings.prompts != self._task.prompts
+                    else self._load_again(preparing, grading)
+                )
+                await run_until(stopping, run_until(has_ended, again))
             for step in preparing:
                 step.cancel()
             await self._finish(grading)
@@ -220,8 +300,8 @@ class RolloutLoop:
         except (ConnectionLost, RefusedError) as error:
             logger.warning("leases not given back; they will expire", extra={"detail": str(error)})
 
-    def _takes(self, lease: PromptLease, task: RunTask) -> bool:
-        if task.has(lease):
+    def _takes(self, lease: PromptLease) -> bool:
+        if self._task.has(lease):
             return True
         logger.warning(
             "lease for another task",
@@ -231,12 +311,12 @@ class RolloutLoop:
         self._leasing.give_back([lease.lease_id])
         return False
 
-    async def _prepare(self, lease: PromptLease, task: RunTask) -> None:
+    async def _prepare(self, lease: PromptLease) -> None:
         try:
             with self._metrics.prompt_seconds.time():
-                prompt = await task.prompt(lease, self._engine.tokenizer)
+                prompt = await self._task.prompt(lease, self._engine.tokenizer)
         except TaskError as error:
-            self._fail(lease.lease_id, error.fault, str(error), Dropped.REFUSED)
+            self._fail_task(lease.lease_id, error, Dropped.REFUSED)
             return
         self._work_queue.make_ready(lease.lease_id, prompt, now=self._clock.now())
         self._begin_ready()
@@ -252,7 +332,8 @@ class RolloutLoop:
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
         self._fail(split_request_id(request_id)[0], fault, str(refused), Dropped.REFUSED)
 
-    async def _grade(self, job: Job, conversations: Sequence[Conversation], task: RunTask) -> None:
+    async def _grade(self, job: Job, conversations: Sequence[Conversation]) -> None:
+        task = self._task
         finished_at_s = self._clock.now()
         self._metrics.group_seconds.observe(finished_at_s - job.at_s)
         has_replies = task.max_turns > 1
@@ -264,7 +345,7 @@ class RolloutLoop:
             with self._metrics.grade_seconds.time():
                 grades = await task.grade(job, texts)
         except TaskError as error:
-            self._fail(job.lease.lease_id, error.fault, str(error), Dropped.UNGRADED)
+            self._fail_task(job.lease.lease_id, error, Dropped.UNGRADED)
             return
         self._leasing.note_success()
         group = graded_group(
@@ -272,6 +353,7 @@ class RolloutLoop:
             conversations,
             grades,
             run_id=self._run_id,
+            grader_digest=task.code_digest,
             layout_digest=self._engine.layout.digest,
             tokenizer_digest=self._engine.tokenizer.digest,
             finished_at_s=finished_at_s,
@@ -310,6 +392,11 @@ class RolloutLoop:
                 "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
             },
         )
+
+    def _fail_task(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
+        self._fail(lease_id, error.fault, str(error), reason)
+        if isinstance(error, TaskChangedError):
+            self.note_task_change()
 
     def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
         """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""

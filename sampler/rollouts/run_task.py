@@ -40,13 +40,20 @@ class RunTask:
     """Of a completion; 1: the task does not reply."""
     template_arguments: Mapping[str, Any]
     graders: GraderPool
+    digest: bytes = b""
+    """Of its name and options."""
+    code_digest: bytes = b""
+    """Of the code that grades."""
 
     @classmethod
-    async def start(cls, name: str, setup: TaskSetup, graders: GraderPool, *, rows: int) -> Self:
+    async def start(
+        cls, name: str, setup: TaskSetup, graders: GraderPool, *, rows: int, digest: bytes = b""
+    ) -> Self:
         """Start the graders of a task.
 
         Args:
             rows: Of the run's data; 0: it has none.
+            digest: Of its name and options.
         Raises:
             ConfigError: the task cannot be made, or it and the data do not fit each other.
             StartupError: its process does not start.
@@ -68,12 +75,15 @@ class RunTask:
             description.max_turns,
             {**description.template_arguments, **setup.template_arguments},
             graders,
+            digest,
+            description.code_digest,
         )
 
     def has(self, lease: PromptLease) -> bool:
         """Whether a lease is for a prompt of this task; held-out rows come after the others."""
         is_known = bool(lease.row) or lease.prompt_index < self.prompts
-        return lease.task == self.name and lease.prompt_index >= 0 and is_known
+        is_same = (lease.task, lease.task_digest) == (self.name, self.digest)
+        return is_same and lease.prompt_index >= 0 and is_known
 
     async def prompt(self, lease: PromptLease, tokenizer: Tokenizer) -> Prompt:
         """Ask for a lease's prompt once, and tokenize it in a thread: a long one takes a while.

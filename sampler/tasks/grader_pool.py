@@ -183,6 +183,7 @@ class GraderPool:
         elif len(self._graders) < self._most:
             stopped = len(self._graders)
             self._graders.append(self._make())
+            self._graders[-1].code_digest = self._graders[0].code_digest
         else:
             return
         self._starting[stopped] = asyncio.create_task(self._start(stopped))

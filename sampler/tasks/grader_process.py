@@ -12,9 +12,10 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -32,6 +33,16 @@ START_TIMEOUT_S: Final = 60.0
 
 REAP_TIMEOUT_S: Final = 5.0
 """Longest wait for a killed process to be gone. One in an uninterruptible call ends when the call does."""
+
+VARIABLES: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV"
+    r"|LD_LIBRARY_PATH|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    r"|PYTHONHASHSEED|PYTHONDONTWRITEBYTECODE|(HF|TRANSFORMERS)_(HOME|CACHE|OFFLINE)|HF_(HUB|DATASETS)_(CACHE|OFFLINE)"
+    r"|NLTK_DATA|(OMP|MKL|OPENBLAS)_NUM_THREADS|TOKENIZERS_PARALLELISM|CUDA_VISIBLE_DEVICES"
+)
+"""Environment variables that a task's process has besides those that its setup names. Options come from the
+coordinator and may name a variable to a library, which sends its value somewhere: none of these holds a
+secret."""
 
 PRINTED_BYTES: Final = 64 << 10
 """What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
@@ -53,6 +64,10 @@ class TaskUnusableError(TaskError):
     """The class that the task's path names cannot be imported, instantiated or used."""
 
 
+class TaskChangedError(TaskError):
+    """The task's code on the disk is not what it was when the first process loaded it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
     """What a task declares."""
@@ -69,6 +84,8 @@ class TaskDescription:
     """Turns of a completion at most; 1: the task does not reply."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, such as tools."""
+    code_digest: bytes = b""
+    """Of the code that was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,7 @@ class Grader:
 
     Attributes:
         incarnation: How many processes were started; identifies the current one.
+        code_digest: Of the code that every process must load; empty: of what the first one loads.
     """
 
     def __init__(
@@ -120,6 +138,7 @@ class Grader:
         failed: Callable[[Outage, int], None] = lambda outage, times: None,
     ) -> None:
         self._setup = framed(asdict(setup))
+        self._variables = frozenset(setup.environment)
         self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
         self._wall_limit_s = wall_limit_s
         self._killed = killed
@@ -131,6 +150,7 @@ class Grader:
         self._may_print = 0
         self._asked_for = 0
         self.incarnation = 0
+        self.code_digest = b""
 
     @property
     def is_running(self) -> bool:
@@ -142,6 +162,7 @@ class Grader:
 
         Raises:
             TaskUnusableError: the setup does not make a task.
+            TaskChangedError: it loads other code than before; so do the requests that start a process.
             TaskError: the process did not start.
         """
         async with self._busy:
@@ -270,8 +291,7 @@ class Grader:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=REPLY_BYTES,
-            # The grader can import what this process can: a task may live outside site-packages.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=_environment(self._variables),
             # A process group of its own, so that what a grader starts ends with it.
             start_new_session=True,
         )
@@ -291,6 +311,15 @@ class Grader:
             await self._kill()
             raise
         self._description = await self._described(ready)
+        loaded = self._description.code_digest
+        self.code_digest = self.code_digest or loaded
+        if loaded != self.code_digest:
+            await self._kill()
+            raise TaskChangedError(
+                f"the task's code was changed on the disk: digest {loaded.hex()}, "
+                f"loaded before was {self.code_digest.hex()}",
+                fault=None,
+            )
         return self._process
 
     async def _described(self, ready: dict[str, Any]) -> TaskDescription:
@@ -312,6 +341,7 @@ class Grader:
                 longest,
                 turns,
                 ready.get("template_arguments", {}),
+                bytes.fromhex(ready.get("code_digest", "")),
             )
         await self._kill()
         raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
@@ -353,6 +383,14 @@ class Grader:
                 pipe.cancel()
             await asyncio.wait(pipes)
         return code
+
+
+def _environment(variables: Container[str]) -> dict[str, str]:
+    """Return the environment of a task's process."""
+    named = os.environ.items()
+    kept = {name: value for name, value in named if name in variables or VARIABLES.fullmatch(name)}
+    # The grader can import what this process can: a task may live outside site-packages.
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _has_left(process: asyncio.subprocess.Process) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
+from sampler.tasks.code_digest import code_digest
 from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
@@ -36,7 +37,8 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     _limit_processes()
     process = os.getpid()
     try:
-        task = load_task(TaskSetup(**json.loads(sys.stdin.buffer.readline())))
+        setup = TaskSetup(**json.loads(sys.stdin.buffer.readline()))
+        task = load_task(setup)
         prompts = task.prompts
         ready = {
             "prompts": None if prompts is None else int(prompts),
@@ -45,6 +47,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
             "max_turns": _max_turns(task),
             "template_arguments": getattr(task, "template_arguments", {}),
+            "code_digest": code_digest(setup).hex(),
         }
     except ConfigError as error:
         replies.write(framed({"unusable": _told(error.__cause__ or error)}))

@@ -21,6 +21,14 @@ PROGRAMS_AT_ONCE: Final = 8
 """Most sandboxes side by side of a grader process; fewer where there are fewer cores."""
 
 
+PROXIES: Final = tuple(
+    name
+    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+    for name in (upper, upper.lower())
+)
+"""Variables that may hold a password, and that only our own judge gets unasked."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalGraders:
     """Parts of the sampler's configuration."""
@@ -29,6 +37,14 @@ class LocalGraders:
     run_code: bool
     wall_limit_s: float
     memory_limit_bytes: float
+    environment: tuple[str, ...] = ()
+    """Variables that the owner lets every grader have."""
+
+    @property
+    def judge_environment(self) -> tuple[str, ...]:
+        """Variables that asking the judge needs: its key's, and how to reach it."""
+        key = self.judge.api_key_env if self.judge is not None else None
+        return (*PROXIES, *([key] if key else []))
 
     def settings(self, options: JsonlOptions, group_size: int) -> Mapping[str, Any]:
         """Return what the task needs to know of this sampler.

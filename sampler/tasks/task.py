@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
@@ -94,6 +95,8 @@ class TaskSetup:
     """Variables of the chat template, for prompts that are messages."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Of this sampler's configuration, for a built-in task: its argument ``local``, where there is any."""
+    environment: Sequence[str] = ()
+    """Names of variables of this sampler's environment that the process gets besides the usual ones."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -131,8 +134,9 @@ def task_setup(
         StartupError: it needs a key or a program that is not here.
     """
     path = import_path(name, custom)
+    setup = partial(TaskSetup, path, environment=local_graders.environment)
     if name in custom:
-        return TaskSetup(path, options)
+        return setup(options)
     try:
         checked = checked_options(name, options)
     except ValueError as error:
@@ -152,9 +156,9 @@ def task_setup(
                 options,
                 "its prompts are messages, and this sampler's model has no chat template",
             )
-        return TaskSetup(path, options, checked.template_arguments)
+        return setup(options, checked.template_arguments)
     if not isinstance(checked, PromptOptions):
-        return TaskSetup(path, options)
+        return setup(options)
     if checked.chat is True and not has_chat_template:
         raise _wrong_options(options, "chat = true, and this sampler's model has no chat template")
     if checked.template_arguments and not has_chat_template:
@@ -162,7 +166,13 @@ def task_setup(
             options, "template_arguments are set, and this sampler's model has no chat template"
         )
     chat = checked.chat is not False and has_chat_template
-    return TaskSetup(path, {**options, "chat": chat}, checked.template_arguments, local)
+    is_judged = isinstance(checked, JsonlOptions) and checked.judge is not None
+    return setup(
+        {**options, "chat": chat},
+        checked.template_arguments,
+        local,
+        environment=(*local_graders.environment, *(local_graders.judge_environment if is_judged else ())),
+    )
 
 
 def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:

@@ -286,4 +286,6 @@ def answer_to(lease: rollout_pb2.PromptLease, *, run_id: str, **changes: Any) ->
         "layout_digest": LAYOUT,
         "tokenizer_digest": TOKENIZER,
     }
-    return make_group(lease.lease_id, size=lease.group_size, **(values | changes))
+    return make_group(
+        lease.lease_id, size=lease.group_size, **({"task_digest": lease.task_digest} | values | changes)
+    )

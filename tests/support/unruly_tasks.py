@@ -1,5 +1,6 @@
 """Tasks whose graders misbehave, one way each."""
 
+import os
 import subprocess
 import sys
 import time
@@ -85,3 +86,16 @@ class Broken(_Unruly):
 
     def __init__(self) -> None:
         raise ValueError("no data")
+
+
+class Telling(_Unruly):
+    """Says the value of the variable that its argument names, as an environment's argument may ask it to."""
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
+
+    def prompt(self, index: int) -> str:
+        return os.environ.get(self._variable, "nothing")
+
+    def grade(self, index: int, text: str) -> float:
+        return 1.0

@@ -2,9 +2,14 @@
 
     files --every line checked, its place and checksum kept--> Rows --row(index)--> bytes
 
-The last rows are for evaluation and are never trained on: the last ones of the file, or the first ones of a
-second file. The index takes 16 bytes of memory a row. Files stay open, so that removing or replacing one
-changes nothing; a row that was overwritten is noticed when it is read.
+Some rows are for evaluation and are never trained on: the last ones of the file, or the first ones of a
+second file. Their numbers follow those of the others. Rows added during a run, at the end of the file, get
+the numbers after them, so that every row keeps its own:
+
+    numbers   0 ... training ... | held_out_at ... held out ... | added ...
+
+The index takes 16 bytes of memory a row. Files stay open, so that removing or replacing one changes nothing;
+a row that was overwritten is noticed when it is read.
 """
 
 import json
@@ -17,6 +22,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 import blake3
 import xxhash
 
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
 from node.task_options import column_of
@@ -36,22 +42,36 @@ class Rows:
     """Indexed files. ``row`` may be called from any thread."""
 
     def __init__(
-        self, file: BinaryIO, *, name: str, evaluation_rows: int = 0, held_out: HeldOut | None = None
+        self,
+        file: BinaryIO,
+        *,
+        name: str,
+        evaluation_rows: int = 0,
+        held_out: HeldOut | None = None,
+        known: DataSeen = NO_DATA,
     ) -> None:
         """Index the files, which stay open from then on; blocking, about a second per 100 MB.
 
         Args:
             name: Of the data set, for messages.
             evaluation_rows: How many rows are never trained on: the first of ``held_out``, or else the last.
+            known: The rows that the run has leased before; none: everything may be another.
         Raises:
             ConfigError: a line is no JSON object or is too long, or there are too few rows.
         """
         digest = blake3.blake3()
-        self._parts = [_RowFile(file, name, digest)]
+        training = _RowFile(file, name)
+        self._parts = [training]
+        training.index(digest, at_most=known.held_out_at if known.rows else None)
         if held_out is not None:
-            self._parts.append(_RowFile(held_out.file, held_out.name, digest, at_most=evaluation_rows))
+            self._parts.append(_RowFile(held_out.file, held_out.name))
+            self._parts[1].index(digest, at_most=evaluation_rows)
+        training.index(digest, at_most=max(0, known.rows - len(self)))
+        self.known_part: bytes = digest.digest(length=DIGEST_BYTES)
+        """Digest of as many rows as were known."""
+        training.index(digest, at_most=None)
         self.digest: bytes = digest.digest(length=DIGEST_BYTES)
-        """Of all rows in their order; blank lines and line ends do not count."""
+        """Of all rows in the order of their numbers; blank lines and line ends do not count."""
         self.longest_bytes = max(part.longest_bytes for part in self._parts)
         """Of any row."""
         last = self._parts[-1]
@@ -59,10 +79,16 @@ class Rows:
             raise _too_few(evaluation_rows, f"is more than {last.name} has: {len(last)}")
         if len(self) <= evaluation_rows:
             raise _too_few(evaluation_rows, f"leaves no row to train on: {name} has {len(self._parts[0])}")
-        self.training = range(len(self) - evaluation_rows)
-        """Indices of the rows to train on."""
-        self.evaluation = range(len(self) - evaluation_rows, len(self))
-        """Indices of the rows that are never trained on."""
+        held_out_at = known.held_out_at if known.rows else len(self) - evaluation_rows
+        self.evaluation = range(held_out_at, held_out_at + evaluation_rows)
+        """Numbers of the rows that are never trained on."""
+        self.prompts = len(self) - evaluation_rows
+        """How many rows there are to train on."""
+
+    @property
+    def seen(self) -> DataSeen:
+        """What the ledger notes of them."""
+        return DataSeen(self.digest, len(self), len(self.evaluation), self.evaluation.start)
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -73,8 +99,11 @@ class Rows:
         Raises:
             RefusedError: DISK; it cannot be read, or is not what it was when it was indexed.
         """
-        first = len(self._parts[0])
-        return self._parts[0].row(index) if index < first else self._parts[1].row(index - first)
+        if len(self._parts) == 1 or index < self.evaluation.start:
+            return self._parts[0].row(index)
+        if index in self.evaluation:
+            return self._parts[1].row(index - self.evaluation.start)
+        return self._parts[0].row(index - len(self.evaluation))
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
         """Check that the first row of each file has the columns that the task's options name.
@@ -107,20 +136,22 @@ class Rows:
 class _RowFile:
     """One indexed file."""
 
-    def __init__(
-        self, file: BinaryIO, name: str, digest: blake3.blake3, *, at_most: int | None = None
-    ) -> None:
-        """Index the first rows, or all, and add them to the digest."""
+    def __init__(self, file: BinaryIO, name: str) -> None:
         self.file = file
         self.name = name
-        self._starts = array("q")
+        self._starts = array("q", [0])
         self._checksums = array("Q")
+        self._lines = 0
         self.longest_bytes = 0
-        number, start = 0, 0
-        while (at_most is None or len(self) < at_most) and (line := file.readline(ROW_BYTES + 2)):
-            number += 1
+
+    def index(self, digest: blake3.blake3, *, at_most: int | None) -> None:
+        """Index so many rows more, or the rest, and add them to the digest."""
+        start = self._starts.pop()
+        until = None if at_most is None else len(self) + at_most
+        while (until is None or len(self) < until) and (line := self.file.readline(ROW_BYTES + 2)):
+            self._lines += 1
             if row := line.strip():
-                _check_row(row, where=f"line {number} of {name}")
+                _check_row(row, where=f"line {self._lines} of {self.name}")
                 self._starts.append(start)
                 self._checksums.append(xxhash.xxh3_64_intdigest(row))
                 self.longest_bytes = max(self.longest_bytes, len(row))

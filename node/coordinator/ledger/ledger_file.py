@@ -147,6 +147,7 @@ class Ledger:
                 tuple(PromptScore(*row) for row in rows("SELECT * FROM evaluation_scores ORDER BY slot")),
             ),
             data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
+            task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
         )
 
     def record(self, transaction: Transaction) -> None:
@@ -235,9 +236,11 @@ class Ledger:
         if transaction.evaluation is not None:
             self._write_evaluation(transaction.evaluation)
         if (data := transaction.data) is not None:
-            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?)", astuple(data))
+            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?, ?, ?)", astuple(data))
+        if (digest := transaction.task_digest) is not None:
+            write("INSERT OR REPLACE INTO task_options VALUES (1, ?)", (digest,))
         if (learner := transaction.learner) is not None:
-            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
         write, write_each = self._connection.execute, self._connection.executemany

@@ -53,6 +53,11 @@ CREATE TABLE evaluation_scores (
 _SINCE_SCHEMA_3: Final = """
 ALTER TABLE learner ADD COLUMN base_root BLOB NOT NULL DEFAULT x'';
 ALTER TABLE learner ADD COLUMN base_parts BLOB NOT NULL DEFAULT x'';
+CREATE TABLE task_options (only INTEGER PRIMARY KEY CHECK (only = 1), digest BLOB NOT NULL) STRICT;
+ALTER TABLE data ADD COLUMN held_out_at INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE data ADD COLUMN first_slot INTEGER NOT NULL DEFAULT 0;
+UPDATE data SET held_out_at = rows - evaluation_rows;
+ALTER TABLE learner ADD COLUMN layout_summary TEXT NOT NULL DEFAULT '';
 """
 
 _SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}

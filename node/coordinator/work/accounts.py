@@ -66,6 +66,7 @@ class Transaction:
     data: DataSeen | None = None
     prompt_said: PromptSaid | None = None
     """Kept in memory only."""
+    task_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class Balance:
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     data: DataSeen = NO_DATA
+    task_digest: bytes = b""
+    """Of the task's name and options at the last start; empty: this is the first."""
 
 
 class Accounts:
@@ -142,7 +145,9 @@ class Accounts:
                 open_ones=balance.lost_slots, generations=balance.generations, found=balance.found_slots
             ),
             now=now,
+            data=balance.data,
         )
+        self.data = balance.data
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.generations}
         self.versions = VersionLog(balance.announced)
@@ -162,6 +167,11 @@ class Accounts:
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
         self._staleness = Counter(dict(balance.staleness))
+
+    @property
+    def first_held_out(self) -> int | None:
+        """Number of the first held-out prompt; None while the prompts are not known."""
+        return self.data.held_out_at if self.data.rows else self.slots.prompts
 
     @property
     def last_step(self) -> int:

@@ -131,7 +131,15 @@ def _evaluation_leases(
 
 
 def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLease:
-    return PromptLease(lease_id, work.task, slot.prompt_index, work.group_size, work.sampling, ttl_s)
+    return PromptLease(
+        lease_id,
+        work.task,
+        slot.prompt_index,
+        work.group_size,
+        work.sampling,
+        ttl_s,
+        task_digest=work.task_digest,
+    )
 
 
 def room(accounts: Accounts, bounds: Bounds, *, now: float, behind_versions: int = 0) -> Capacity:
@@ -290,13 +298,33 @@ def _evaluated(
 
 def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: float) -> Decision[None]:
     """Begin the evaluation that is due, or end one whose prompts or sampling are configured otherwise."""
-    if accounts.slots.prompts is None:
+    if (first_prompt := accounts.first_held_out) is None:
         return Decision(None)
     version = 0 if head is None else head.number
     change = accounts.evaluations.turn(
-        head=None if _unconfirmed(accounts) else version, first_prompt=accounts.slots.prompts, now=now
+        head=None if _unconfirmed(accounts) else version, first_prompt=first_prompt, now=now
     )
     return Decision(None, Transaction(evaluation=change))
+
+
+def task_is(accounts: Accounts, before: bytes, now_is: bytes) -> Decision[int]:
+    """Note the digest of the task's name and options; the answer is how many groups are refused.
+
+    What waits for training was graded by the options before: its slots are leased again. What the learner
+    holds it refuses by itself, and what it has trained on by now it reports.
+    """
+    if now_is == before:
+        return Decision(0)
+    untrained = accounts.slots.untrained() if before else []
+    reopened = [(slot, accounts.slots.refused(slot.number, slot.winner)) for slot in untrained]
+    holders = [attempt.holder for slot in untrained if (attempt := slot.attempt(slot.winner)) is not None]
+    transaction = Transaction(
+        slots=tuple(slot for _, slot in reopened if slot is not None),
+        verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
+        lifted_prompts=_all_bad(accounts) if before else (),
+        task_digest=now_is,
+    )
+    return Decision(len(transaction.slots), transaction)
 
 
 def sampler_joins(
@@ -319,9 +347,12 @@ def sampler_joins(
     )
     if size is None:
         return Decision(None)
-    # Where the task is another one, so are its prompts.
-    lifted = tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
-    return Decision(None, Transaction(task=size, lifted_prompts=lifted))
+    return Decision(None, Transaction(task=size, lifted_prompts=_all_bad(accounts)))
+
+
+def _all_bad(accounts: Accounts) -> tuple[int, ...]:
+    """Return the prompts that were set aside: where the task is another one, so are its prompts."""
+    return tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node import limits
+from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup, SamplingParameters, Verdict, check_group
+from node.rollout import RolloutGroup, SamplingParameters, Verdict, check_group, other_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,10 @@ class Work:
     sampling: SamplingParameters
     prompt_tokens: int = limits.PROMPT_TOKENS
     """Most tokens of a prompt, as far as it is known."""
+    task_digest: bytes = b""
+    """Of the task's name and options."""
+    grader: AgreedGrader = NOT_AGREED
+    """The code that grades."""
 
 
 def objection(
@@ -37,6 +42,8 @@ def objection(
             f"it answers prompt {group.prompt_index} of task {group.task!r}, "
             f"leased was prompt {slot.prompt_index} of {work.task!r}"
         )
+    if what := other_options(group, work.task_digest) or work.grader.objection(group.grader_digest):
+        return Verdict.FOREIGN, what
     if group.sampling != work.sampling:
         return Verdict.FOREIGN, f"it was sampled with {group.sampling}, leased was {work.sampling}"
     if len(group.completions) != work.group_size:

@@ -115,7 +115,12 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
             f"learner {current.node_id} has joined with epoch {current.epoch}",
             fix="stop one of them; a run has one learner",
         )
-    check_model(joining.layout_digest, joining.tokenizer_digest, current)
+    check_model(
+        joining.layout_digest,
+        joining.tokenizer_digest,
+        current,
+        layout_summary=joining.layout_summary,
+    )
     check_chat_template(joining.chat_template_digest, current)
     check_base(BaseModel(joining.base_root), current, of="the learner")
     _check_not_behind(accounts, joining.version)

@@ -40,6 +40,7 @@ from node.coordinator.work.slots import (
     group_id,
     slot_and_attempt,
 )
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
@@ -93,6 +94,7 @@ class Leases:
         next_slot: int,
         lost: LostSlots,
         now: float,
+        data: DataSeen = NO_DATA,
     ) -> None:
         """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run.
 
@@ -100,9 +102,11 @@ class Leases:
             prompts: Of the task; None while nobody has said: nothing new is leased until ``prompts`` is set.
             next_slot: Number of the next slot to be leased for the first time.
             lost: Slots that are never leased again although nobody knows what became of them.
+            data: The rows that prompts are made from.
         """
         self.prompts = prompts
         self._seed = seed
+        self._data = data
         self._lease_ttl_s = lease_ttl_s
         self._open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
@@ -366,9 +370,16 @@ class Leases:
 
     def _unused(self, number: int) -> Slot:
         # Nothing is leased before the prompts are counted; the prompt of a lost slot is for people only.
-        prompt_index = (
-            0 if self.prompts is None else prompt_of_slot(number, prompts=self.prompts, seed=self._seed)
-        )
+        held_out = range(self._data.held_out_at, self._data.held_out_at + self._data.evaluation_rows)
+        prompt_index = 0
+        if self.prompts is not None:
+            prompt_index = prompt_of_slot(
+                number,
+                prompts=self.prompts,
+                seed=self._seed,
+                first_slot=self._data.first_slot,
+                held_out=held_out,
+            )
         return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
 
     def _in_play(self, slot: int, attempt: int) -> Slot | None:

@@ -28,26 +28,46 @@ class Learner:
     """Of version 0, where every chain starts; empty: not known."""
     base_parts: bytes = b""
     """See ``BaseModel``."""
+    layout_summary: str = ""
+    """What the layout looks like, for people: "layers 30, parameters 134515008, ..."."""
 
 
 def check_model(
-    layout_digest: bytes, tokenizer_digest: bytes, learner: Learner, *, of: str = "this peer"
+    layout_digest: bytes,
+    tokenizer_digest: bytes,
+    learner: Learner,
+    *,
+    of: str = "this peer",
+    layout_summary: str = "",
 ) -> None:
     """Check that a peer or a group has the run's model.
 
+    Args:
+        layout_summary: Like the learner's; empty: not known.
     Raises:
         RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
     """
-    for what, reason, theirs, ours in (
-        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest),
-        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest),
+    differs = _differing(layout_summary, learner.layout_summary)
+    for what, reason, theirs, ours, because in (
+        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest, differs),
+        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest, ""),
     ):
         if theirs != ours:
             raise RefusedError(
                 reason,
-                f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}",
+                f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}{because}",
                 fix="give every peer the same model directory",
             )
+
+
+def _differing(theirs: str, ours: str) -> str:
+    """Return in which numbers two summaries of layouts differ; empty where one is not known."""
+    if not theirs or not ours:
+        return ""
+    runs = set(ours.split(", "))
+    pairs = zip(theirs.split(", "), ours.split(", "), strict=False)
+    different = [f"{here} (the run has {there})" for here, there in pairs if here not in runs]
+    return f": it has {', '.join(different) or 'tensors of other names or shapes'}"
 
 
 def check_chat_template(digest: bytes, learner: Learner) -> None:

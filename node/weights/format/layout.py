@@ -14,6 +14,7 @@ begin and end. Both sides derive the layout from their copy of the model. Only i
 import bisect
 import itertools
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from node.weights.format.digests import LAYOUT_DIGEST_BYTES, version_root
 from node.weights.format.dtypes import BFLOAT16, DTYPES, Dtype
 
 TENSOR_NAME_BYTES: Final = 1024
+
+_LAYER: Final = re.compile(r"\.(\d+)\.")
+_EMBEDDING: Final = re.compile(r"embed_tokens|wte|embed_in|word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,18 @@ class Layout:
     """Words of the whole version."""
     digest: bytes
     """LAYOUT_DIGEST_BYTES bytes over names, dtypes, shapes and the frame size."""
+
+    @property
+    def summary(self) -> str:
+        """What people compare where two digests differ, at most about 150 characters."""
+        numbers = [int(number[1]) for span in self.tensors if (number := _LAYER.search(span.name))]
+        embeddings = [span.shape[0] for span in self.tensors if _EMBEDDING.search(span.name) and span.shape]
+        dtypes = sorted({span.dtype.name for span in self.tensors})
+        return (
+            f"layers {max(numbers, default=-1) + 1}, vocabulary {max(embeddings, default=0)}, "
+            f"parameters {sum(span.elements for span in self.tensors)}, tensors {len(self.tensors)}, "
+            f"dtypes {' '.join(dtypes)}"
+        )
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":

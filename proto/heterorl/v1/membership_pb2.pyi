@@ -91,6 +91,9 @@ class JoinRequest(_message.Message):
     BASE_ROOT_FIELD_NUMBER: _builtins.int
     BASE_PARTS_FIELD_NUMBER: _builtins.int
     BASE_PART_NAMES_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    LAYOUT_SUMMARY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -125,6 +128,16 @@ class JoinRequest(_message.Message):
     """Digests of 8 bytes of up to 64 equal runs of version 0's frames, in order: they tell in what another
     base differs. Unset with base_root.
     """
+    task_digest: _builtins.bytes
+    """Samplers: `task_digest` of the JoinResponse whose task `prompts` and `grader_digest` are of. Where it is not
+    the run's any more, both are passed over. Empty: not known yet. Others: empty.
+    """
+    grader_digest: _builtins.bytes
+    """Samplers: 16 bytes, digest of the code that makes prompts and grades, as it was loaded. Others: empty."""
+    layout_summary: _builtins.str
+    """What the layout of `layout_digest` looks like, for people: tensors, parameters, layers, vocabulary and types,
+    at most 200 characters. Shown where two layouts differ.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -150,10 +163,13 @@ class JoinRequest(_message.Message):
         base_root: _builtins.bytes = ...,
         base_parts: _builtins.bytes = ...,
         base_part_names: _abc.Iterable[_builtins.str] | None = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
+        layout_summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,6 +191,9 @@ class JoinResponse(_message.Message):
     TASK_OPTIONS_JSON_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     GROUP_BYTES_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -193,6 +212,12 @@ class JoinResponse(_message.Message):
     """
     group_bytes: _builtins.int
     """Size of the largest encoded RolloutGroup of this run: hubs take no larger one."""
+    task_digest: _builtins.bytes
+    """16 bytes: digest of the task's name and options. Another one means that samplers load the task again."""
+    grader_digest: _builtins.bytes
+    """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    grader_said_by: _builtins.str
+    """Who says so, one line for people: the configuration, or how many samplers."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -214,10 +239,13 @@ class JoinResponse(_message.Message):
         task_options_json: _builtins.str = ...,
         prompts: _builtins.int = ...,
         group_bytes: _builtins.int = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
+        grader_said_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,6 +810,8 @@ class GetStatusResponse(_message.Message):
     MAX_STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
     TEACHING_FIELD_NUMBER: _builtins.int
     BATCH_GROUPS_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -807,6 +837,10 @@ class GetStatusResponse(_message.Message):
     """Staleness bound of the run, versions, as in JoinResponse."""
     batch_groups: _builtins.int
     """Groups per gradient step, as in JoinResponse."""
+    grader_digest: _builtins.bytes
+    """Digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    grader_said_by: _builtins.str
+    """As in JoinResponse."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -867,10 +901,12 @@ class GetStatusResponse(_message.Message):
         max_staleness_versions: _builtins.int = ...,
         teaching: Global___Teaching | None = ...,
         batch_groups: _builtins.int = ...,
+        grader_digest: _builtins.bytes = ...,
+        grader_said_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1102,6 +1138,7 @@ class PeerStatus(_message.Message):
     JOINS_FIELD_NUMBER: _builtins.int
     REFUSED_TWINS_FIELD_NUMBER: _builtins.int
     REFUSED_TWIN_S_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -1126,6 +1163,8 @@ class PeerStatus(_message.Message):
     """Times another process was refused under this name, which was in use, since the coordinator started."""
     refused_twin_s: _builtins.float
     """Seconds since the last of them; 0 before the first."""
+    grader_digest: _builtins.bytes
+    """Samplers: digest of their grader code. Empty: not told yet."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What it serves. Unset: nothing."""
@@ -1151,10 +1190,11 @@ class PeerStatus(_message.Message):
         joins: _builtins.int = ...,
         refused_twins: _builtins.int = ...,
         refused_twin_s: _builtins.float = ...,
+        grader_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,8 +159,8 @@ class LeasePromptsResponse(_message.Message):
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
     """The bound that was reached: concurrency, staleness, buffer or bytes; or what is missing: learner, ledger,
-    policy version, task (nobody has said how many prompts it has) or prompts (all are set aside).
-    Empty: none.
+    policy version, task (nobody has said how many prompts it has), prompts (all are set aside) or grader (the
+    caller's grader code is not the run's). Empty: none.
     """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
@@ -195,6 +195,7 @@ class PromptLease(_message.Message):
     TTL_S_FIELD_NUMBER: _builtins.int
     ROW_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Also the id of the group that answers it: <slot>.<attempt>, or e<version>-<place>.<attempt> for evaluation."""
     task: _builtins.str
@@ -209,6 +210,8 @@ class PromptLease(_message.Message):
     """The prompt's row of the run's data: a JSON object, UTF-8, at most 256 KiB. Empty: the run has no data."""
     purpose: Global___LeasePurpose.ValueType
     """What its group is for. The sampler does the same work either way. Unset: training."""
+    task_digest: _builtins.bytes
+    """As in JoinResponse: the name and options by which the prompt is made and graded."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How to sample them."""
@@ -224,10 +227,11 @@ class PromptLease(_message.Message):
         ttl_s: _builtins.float = ...,
         row: _builtins.bytes = ...,
         purpose: Global___LeasePurpose.ValueType = ...,
+        task_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "row", b"row", "sampling", b"sampling", "task", b"task", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "row", b"row", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,6 +418,8 @@ class RolloutGroup(_message.Message):
     KEPT_MASSES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     group_id: _builtins.str
@@ -461,6 +467,12 @@ class RolloutGroup(_message.Message):
     were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
     others, so that a reader that does not know this field finds these columns too short and refuses the group.
     """
+    task_digest: _builtins.bytes
+    """Of the lease: the task's name and options by which it was graded. A group of another one than the run's is
+    FOREIGN.
+    """
+    grader_digest: _builtins.bytes
+    """As joined with: the code that graded it. A group of another one than the run's is FOREIGN."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""
@@ -493,10 +505,12 @@ class RolloutGroup(_message.Message):
         kept_masses: _builtins.bytes = ...,
         metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
         drawn: _builtins.bytes = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "graded_at_s", b"graded_at_s", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "graded_at_s", b"graded_at_s", "grader_digest", b"grader_digest", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "task_digest", b"task_digest", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,8 @@ def opened(path: Path, **settings: object) -> tuple[list[object], list[object]]:
     rows = open_rows(DataConfig.model_validate({"file": path, **settings}), scratch=path.parent)
     try:
         training, evaluation = (
-            [json.loads(rows.row(index)) for index in indices] for indices in (rows.training, rows.evaluation)
+            [json.loads(rows.row(index)) for index in indices]
+            for indices in (range(rows.prompts), rows.evaluation)
         )
     finally:
         rows.close()

@@ -58,3 +58,15 @@ def test_a_buffer_that_never_fills_a_batch_is_refused(capacity: int, batch: int)
     with pytest.raises(ValueError, match="never fills"):
         buffer_of(capacity=capacity, batch=batch)
     assert ids(buffer_of(("a", 0), capacity=1, batch=1).take_batch()) == ["a"]
+
+
+def test_groups_graded_by_options_that_have_changed_are_given_up_and_not_trained_on() -> None:
+    buffer = buffer_of(("old", 1))
+    buffer.add(DeliveredGroup(make_group("new", task_digest=b"n"), sampler_id="s", spooled_at_s=0.0))
+    [(evicted, judged)] = buffer.evict_misgraded(b"n")
+    assert (evicted.group.group_id, judged.verdict) == ("old", Verdict.FOREIGN)
+    assert judged.detail == (
+        "it was graded by task options without a digest, the run's are 6e, "
+        "as the coordinator's configuration says"
+    )
+    assert len(buffer) == 1

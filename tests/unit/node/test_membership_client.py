@@ -41,7 +41,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         self.repeats = False
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
-        self.task_options_json = ""
+        self.task_digest = b"old"
         self.answer = membership_pb2.HeartbeatResponse()
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
@@ -49,7 +49,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         if self.refuse_join is not None:
             await refuse(context, self.refuse_join)
         return membership_pb2.JoinResponse(
-            task_options_json=self.task_options_json,
+            task_digest=self.task_digest,
             task="addition",
             group_size=4,
             batch_groups=8,
@@ -279,15 +279,18 @@ async def test_a_final_refusal_ends_it(reason: Reason) -> None:
         assert peer.readies == 0
 
 
-async def test_a_sampler_whose_task_has_changed_meanwhile_ends() -> None:
-    hub = Hub()
-    async with serving(hub) as port:
-        with pytest.RaisesGroup(pytest.RaisesExc(RefusedError, match=r"was '' .* is '\{\}' now; start this")):
-            async with peering(port):
-                await hub.heartbeats.get()
-                hub.task_options_json = "{}"
-                hub.refuse_heartbeat = Reason.NOT_JOINED
-                await asyncio.Event().wait()
+async def test_a_sampler_whose_task_has_changed_meanwhile_is_told_and_stays() -> None:
+    hub, told = Hub(), asyncio.Event()
+    async with serving(hub) as port, peering(port, task_changed=told.set) as peer:
+        await peer.client.settings()
+        await peer.client.tell_task(100, task_digest=b"old", grader_digest=b"g" * 16)
+        hub.task_digest = b"new"
+        hub.refuse_heartbeat = Reason.NOT_JOINED
+        await told.wait()
+        assert (await peer.client.settings()).task_digest == peer.client.task_digest == b"new"
+        _, first, again = [await hub.joins.get() for _ in range(3)]
+        for join in (first, again):
+            assert (join.prompts, join.task_digest, join.grader_digest) == (100, b"old", b"g" * 16)
 
 
 async def test_a_refusal_that_may_pass_is_tried_again() -> None:

@@ -59,7 +59,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def make_pool(harm: str) -> GraderPool:
-    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": harm})
+    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": harm}, environment=[MARK])
     return GraderPool(
         lambda: Grader(
             setup,
@@ -163,7 +163,9 @@ from sampler.tasks.task import TaskSetup
 from support.graded_texts import texts
 
 async def main():
-    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": "swallow"})
+    setup = TaskSetup(
+        "support.hostile_tasks:Hostile", {"harm": "swallow"}, environment=["HETERORL_TEST_MARK"]
+    )
     grader = Grader(setup, wall_limit_s=600, cpu_limit_s=600, memory_limit_bytes=1 << 30, killed=lambda: None)
     await grader.describe()
     print("ready", flush=True)

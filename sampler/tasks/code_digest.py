@@ -1,0 +1,67 @@
+"""A digest of the code that makes a task's prompts and grades, as this process has loaded it.
+
+It has, in the order of their names, the source of each module that the task's import loaded and that
+
+    belongs to the same package as the task, its grader or its environment; for what is built in,
+    to ``sampler.tasks``
+    or lies beside such a module, where that is not the place of installed packages: helpers of one's own
+
+and the version of the package that a built-in task needs. Where the modules lie does not count. What is
+imported later, while grading, is not seen.
+"""
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from node.task_options import GRADERS, JsonlOptions, VerifiersOptions, checked_options
+from sampler.tasks.task import BUILT_IN, TaskSetup
+
+DIGEST_BYTES: Final = 16
+
+_INSTALLED: Final = frozenset(
+    Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def code_digest(setup: TaskSetup) -> bytes:
+    """Return the digest, ``DIGEST_BYTES`` long, of what ``load_task`` has loaded for ``setup``."""
+    roots, packages = _roots(setup)
+    digest = hashlib.sha256()
+    for name, file in sorted(_modules(roots)):
+        digest.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    for package in packages:
+        digest.update(f"{package} {metadata.version(package)}\n".encode())
+    return digest.digest()[:DIGEST_BYTES]
+
+
+def _roots(setup: TaskSetup) -> tuple[set[str], tuple[str, ...]]:
+    """Return the packages or modules whose code counts, and the installed packages whose version does."""
+    names = {path: name for name, path in BUILT_IN.items()}
+    if setup.path not in names:
+        return {setup.path.partition(":")[0].partition(".")[0]}, ()
+    options = checked_options(names[setup.path], setup.options)
+    roots = {"sampler.tasks"}
+    if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
+        roots.add(options.grader.partition(":")[0].partition(".")[0])
+    if isinstance(options, VerifiersOptions):
+        roots.add(options.loader.partition(":")[0])
+    return roots, () if options is None or options.package is None else (options.package.replace("_", "-"),)
+
+
+def _modules(roots: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    files = {
+        name: Path(file).resolve()
+        for name, module in list(sys.modules.items())
+        if (file := getattr(module, "__file__", None)) and file.endswith(".py")
+    }
+    own = [root for root in roots if root != "sampler.tasks" and root in files]
+    beside = {files[root].parent for root in own if files[root].name != "__init__.py"} - _INSTALLED
+    for name, file in files.items():
+        is_named = any(name == root or name.startswith(f"{root}.") for root in roots)
+        if is_named or not beside.isdisjoint(file.parents):
+            yield name, file

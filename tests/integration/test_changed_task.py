@@ -1,0 +1,212 @@
+"""A run's task changed while it goes on: options, grader code, rows."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from heterorl.v1 import common_pb2
+from node.exit_code import ExitCode
+from sampler.engines.torch_engine import TorchEngine
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.learning import trained
+from support.sampler import learning, sampling
+from support.waiting import eventually, until
+
+GRADE = "def grade(row, completion):\n    return 1.0\n"
+A, B = b"a" * 16, b"b" * 16
+
+
+def write(path: Path, rows: int, *, first: int = 0) -> None:
+    with path.open("a") as file:
+        for n in range(first, first + rows):
+            file.write(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Return settings of a coordinator with ten rows, two of them held out."""
+    write(tmp_path / "sums.jsonl", 10)
+    return {
+        "task": "jsonl",
+        "prompts": None,
+        "data": {"file": tmp_path / "sums.jsonl", "evaluation_rows": 2},
+        "task_options": {"grader": "contains"},
+        "max_staleness_versions": 500,
+    }
+
+
+async def test_groups_graded_by_other_options_are_refused_by_name_and_what_waited_is_leased_again(
+    made: MadeRun, settings: dict[str, Any]
+) -> None:
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        await learner.drain()
+        spooled, late = (await sampler.lease(2)).leases
+        assert (await sampler.submit(spooled)).verdict == common_pb2.VERDICT_SPOOLED
+    settings["task_options"] = {"grader": "number"}
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        assert hub.metric("heterorl_coordinator_misgraded_groups_total", what="task options") == 1
+        await learner.join()
+        digest = (await sampler.join()).task_digest
+        await learner.drain()
+        assert digest != late.task_digest
+        refused = await sampler.submit(late)
+        assert refused.verdict == common_pb2.VERDICT_FOREIGN
+        assert refused.detail == (
+            f"it was graded by task options {late.task_digest.hex()}, the run's are {digest.hex()}, "
+            "as the coordinator's configuration says"
+        )
+        leases = {lease.lease_id: lease for lease in (await sampler.lease(2)).leases}
+        assert leases.keys() == {"0.2", "1.2"}
+        assert {lease.task_digest for lease in leases.values()} == {digest}
+        assert (await sampler.submit(leases["0.2"])).verdict == common_pb2.VERDICT_SPOOLED
+        assert hub.metric("heterorl_coordinator_misgraded_groups_total", what="task options") == 2
+
+
+async def test_a_sampler_with_another_grader_leases_nothing_and_its_group_is_refused_by_name(
+    made: MadeRun, settings: dict[str, Any]
+) -> None:
+    settings["grader_digest"] = A.hex()
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join(grader_digest=A)
+        await learner.drain()
+        (lease,) = (await sampler.lease(1)).leases
+        answer = await sampler.join(grader_digest=B)
+        assert (answer.grader_digest, answer.grader_said_by) == (A, "the coordinator's configuration")
+        none = await sampler.lease(1)
+        assert (list(none.leases), none.waits_for) == ([], "grader")
+        refused = await sampler.submit(lease, grader_digest=B)
+        assert refused.verdict == common_pb2.VERDICT_FOREIGN
+        assert refused.detail == (
+            f"grader code {B.hex()} is not the run's {A.hex()}, as the coordinator's configuration said"
+        )
+        status = await sampler.status()
+        assert status.grader_digest == A
+        assert [peer.grader_digest for peer in status.peers if peer.node_id == "sampler-1"] == [B]
+        assert hub.metric("heterorl_coordinator_misgraded_groups_total", what="grader code") == 1
+
+
+async def test_rows_are_added_while_the_run_goes_on_and_the_old_ones_keep_their_numbers(
+    made: MadeRun, settings: dict[str, Any]
+) -> None:
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        await learner.drain()
+        before = {lease.lease_id: lease for lease in (await sampler.lease(3)).leases}
+    write(settings["data"]["file"], 30, first=10)
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join()
+        assert (await sampler.join()).prompts == 38
+        await learner.drain()
+        for lease in before.values():
+            assert (await sampler.submit(lease)).verdict == common_pb2.VERDICT_SPOOLED
+        leases = (await sampler.lease(38)).leases
+        assert sorted(lease.prompt_index for lease in leases) == [*range(8), *range(10, 40)]
+        for lease in leases:
+            assert json.loads(lease.row)["answer"] == lease.prompt_index + 1
+
+
+async def test_samplers_load_changed_options_and_rows_and_go_on(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    async with running_hub(made, **settings) as hub, learning(hub, base, model_dir) as learner:
+        address = hub.address
+        stack_of_sampler = sampling(made, address, model_dir)
+        sampler = await stack_of_sampler.__aenter__()
+        await trained(await learner.drain(credits=1000), groups=3)
+        await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") == 3)
+    try:
+        settings["task_options"] = {"grader": "number", "system": "add"}
+        write(settings["data"]["file"], 5, first=10)
+        async with (
+            running_hub(made, **settings, listen=address) as hub,
+            learning(hub, base, model_dir, version=3) as learner,
+        ):
+            drain = await learner.drain(credits=1000, version=3)
+            response = await drain.hear()
+            group = response.group.group
+            assert base.tokenizer.decode(np.frombuffer(group.prompt_token_ids, "<i4")).startswith("add")
+            assert not sampler.ending.done()
+        assert await sampler.drained() is ExitCode.DRAINED
+    finally:
+        await stack_of_sampler.__aexit__(None, None, None)
+
+
+async def test_a_sampler_that_cannot_have_the_new_options_waits_and_says_so(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    async with running_hub(made, **settings) as hub, learning(hub, base, model_dir) as learner:
+        address = hub.address
+        stack_of_sampler = sampling(made, address, model_dir)
+        sampler = await stack_of_sampler.__aenter__()
+        await trained(await learner.drain(credits=1000), groups=1)
+        await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") == 1)
+    try:
+        other = settings | {"task_options": {"grader": "own:grade"}}
+        async with (
+            running_hub(made, **other, listen=address) as hub,
+            learning(hub, base, model_dir, version=1) as learner,
+        ):
+
+            async def waits() -> bool:
+                peers = (await learner.status()).peers
+                return any(peer.waits_for == "task that loads here" for peer in peers)
+
+            await eventually(waits, within_s=20)
+        async with (
+            running_hub(made, **settings, listen=address) as hub,
+            learning(hub, base, model_dir, version=1) as learner,
+        ):
+            drain = await learner.drain(credits=1000, version=1)
+            assert (await drain.hear()).WhichOneof("message") == "group"
+        assert await sampler.drained() is ExitCode.DRAINED
+    finally:
+        await stack_of_sampler.__aexit__(None, None, None)
+
+
+async def test_a_grader_edited_while_the_sampler_runs_is_loaded_again_and_told_before_it_grades(
+    made: MadeRun,
+    base: TorchEngine,
+    model_dir: Path,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "edited_grader.py").write_text(GRADE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    settings["task_options"] = {"grader": "edited_grader:grade"}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, allowed_graders=["edited_grader:grade"]) as sampler,
+    ):
+        drain = await learner.drain(credits=1000)
+        first = await trained(drain, groups=2)
+        (tmp_path / "edited_grader.py").write_text(GRADE.replace("1.0", "0.5"))
+        # The process ends, as at a limit, and the next one loads the edited file.
+        for worker in psutil.Process().children(recursive=True):
+            worker.kill()
+        was = first[0].grader_digest
+        changed: list[Any] = []
+        version = 2
+        async with asyncio.timeout(30):
+            while not changed:
+                response = await drain.hear()
+                if response.WhichOneof("message") == "group":
+                    version += 1
+                    group = response.group.group
+                    await drain.step(version, group.group_id)
+                    rewards = set(memoryview(group.rewards).cast("f"))
+                    assert rewards == ({1.0} if group.grader_digest == was else {0.5})
+                    changed += [group] if group.grader_digest != was else []
+        assert not sampler.ending.done()

@@ -1,0 +1,74 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import Grader, TaskChangedError
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import texts
+
+GRADE = "import own_words\n\ndef grade(row, completion):\n    return own_words.worth(completion.text)\n"
+WORTH = "def worth(text):\n    return 1.0\n"
+JSONL = "sampler.tasks.jsonl_task:JsonlTask"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with a grader of one's own, and a helper that it imports."""
+    (tmp_path / "own_grader.py").write_text(GRADE)
+    (tmp_path / "own_words.py").write_text(WORTH)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+def make(setup: TaskSetup) -> Grader:
+    return Grader(setup, wall_limit_s=30, cpu_limit_s=20, memory_limit_bytes=1 << 30, killed=lambda: None)
+
+
+async def digest(path: str = JSONL, **options: Any) -> bytes:
+    grader = make(TaskSetup(path, options))
+    try:
+        return (await grader.describe()).code_digest
+    finally:
+        await grader.close()
+
+
+async def test_the_digest_is_of_the_code_wherever_it_lies(
+    own: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await digest(grader="own_grader:grade")
+    assert len(here) == 16
+    there = tmp_path_factory.mktemp("elsewhere")
+    for file in own.glob("*.py"):
+        file.rename(there / file.name)
+    monkeypatch.setattr(sys, "path", [str(there), *sys.path[1:]])
+    assert await digest(grader="own_grader:grade") == here
+    assert await digest(grader="exact") not in (b"", here)
+
+
+@pytest.mark.parametrize("file", ["own_grader.py", "own_words.py"])
+async def test_a_line_changed_in_a_grader_or_its_helper_is_another_digest(own: Path, file: str) -> None:
+    before = await digest(grader="own_grader:grade")
+    with (own / file).open("a") as code:
+        code.write("# stricter\n")
+    assert await digest(grader="own_grader:grade") != before
+
+
+async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_process_is_another(
+    own: Path,
+) -> None:
+    setup = TaskSetup(JSONL, {"grader": "own_grader:grade"})
+    pool = GraderPool(lambda: make(setup), most=1)
+    try:
+        await pool.start()
+        prompt = await pool.prompt(0, '{"prompt": "a"}')
+        (own / "own_words.py").write_text(WORTH.replace("1.0", "0.5"))
+        # The process that runs has loaded its code.
+        assert (await pool.grade(prompt, 0, texts("x"), "{}")).rewards == [1.0]
+        await pool._graders[0].close()
+        with pytest.raises(TaskChangedError, match="the task's code was changed on the disk: digest"):
+            await pool.grade(prompt, 0, texts("x"), "{}")
+    finally:
+        await pool.close()
