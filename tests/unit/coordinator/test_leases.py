@@ -384,7 +384,9 @@ def steps(call: Callable[[], object]) -> int:
 
 def busy_desk(open_slots: int) -> Desk:
     """Return a desk with so many slots open: leased by other samplers, a few of them in the spool."""
-    wide = Bounds(1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2)
+    wide = Bounds(
+        1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2, buffer_bytes=1 << 40
+    )
     desk = Desk(make_accounts(prompts=1 << 20), bounds=wide)
     for sampler in range(open_slots // 64):
         granted = desk.lease(f"other-{sampler}", 64)
