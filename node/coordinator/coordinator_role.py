@@ -46,7 +46,7 @@ async def build(context: RoleContext) -> list[Service]:
     """
     config = context.config.section(CoordinatorConfig)
     rows = await _open_rows(config, context.state_dir)
-    prompts = config.prompts if rows is None else len(rows.training)
+    prompts = config.known_prompts if rows is None else len(rows.training)
     run_id, clock = context.run.run_id, context.clock
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
@@ -60,6 +60,7 @@ async def build(context: RoleContext) -> list[Service]:
         prompts=prompts,
         seed=config.prompt_seed,
         lease_ttl_s=config.lease_ttl_s,
+        lease_max_s=config.lease_max_s,
         prompt_retry_s=config.prompt_retry_s,
         now=clock.now(),
         evaluation=config.evaluation_settings,

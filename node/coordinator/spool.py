@@ -80,7 +80,7 @@ class Spool:
     @property
     def capacity(self) -> Capacity:
         """How many groups could be leased now."""
-        return decisions.room(self._accounts, self._bounds, now=self._clock.now())
+        return decisions.room(self._accounts, self._bounds)
 
     async def close(self) -> None:
         """Finish what was begun and close the ledger and the data."""
@@ -137,7 +137,7 @@ class Spool:
         Raises:
             RefusedError: See ``decisions.sampler_joins``.
         """
-        await self._settle(
+        refusal = await self._settle(
             lambda _: decisions.sampler_joins(
                 self._accounts,
                 sampler_id=sampler_id,
@@ -146,6 +146,8 @@ class Spool:
                 prompts=prompts,
             )
         )
+        if refusal is not None:
+            raise refusal
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Extend leases to a full term; return those whose work is in vain."""
@@ -270,7 +272,7 @@ class Spool:
         Raises:
             RefusedError: MALFORMED.
         """
-        answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged))
+        answer = await self._settle(lambda now: decisions.judgement(self._accounts, judged, now=now))
         if answer is None:
             return
         self._metrics.groups.labels(judged.verdict).inc()
@@ -308,7 +310,7 @@ class Spool:
             is_behind=bool(self._accounts.gap),
             lost_steps=self._accounts.lost_steps,
         )
-        self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
+        self._metrics.bad_prompts.set(self._accounts.bad_prompts.count_aside(self._clock.now()))
         self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _show(self, outcome: Outcome) -> None:

@@ -4,19 +4,21 @@
 returns the answer. A decision that raises has changed nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.capacity import Bounds, Capacity, capacity
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
-from node.coordinator.work.leases import Standing
+from node.coordinator.work.leases import Claim
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
-from node.limits import LEASES_PER_PEER
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, RolloutGroup, Verdict
 
@@ -32,6 +34,11 @@ EMPTY_PAUSE_S: Final = 1.0
 
 PARTIAL_PAUSE_S: Final = 0.5
 """Until a sampler asks again that was granted less than it asked for."""
+
+
+_FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
+"""Verdicts of the learner that are held against a sampler; one that is far away may be stale through no
+fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +82,24 @@ def lease(
     Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
     lease slots again that were trained on. A sampler whose policy is older than the staleness bound gets
     nothing: what it began now would be stale when done, and one that is behind gets as much less as it is
-    behind. Held-out prompts come first and on top of the bounds,
-    up to their share of the sampler's leases; which slots are leased does not depend on them.
+    behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first and on top of the
+    bounds, up to their part of the sampler's leases; which slots are leased does not depend on them.
     """
     learner, unconfirmed = accounts.learner, _unconfirmed(accounts)
     if learner is None or unconfirmed:
         return Decision(LeaseGrant((), LEARNER_PAUSE_S, unconfirmed))
     if held is None or held.number < learner.version - bounds.max_staleness_versions:
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
-    free = room(accounts, bounds, now=now, behind_versions=max(0, learner.version - held.number))
-    training = sum(
-        slot.lease is not None and slot.lease.holder == sampler_id
-        for slot in accounts.slots.open_slots.values()
-    )
-    running = training + accounts.evaluations.running(sampler_id)
-    unused = min(wanted, LEASES_PER_PEER - running)
+    free = room(accounts, bounds, behind_versions=max(0, learner.version - held.number))
+    share = accounts.share(sampler_id, free=free.groups, now=now)
+    running = accounts.held(sampler_id)
+    unused = max(0, min(wanted, share.leases - running))
     held_out = accounts.evaluations.grant(
-        sampler_id, unused, held_version=held.number, running=running, now=now
+        sampler_id,
+        unused if share.bound == "share" else 0,  # whom nobody believes is asked for training alone
+        held_version=held.number,
+        running=running,
+        now=now,
     )
     evaluating = _evaluation_leases(accounts, work, held_out, ttl_s=ttl_s)
     granted = min(unused - len(evaluating), free.groups)
@@ -99,18 +107,26 @@ def lease(
         sampler_id,
         granted,
         now=now,
-        is_aside=lambda prompt_index: accounts.bad_prompts.is_aside(prompt_index, now=now),
+        aside=lambda prompt_index: accounts.bad_prompts.aside(prompt_index, sampler_id, now=now),
     )
     leased = [slot for slot in slots if slot.state is SlotState.LEASED]
     leases = (
         *evaluating,
         *(_lease(group_id(slot.number, slot.granted), slot, work, ttl_s=ttl_s) for slot in leased),
     )
-    transaction = Transaction(slots=slots, evaluation=held_out)
+    standing = accounts.standings.of(sampler_id)
+    begun = standing.granted(len(leases), free=running + free.groups, now=now)
+    transaction = Transaction(
+        slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
+    )
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), transaction)
-    bound = free.bound if len(leased) == granted else "prompts"
-    return Decision(LeaseGrant(leases, PARTIAL_PAUSE_S if leases else EMPTY_PAUSE_S, bound), transaction)
+    if len(leased) < granted:
+        bound = "prompts"
+    else:
+        bound = share.bound if unused < wanted and granted < free.groups else free.bound
+    pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
+    return Decision(LeaseGrant(leases, pause_s, bound), transaction)
 
 
 def _evaluation_leases(
@@ -127,15 +143,12 @@ def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLeas
     return PromptLease(lease_id, work.task, slot.prompt_index, work.group_size, work.sampling, ttl_s)
 
 
-def room(accounts: Accounts, bounds: Bounds, *, now: float, behind_versions: int = 0) -> Capacity:
-    """Return how many groups may be leased now, to a sampler so far behind the learner."""
+def room(accounts: Accounts, bounds: Bounds, *, behind_versions: int = 0) -> Capacity:
+    """Return how many groups may be leased, to a sampler so far behind the learner."""
     if waits_for := _unconfirmed(accounts):
         return Capacity(0, waits_for)
-    prompts = accounts.slots.prompts
-    if prompts is None:
+    if accounts.slots.prompts is None:
         return Capacity(0, "task")
-    if accounts.bad_prompts.are_all_aside(prompts, now=now):
-        return Capacity(0, "prompts")
     return capacity(bounds, accounts.load(), behind_versions=behind_versions)
 
 
@@ -172,14 +185,14 @@ def submission(
     def say(
         verdict: Verdict, detail: str = "", *, slot: Slot | None = None, stored: StoredGroup | None = None
     ) -> Decision[Submitted]:
-        slots = () if slot is None else (slot,)
-        answered = (each.prompt_index for each in slots if stored is not None)
         transaction = Transaction(
-            slots=slots,
-            stored=stored,
-            verdicts=((sampler_id, verdict),),
-            lifted_prompts=tuple(index for index in answered if index in accounts.bad_prompts),
+            slots=() if slot is None else (slot,), stored=stored, verdicts=((sampler_id, verdict),)
         )
+        if stored is not None and slot is not None:
+            transaction = _answered(accounts, transaction, slot.prompt_index, sampler_id, now=now)
+        elif slot is not None:
+            refused = accounts.standings.of(sampler_id).after_refusal(now=now)
+            transaction = replace(transaction, standings=(refused,))
         return Decision(Submitted(verdict, detail), transaction)
 
     if is_evaluation_lease(name):
@@ -197,12 +210,12 @@ def submission(
         return say(Verdict.MALFORMED, f"{name[:100]!r} is no group id")
     if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
         return say(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
-    match accounts.slots.standing(*parsed, sampler_id):
-        case Standing.NEVER_GRANTED:
+    match accounts.slots.claim(*parsed, sampler_id):
+        case Claim.NEVER_GRANTED:
             return say(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
-        case Standing.DUPLICATE:
+        case Claim.DUPLICATE:
             return say(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
-        case Standing.LOST:
+        case Claim.LOST:
             return say(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = accounts.learner
     if learner is None:
@@ -221,6 +234,23 @@ def submission(
     return say(Verdict.SPOOLED, slot=accounts.slots.submitted(*parsed), stored=stored)
 
 
+def _answered(
+    accounts: Accounts, transaction: Transaction, prompt_index: int, sampler_id: str, *, now: float
+) -> Transaction:
+    """Return the transaction of a group, with what it makes of its sampler and of one that failed its
+    prompt."""
+    standings, bad_prompts = accounts.standings, accounts.bad_prompts
+    before = standings.of(sampler_id)
+    after = before.delivered(held=accounts.held(sampler_id))
+    wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
+    contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
+    return replace(
+        transaction,
+        standings=(*(() if after == before else (after,)), *contradicted),
+        lifted_prompts=(prompt_index,) if prompt_index in bad_prompts else (),
+    )
+
+
 def _evaluated(
     accounts: Accounts,
     work: Work,
@@ -234,10 +264,10 @@ def _evaluated(
     """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
     evaluations, learner = accounts.evaluations, accounts.learner
     evaluation = evaluations.under_way
-    standing = evaluations.standing(name, sampler_id)
-    if standing is Standing.DUPLICATE:
+    claim = evaluations.claim(name, sampler_id)
+    if claim is Claim.DUPLICATE:
         return Decision(Submitted(Verdict.DUPLICATE, f"the prompt of lease {name} has its answer already"))
-    if standing is not Standing.WANTED or evaluation is None:
+    if claim is not Claim.WANTED or evaluation is None:
         return Decision(Submitted(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s"))
     if learner is None:
         raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
@@ -253,8 +283,9 @@ def _evaluated(
     if problem is not None:
         return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
     assert isinstance(group, RolloutGroup)
-    counted = evaluations.counted(name, group, now=now)
-    return Decision(Submitted(Verdict.SPOOLED), Transaction(evaluation=counted))
+    transaction = Transaction(evaluation=evaluations.counted(name, group, now=now))
+    answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
+    return Decision(Submitted(Verdict.SPOOLED), answered)
 
 
 def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: float) -> Decision[None]:
@@ -270,30 +301,33 @@ def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: floa
 
 def sampler_joins(
     accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
-) -> Decision[None]:
+) -> Decision[RefusedError | None]:
     """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    The answer is why it may not work although its word is noted, or None.
 
     Raises:
         RefusedError: TASK_MISMATCH.
     """
     if not prompts:
         return Decision(None)
-    size = agreed_size(
+    said = agreed_size(
         accounts.task,
         task=task,
         configured=configured,
+        words=accounts.size_words,
         prompts=prompts,
         held_out=accounts.evaluations.held_out_prompts,
         sampler_id=sampler_id,
     )
-    if size is None:
-        return Decision(None)
-    # Where the task is another one, so are its prompts.
-    lifted = tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
-    return Decision(None, Transaction(task=size, lifted_prompts=lifted))
+    transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))
+    if said.size is not None:
+        # Where the task is another one, so are its prompts.
+        transaction = replace(transaction, lifted_prompts=accounts.bad_prompts.without(None).lifted)
+    return Decision(said.refusal, transaction)
 
 
-def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
+def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
     """Decide what the learner's verdict on a group changes; None: nothing.
 
     DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
@@ -321,13 +355,41 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
     answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
-    return Decision(answer, Transaction(slots=(slot,), verdicts=((attempt.holder, judged.verdict),)))
+    standing = accounts.standings.of(attempt.holder)
+    is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
+    transaction = Transaction(
+        slots=(slot,),
+        verdicts=((attempt.holder, judged.verdict),),
+        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
+    )
+    return Decision(answer, transaction)
 
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
-    """End the leases whose time is up; the answer is how many."""
+    """End the leases whose time is up, and slots that nobody may take; the answer is how many leases."""
     slots = accounts.slots.expire(now)
-    bad = accounts.bad_prompts.entries(slots, details={}, now=now)
     evaluation = accounts.evaluations.expire(now)
-    expired = len(slots) + (0 if evaluation is None else len(evaluation.slots))
-    return Decision(expired, Transaction(slots=slots, bad_prompts=bad, evaluation=evaluation))
+    expired = (*slots, *(() if evaluation is None else evaluation.slots))
+    holders = Counter(slot.attempts[-1].holder for slot in expired)
+    reports = (
+        Report(
+            slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
+        )
+        for slot in slots
+        if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is Failure.EXPIRED
+    )
+    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
+    given_up = accounts.slots.given_up(
+        now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
+    )
+    transaction = Transaction(
+        slots=(*slots, *given_up),
+        bad_prompts=bad.bad,
+        lifted_prompts=bad.lifted,
+        evaluation=evaluation,
+        standings=tuple(
+            accounts.standings.of(name).after_expiry(n, term_s=accounts.lease_ttl_s, now=now)
+            for name, n in holders.items()
+        ),
+    )
+    return Decision(len(expired), transaction)

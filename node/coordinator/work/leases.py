@@ -8,12 +8,13 @@ A slot is one intended use of one prompt. It has attempts; the first attempt sub
         |-----------------refuse---------------'--------------------'
         '-- once too many attempts have failed (see ``retries``), instead: abandoned
 
-    skipped: its turn came while its prompt was aside; never leased
+    skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
     lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
           restored, or the learner says that it had the group before; never leased again
 
-A late attempt, whose lease expired, still wins while the slot is available or leased again. What the learner
-says it has trained on is a fact: it settles the slot, whoever holds it by then.
+A lease ends a term after its holder's last heartbeat, and at its maximal age whatever heartbeats say (see
+``standing``). A late attempt, whose lease expired, still wins while the slot is available or leased again.
+What the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
 
 Decisions return slots as they are to become and change nothing; ``apply`` makes them so once they are on
 disk. The deadlines of leases are kept in memory only: after a restart every lease gets a full term, because
@@ -21,19 +22,23 @@ nobody could renew it meanwhile.
 """
 
 import enum
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
-from node.coordinator.work.retries import SAME_SAMPLER_S, reopened, retry_after_s
+from node.coordinator.work.retries import SAME_SAMPLER_S, WAIT_FOR_OTHERS_S, given_up, reopened, retry_after_s
 from node.coordinator.work.slots import (
     SETTLED,
     UNTRAINED,
     Attempt,
     Slot,
     SlotState,
+    group_id,
     slot_and_attempt,
 )
 from node.failure import FAULTS, Failure
@@ -44,8 +49,12 @@ SUSPECTS_PER_GRANT: Final = 4
 SKIPS_PER_GRANT: Final = 1024
 """Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
 
+LEFT_TO_OTHERS_PER_GRANT: Final = 16
+"""Slots left to other samplers for one grant, because their prompts are kept from this one: few, so that a
+sampler that has failed every prompt does not spend an epoch."""
 
-class Standing(enum.Enum):
+
+class Claim(enum.Enum):
     """What a submission under some id is, before anyone looks into the group."""
 
     WANTED = "wanted"
@@ -99,8 +108,13 @@ class Leases:
         self._open: dict[int, Slot] = {}
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
         self._deadline_s: dict[int, float] = {}
+        self._granted_at_s: dict[int, float] = {}
+        """When the newest lease of an open slot was granted; in memory only, as all these times are."""
         self._retry_at_s: dict[int, float] = {}
-        """Of slots that are available and had a fault; in memory only, as deadlines are."""
+        """Of slots that are available and had a fault."""
+        self._waiting_since_s: dict[int, float] = {}
+        """Of slots that are available."""
+        self._held: Counter[str] = Counter()
         self._lost = lost
         self._next_slot = next_slot
         self.apply(slots, now=now)
@@ -119,6 +133,33 @@ class Leases:
         """Count slots by state."""
         return dict(self._counts)
 
+    def held(self, holder: str) -> int:
+        """Count the leases of a sampler."""
+        return self._held[holder]
+
+    def leases_of(self, holder: str) -> tuple[tuple[Slot, float], ...]:
+        """Return the slots that a sampler holds, with the time when each was leased. Looks at every open
+        slot."""
+        return tuple(
+            (slot, self._granted_at_s[slot.number])
+            for slot in self._open.values()
+            if slot.lease is not None and slot.lease.holder == holder
+        )
+
+    def oldest_leases(self) -> dict[str, float]:
+        """Return when each sampler's oldest lease was granted. Looks at every open slot."""
+        oldest: dict[str, float] = {}
+        for number in self._deadline_s:
+            lease, granted_at_s = self._open[number].lease, self._granted_at_s[number]
+            if lease is not None and granted_at_s < oldest.get(lease.holder, math.inf):
+                oldest[lease.holder] = granted_at_s
+        return oldest
+
+    def took_s(self, slot: Slot, *, now: float) -> float | None:
+        """Return the time from lease to group of a slot just won; None where it is not known."""
+        granted_at_s = self._granted_at_s.get(slot.number)
+        return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
+
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
         return [slot for _, slot in sorted(self._open.items()) if slot.state in UNTRAINED]
@@ -136,32 +177,34 @@ class Leases:
         named = entry.attempt(attempt)
         return named is not None and named.is_submitted
 
-    def standing(self, slot: int, attempt: int, holder: str) -> Standing:
+    def claim(self, slot: int, attempt: int, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         if not self.is_known(slot):
-            return Standing.NEVER_GRANTED
+            return Claim.NEVER_GRANTED
         if slot in self._lost:
-            return Standing.LOST
+            return Claim.LOST
         entry = self._open.get(slot)
         if entry is None:
-            return Standing.DUPLICATE
+            return Claim.DUPLICATE
         named = entry.attempt(attempt)
         if named is None or named.holder != holder or named.failure in FAULTS:
-            return Standing.NEVER_GRANTED
+            return Claim.NEVER_GRANTED
         if named.is_submitted or entry.state in UNTRAINED:
-            return Standing.DUPLICATE
-        return Standing.WANTED
+            return Claim.DUPLICATE
+        return Claim.WANTED
 
     def grant(
-        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool]
+        self, holder: str, wanted: int, *, now: float, aside: Callable[[int], Aside]
     ) -> tuple[Slot, ...]:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 
         Args:
-            is_aside: Whether a prompt is to be passed over; its slot is returned as SKIPPED.
+            aside: Whether a prompt is to be passed over. A new slot is then returned as SKIPPED, or as
+            AVAILABLE
+                where others may have it.
         """
-        again = list(self._up_again(holder, wanted, now=now))
-        fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), is_aside))
+        again = list(self._up_again(holder, wanted, aside, now=now))
+        fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), aside))
         leased = (
             replace(
                 slot,
@@ -169,10 +212,9 @@ class Leases:
                 granted=slot.granted + 1,
                 attempts=(*slot.attempts, Attempt(slot.granted + 1, holder)),
             )
-            for slot in (*again, *fresh)
-            if slot.state is SlotState.AVAILABLE
+            for slot in (*again, *(slot for slot, is_granted in fresh if is_granted))
         )
-        return (*leased, *(slot for slot in fresh if slot.state is SlotState.SKIPPED))
+        return (*leased, *(slot for slot, is_granted in fresh if not is_granted))
 
     def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
         """Return, unbegun, the slots of those leases that ``holder`` holds."""
@@ -182,20 +224,21 @@ class Leases:
             if slot is not None
         )
 
-    def failed(self, holder: str, lease_id: str, fault: Failure, *, is_last: bool) -> Slot | None:
-        """Note that ``holder`` could not answer a lease; None where it does not hold it.
-
-        Args:
-            is_last: Whether the slot gets no other attempt, however many it has left.
-        """
+    def failed(self, holder: str, lease_id: str, fault: Failure) -> Slot | None:
+        """Note that ``holder`` could not answer a lease; None where it does not hold it."""
         slot = self._leased(lease_id, holder)
-        if slot is None:
-            return None
-        failed = reopened(slot.with_failure(slot.granted, fault))
-        return replace(failed, state=SlotState.ABANDONED) if is_last else failed
+        return None if slot is None else reopened(slot.with_failure(slot.granted, fault))
 
-    def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
-        """Extend the leases to a full term from ``now``; return those whose work is in vain.
+    def freed(self, holder: str) -> tuple[Slot, ...]:
+        """Return, as if unbegun, every slot that ``holder`` holds."""
+        return self.release(
+            holder, (group_id(slot.number, slot.granted) for slot, _ in self.leases_of(holder))
+        )
+
+    def renew(
+        self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float = math.inf
+    ) -> tuple[str, ...]:
+        """Extend the leases to a full term from ``now``, none beyond its maximal age; return those in vain.
 
         An expired lease is not in vain while nobody else has the prompt.
         """
@@ -203,7 +246,8 @@ class Leases:
         for lease_id in lease_ids:
             slot = self._leased(lease_id, holder)
             if slot is not None:
-                self._deadline_s[slot.number] = now + self._lease_ttl_s
+                if now < self._granted_at_s[slot.number] + max_age_s:
+                    self._deadline_s[slot.number] = now + self._lease_ttl_s
             elif not self._may_still_win(lease_id, holder):
                 lost.append(lease_id)
         return tuple(lost)
@@ -213,6 +257,14 @@ class Leases:
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
             for slot in (self._open[n] for n, deadline_s in self._deadline_s.items() if deadline_s <= now)
+        )
+
+    def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
+        """End the slots that have waited too long for a sampler that may have their prompt."""
+        return tuple(
+            given_up(self._open[number])
+            for number, since_s in self._waiting_since_s.items()
+            if since_s + WAIT_FOR_OTHERS_S <= now and is_kept_from_some(self._open[number].prompt_index)
         )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
@@ -280,6 +332,8 @@ class Leases:
         """Make decided slots the truth; a lease that is new gets its full term."""
         for slot in slots:
             before = self._open.pop(slot.number, None)
+            if before is not None and before.lease is not None:
+                self._held[before.lease.holder] -= 1
             self._next_slot = max(self._next_slot, slot.number + 1)
             self._counts[slot.state] += 1
             if before is not None:
@@ -293,17 +347,28 @@ class Leases:
             self._retry_at_s.pop(slot.number, None)
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
+            if slot.state is not SlotState.AVAILABLE:
+                self._waiting_since_s.pop(slot.number, None)
+            else:
+                self._waiting_since_s.setdefault(slot.number, now)
+            if slot.state in SETTLED or slot.state in UNTRAINED:
+                self._granted_at_s.pop(slot.number, None)
             if slot.lease is None:
                 self._deadline_s.pop(slot.number, None)
-            elif before is None or before.lease != slot.lease:
+                continue
+            self._held[slot.lease.holder] += 1
+            if before is None or before.lease != slot.lease:
                 self._deadline_s[slot.number] = now + self._lease_ttl_s
+                self._granted_at_s[slot.number] = now
 
-    def _up_again(self, holder: str, wanted: int, *, now: float) -> Iterator[Slot]:
+    def _up_again(
+        self, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
+    ) -> Iterator[Slot]:
         suspects = max(1, wanted // SUSPECTS_PER_GRANT)
         for _, slot in sorted(self._open.items()):
             if wanted <= 0:
                 return
-            if slot.state is not SlotState.AVAILABLE:
+            if slot.state is not SlotState.AVAILABLE or aside(slot.prompt_index) is not Aside.NOT:
                 continue
             if slot.had_fault():
                 retry_at_s = self._retry_at_s.get(slot.number, now)
@@ -314,16 +379,21 @@ class Leases:
             wanted -= 1
             yield slot
 
-    def _fresh(self, wanted: int, is_aside: Callable[[int], bool]) -> Iterator[Slot]:
-        number, skips = self._next_slot, 0
-        while wanted > 0 and skips < SKIPS_PER_GRANT:
+    def _fresh(self, wanted: int, aside: Callable[[int], Aside]) -> Iterator[tuple[Slot, bool]]:
+        """Yield slots that were never leased, and whether each is granted now."""
+        number, skips, left = self._next_slot, 0, 0
+        while wanted > 0 and skips < SKIPS_PER_GRANT and left < LEFT_TO_OTHERS_PER_GRANT:
             slot = self._unused(number)
-            if is_aside(slot.prompt_index):
-                skips += 1
-                yield replace(slot, state=SlotState.SKIPPED)
-            else:
-                wanted -= 1
-                yield slot
+            match aside(slot.prompt_index):
+                case Aside.FOR_ALL:
+                    skips += 1
+                    yield replace(slot, state=SlotState.SKIPPED), False
+                case Aside.FOR_IT:
+                    left += 1
+                    yield slot, False
+                case Aside.NOT:
+                    wanted -= 1
+                    yield slot, True
             number += 1
 
     def _unused(self, number: int) -> Slot:
@@ -350,4 +420,4 @@ class Leases:
         slot = self._open.get(number)
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
-        return self.standing(number, attempt, holder) is Standing.WANTED
+        return self.claim(number, attempt, holder) is Claim.WANTED
