@@ -1,10 +1,8 @@
-"""The coordinator's side of one open DrainRollouts stream: what was sent, and what may be sent next."""
+"""The coordinator's side of one open DrainRollouts stream: how much may be sent, and what is to be told."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from typing import Final
 
-from node.coordinator.work.slots import Slot, group_id
 from node.errors import Reason, RefusedError
 
 _CREDITS: Final = 1 << 20
@@ -14,10 +12,8 @@ _CREDITS: Final = 1 << 20
 class DrainStream:
     """One stream to a learner; the spool delivers on it until it ends."""
 
-    def __init__(self, held_group_ids: Iterable[str], *, learner_epoch: int) -> None:
-        """Begin a stream to a learner that still holds some groups from an earlier one."""
+    def __init__(self, *, learner_epoch: int) -> None:
         self.learner_epoch = learner_epoch
-        self._sent = set(held_group_ids)
         self._credits = 0
         self._acknowledgement: int | None = None
         self._refusal: RefusedError | None = None
@@ -68,17 +64,14 @@ class DrainStream:
         version, self._acknowledgement = self._acknowledgement, None
         return version
 
-    def next_slot(self, untrained: Sequence[Slot]) -> Slot | None:
-        """Return the oldest slot whose group can be sent now, and count it as sent."""
-        waiting = {group_id(slot.number, slot.winner): slot for slot in untrained}
-        # Only what may still be delivered is worth remembering; the rest would grow for ever.
-        self._sent &= waiting.keys()
-        fresh = next((name for name in waiting if name not in self._sent), None)
-        if fresh is None or not self._credits:
-            return None
-        self._sent.add(fresh)
+    @property
+    def has_credit(self) -> bool:
+        """Whether the learner has room for a group."""
+        return self._credits > 0
+
+    def take_credit(self) -> None:
+        """Count a group as sent."""
         self._credits -= 1
-        return waiting[fresh]
 
     def put_back_credit(self) -> None:
         """Return the credit of a group that could not be sent after all."""

@@ -70,6 +70,15 @@ class CoordinatorMetrics:
         self.transaction = histogram(
             "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
         )
+        self.waiting_callers = gauge(
+            "waiting_callers", "Requests that wait for their turn to be decided and written to the ledger."
+        )
+        self.dropped_decisions = counter(
+            "dropped_decisions",
+            "Requests that were not decided: their callers had gone, or were told to come back, because too "
+            "many waited (full), they had waited too long (late) or the coordinator stopped (draining).",
+            "cause",
+        )
         self.prompt_faults = counter(
             "prompt_faults",
             "Leases given back because their prompts could not be answered, by reason.",
@@ -120,6 +129,8 @@ class CoordinatorMetrics:
         for verdict in Verdict:
             self.groups.labels(verdict)
             self.evaluation_groups.labels(verdict)
+        for cause in ("gone", "full", "late", "draining"):
+            self.dropped_decisions.labels(cause)
         for fault in FAULTS:
             self.prompt_faults.labels(fault)
         for reason in Failure:

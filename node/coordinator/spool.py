@@ -155,7 +155,7 @@ class Spool:
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
-        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
+        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now), is_urgent=True)
         if expired:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
@@ -200,7 +200,9 @@ class Spool:
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
         """Begin the evaluation that is due; ``head`` is the newest announced version."""
-        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
+        await self._settle(
+            lambda now: decisions.evaluation_turn(self._accounts, head, now=now), is_urgent=True
+        )
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one.
@@ -208,7 +210,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.learner_joins``.
         """
-        await self._settle(lambda _: history.learner_joins(self._accounts, learner))
+        await self._settle(lambda _: history.learner_joins(self._accounts, learner), is_urgent=True)
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -221,7 +223,7 @@ class Spool:
             announced = tuple(Announced(version.number, version.root, now) for version in fresh)
             return Decision(None, Transaction(announced=announced))
 
-        await self._settle(decide)
+        await self._settle(decide, is_urgent=True)
 
     async def open_drain(self, hello: Hello) -> DrainStream:
         """Begin a learner's stream and end the one before it.
@@ -231,7 +233,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.drain_opens``; DUPLICATE; LEDGER_BEHIND.
         """
-        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
+        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello), is_urgent=True)
         self._show(outcome)
         if outcome.accepted_loss:
             logger.error(
@@ -241,7 +243,8 @@ class Spool:
         self._accounts.confirm()
         if self._drain is not None:
             self._drain.end(_fenced())
-        drain = self._drain = DrainStream(hello.held_group_ids, learner_epoch=hello.epoch)
+        self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
+        drain = self._drain = DrainStream(learner_epoch=hello.epoch)
         if hello.records:
             drain.acknowledge(hello.version)
         return drain
@@ -253,10 +256,11 @@ class Spool:
             if version is not None:
                 yield version
                 continue
-            slot = drain.next_slot(self._accounts.slots.untrained())
+            slot = self._accounts.slots.next_undelivered() if drain.has_credit else None
             if slot is None:
                 await drain.wait()
                 continue
+            drain.take_credit()
             stored = await self._transactions.read(slot)
             if stored is None:
                 drain.put_back_credit()
@@ -272,7 +276,9 @@ class Spool:
         Raises:
             RefusedError: MALFORMED.
         """
-        answer = await self._settle(lambda now: decisions.judgement(self._accounts, judged, now=now))
+        answer = await self._settle(
+            lambda now: decisions.judgement(self._accounts, judged, now=now), is_urgent=True
+        )
         if answer is None:
             return
         self._metrics.groups.labels(judged.verdict).inc()
@@ -296,7 +302,7 @@ class Spool:
                 raise _fenced()
             return history.step(self._accounts, record)
 
-        self._show(await self._settle(decide))
+        self._show(await self._settle(decide, is_urgent=True))
         drain.acknowledge(record.version)
 
     def show_load(self) -> None:

@@ -1,6 +1,7 @@
 """One transaction after another: decide, write to the ledger, apply to the accounts, answer.
 
-    decide --transaction--> ledger thread (fsync) --> accounts --> answer
+    waiting --its turn--> decide --transaction--> ledger thread (fsync) --> accounts --> answer
+       '-- its caller has gone, has waited too long, or the process stops: dropped, nothing was decided
 
 A transaction that was begun is always finished, even if its caller has gone: memory and disk never tell
 different stories.
@@ -8,9 +9,10 @@ different stories.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from node.clock import Clock
@@ -21,11 +23,31 @@ from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.slots import Slot, SlotState
 from node.errors import Reason, RefusedError
+from node.process.abandoned_threads import abandon
 
 logger = logging.getLogger(__name__)
 
-WAITING_TRANSACTIONS: Final = 4096
-"""Callers that may wait for the ledger; more are told to come back. A second of a slow disk's work."""
+WAITING_CALLERS: Final = 4096
+"""Callers that may wait for the ledger; more are told to come back."""
+
+WAIT_S: Final = 5.0
+"""Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
+
+CLOSE_S: Final = 5.0
+"""Longest the last write and the closing of the ledger may take. A process that ends without them loses
+nothing that was answered."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A decision that waits for its turn."""
+
+    decide: Callable[[float], Decision[Any]]
+    answer: "asyncio.Future[Any]"
+
+    def refuse(self, refusal: RefusedError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(refusal)
 
 
 class Transactions:
@@ -40,23 +62,44 @@ class Transactions:
         self._metrics = metrics
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
-        self._turn = asyncio.Lock()
-        self._begun: set[asyncio.Task[Any]] = set()
+        self._urgent: OrderedDict[_Request, None] = OrderedDict()
+        self._waiting: OrderedDict[_Request, None] = OrderedDict()
+        self._worker: asyncio.Task[None] | None = None
+        self._is_closing = False
+        metrics.waiting_callers.set_function(lambda: len(self._urgent) + len(self._waiting))
 
-    async def settle(self, decide: Callable[[float], Decision[Answer]]) -> Answer:
+    async def settle(self, decide: Callable[[float], Decision[Answer]], *, is_urgent: bool = False) -> Answer:
         """Return the answer of a decision, once its transaction is on disk and applied.
 
+        Args:
+            is_urgent: Goes before those that are not, and waits as long as it takes: for the run's one
+                learner and our own upkeep, which thousands of samplers must not hold up.
         Raises:
-            RefusedError: BUSY, where too many wait; DISK; what ``decide`` raises. Nothing was changed.
+            RefusedError: BUSY, where too many wait or this one has waited for too long; DRAINING; DISK; what
+                ``decide`` raises. Nothing was changed.
         """
-        if len(self._begun) >= WAITING_TRANSACTIONS:
-            raise RefusedError(
-                Reason.BUSY, f"{WAITING_TRANSACTIONS} requests wait for the ledger", fix="try again later"
-            )
-        task = asyncio.create_task(self._settle(decide))
-        self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
-        return await asyncio.shield(task)
+        if self._is_closing:
+            raise self._dropped("draining")
+        if not is_urgent and len(self._waiting) >= WAITING_CALLERS:
+            raise self._dropped("full")
+        loop = asyncio.get_running_loop()
+        request = _Request(decide, loop.create_future())
+        line = self._urgent if is_urgent else self._waiting
+        line[request] = None
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        limit = None if is_urgent else loop.call_later(WAIT_S, self._give_up, request)
+        try:
+            answer: Answer = await request.answer
+            return answer
+        except asyncio.CancelledError:
+            if request in line:
+                del line[request]
+                self._metrics.dropped_decisions.labels("gone").inc()
+            raise
+        finally:
+            if limit is not None:
+                limit.cancel()
 
     async def read(self, slot: Slot) -> StoredGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
@@ -72,30 +115,78 @@ class Transactions:
             again = self.accounts.slots.refused(slot.number, slot.winner)
             return Decision(None, Transaction(slots=() if again is None else (again,)))
 
-        await self.settle(give_up)
+        await self.settle(give_up, is_urgent=True)
         return None
 
     async def close(self) -> None:
-        """Finish what was begun and close the ledger."""
-        if self._begun:
-            await asyncio.wait(self._begun)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.close)
-        self._thread.shutdown()
+        """Refuse those that wait, finish what was begun and close the ledger, within CLOSE_S."""
+        self._is_closing = True
+        for line in (self._urgent, self._waiting):
+            for request in line:
+                request.refuse(self._dropped("draining"))
+            line.clear()
+        is_closed = False
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._worker is not None:
+                    await asyncio.wait({self._worker})
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.close)
+                is_closed = True
+        except TimeoutError:
+            logger.error("ledger not closed in time", extra={"limit_s": CLOSE_S})
+        finally:
+            self._thread.shutdown(wait=False)
+            if not is_closed:
+                abandon("ledger")
+
+    async def _work(self) -> None:
+        while line := self._urgent or self._waiting:
+            request, _ = line.popitem(last=False)
+            if request.answer.cancelled():  # its caller has not run since
+                self._metrics.dropped_decisions.labels("gone").inc()
+                continue
+            try:
+                answer = await self._settle(request.decide)
+            except Exception as error:  # the caller's to handle, whatever it is
+                if request.answer.done():
+                    logger.error("decision failed after its caller had gone", exc_info=error)
+                else:
+                    request.answer.set_exception(error)
+            else:
+                if not request.answer.done():
+                    request.answer.set_result(answer)
+            await asyncio.sleep(0)  # heartbeats go between two decisions, also where none of them is written
 
     async def _settle(self, decide: Callable[[float], Decision[Answer]]) -> Answer:
-        async with self._turn:
-            now = self._clock.now()
-            decision = decide(now)
-            if decision.transaction != NOTHING:
-                started_s = self._clock.monotonic()
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
-                self._metrics.transaction.observe(self._clock.monotonic() - started_s)
-                self.accounts.apply(decision.transaction, now=now)
-                self._note_abandoned(decision.transaction)
-                if decision.transaction.evaluation is not None:
-                    self._note_evaluation(decision.transaction.evaluation)
-            return decision.answer
+        now = self._clock.now()
+        decision = decide(now)
+        if decision.transaction != NOTHING:
+            started_s = self._clock.monotonic()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
+            self._metrics.transaction.observe(self._clock.monotonic() - started_s)
+            self.accounts.apply(decision.transaction, now=now)
+            self._note_abandoned(decision.transaction)
+            if decision.transaction.evaluation is not None:
+                self._note_evaluation(decision.transaction.evaluation)
+        return decision.answer
+
+    def _give_up(self, request: _Request) -> None:
+        if request in self._waiting:
+            del self._waiting[request]
+            request.refuse(self._dropped("late"))
+
+    def _dropped(self, cause: str) -> RefusedError:
+        """Count a decision that was not taken; return what its caller is told."""
+        self._metrics.dropped_decisions.labels(cause).inc()
+        if cause == "draining":
+            return RefusedError(Reason.DRAINING, "the coordinator is stopping", fix="connect again later")
+        return RefusedError(
+            Reason.BUSY,
+            f"{len(self._waiting)} callers wait for the coordinator's ledger, this one for "
+            f"{WAIT_S if cause == 'late' else 0:g} s",
+            fix="ask again after a pause; if it lasts, its disk is too slow for so many samplers",
+        )
 
     def _note_abandoned(self, transaction: Transaction) -> None:
         bad = {entry.slot: entry for entry in transaction.bad_prompts}

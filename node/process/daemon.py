@@ -7,7 +7,8 @@ A stage is built only when the one before it is ready, so that a learner may enr
 its own process. The daemon stops on SIGTERM or SIGINT, on SIGHUP unless that was ignored at the start
 (nohup), and when a service returns or fails. It drains from the last stage to the first, so that no service
 loses one it depends on; the services of a stage stop together. A service still running after
-``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled.
+``drain_timeout_s``, or at a second SIGTERM or SIGINT, is named in the log and cancelled. The process ends
+without a service that does not heed that within CANCELLED_S.
 """
 
 import asyncio
@@ -22,12 +23,17 @@ from typing import Final
 
 from node.errors import ConfigError, RefusedError, StartupError
 from node.exit_code import ExitCode, exit_code_of_failure
+from node.process.abandoned_threads import abandon, exit_without_them
 from node.process.service import Service
 
 logger = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """SIGHUP comes from a terminal that closes and drains; the configuration is never read again."""
+
+CANCELLED_S: Final = 15.0
+"""How long cancelled services may take to put away what they hold. After the default ``drain_timeout_s`` it is
+over before systemd (TimeoutStopSec) and Kubernetes kill."""
 
 
 class Phase(enum.StrEnum):
@@ -72,8 +78,14 @@ async def run_daemon(
             daemon.draining = tasks.create_task(daemon.drain(), name="drain")
             await asyncio.wait([daemon.draining], timeout=drain_timeout_s)
             daemon.draining.cancel()
-            daemon.cancel_late()
-        # From here on a signal kills: a service that ignores its cancellation cannot hold the process.
+            late = daemon.cancel_late()
+        # From here on a signal kills.
+        if late:
+            _, deaf = await asyncio.wait(late, timeout=CANCELLED_S)
+            for task in deaf:
+                abandon(task.get_name())
+            if deaf:
+                exit_without_them(daemon.exit_code)
     logger.info("stopped", extra={"exit_code": int(daemon.exit_code)})
     return daemon.exit_code
 
@@ -156,15 +168,16 @@ class _Daemon:
             if stage.services:
                 await asyncio.wait(stage.services)
 
-    def cancel_late(self) -> None:
+    def cancel_late(self) -> list[asyncio.Task[None]]:
         late = [task for stage in self._stages for task in stage.services if not task.done()]
         if not late:
-            return
+            return late
         logger.error("late to drain", extra={"services": sorted(task.get_name() for task in late)})
         if self.exit_code is ExitCode.DRAINED:
             self.exit_code = ExitCode.FAILED
         for task in late:
             task.cancel()
+        return late
 
 
 async def _build(stage: StartStage) -> Sequence[Service]:

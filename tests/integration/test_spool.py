@@ -17,7 +17,7 @@ from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
@@ -61,7 +61,8 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
         await spool.admit_learner(LEARNER)
         yield spool, ledger, told
     finally:
-        await spool.close()
+        if not spool._transactions._is_closing:
+            await spool.close()
 
 
 async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verdict:
@@ -103,7 +104,7 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_spool(path) as (spool, ledger, _):
-        monkeypatch.setattr(transactions, "WAITING_TRANSACTIONS", 2)
+        monkeypatch.setattr(transactions, "WAITING_CALLERS", 2)
         ledger.gate = asyncio.Event()
         waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -113,6 +114,123 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
         ledger.gate.set()
         grants = [await task for task in waiting[:2]]
         assert [grant.leases[0].lease_id for grant in grants] == ["0.1", "1.1"]
+
+
+async def begin(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[LeaseGrant]":
+    """Return a caller whose lease is being written until the ledger's gate is set."""
+    ledger.gate = asyncio.Event()
+    begun = asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0)))
+    await asyncio.wait({begun}, timeout=0.05)
+    return begun
+
+
+async def crowd(spool: Spool, callers: int) -> "list[asyncio.Task[LeaseGrant]]":
+    waiting = [asyncio.create_task(spool.lease(f"s{n}", 1, PolicyVersion(0))) for n in range(callers)]
+    await asyncio.sleep(0)
+    return waiting
+
+
+def dropped(spool: Spool, cause: str) -> float:
+    counter = spool._metrics.dropped_decisions.labels(cause)
+    return float(counter._value.get())
+
+
+async def test_nothing_is_leased_to_a_caller_that_went_away_while_it_waited(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        begun = await begin(spool, ledger)
+        gone, patient = await crowd(spool, 2)
+        (waiting_callers,) = spool._metrics.waiting_callers.collect()
+        assert waiting_callers.samples[0].value == 2
+        gone.cancel()
+        await asyncio.wait({gone})
+        assert ledger.gate is not None
+        ledger.gate.set()
+        assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
+        assert [lease.lease_id for lease in (await patient).leases] == ["1.1"]
+        assert spool.accounts.slots.running("s0") == 0
+        assert dropped(spool, "gone") == 1
+
+
+async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        begun = await begin(spool, ledger)
+        monkeypatch.setattr(transactions, "WAIT_S", 0.05)
+        (late,) = await crowd(spool, 1)
+        with pytest.raises(
+            RefusedError, match=r"wait for the coordinator's ledger, this one for 0.05 s"
+        ) as refused:
+            await late
+        assert refused.value.reason is Reason.BUSY
+        assert dropped(spool, "late") == 1
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await begun
+        assert spool.accounts.slots.running("s0") == 0
+
+
+async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, told):
+        await spool.lease("s1", 1, PolicyVersion(0))
+        await submit(spool, "0.1")
+        begun = await begin(spool, ledger)
+        waiting = await crowd(spool, 1000)
+        judging = asyncio.create_task(spool.judge(GroupVerdict("0.1", Verdict.ACCEPTED)))
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait({begun})
+        await judging
+        assert sum(task.done() for task in waiting) <= 1
+        assert told == [("s1", GroupVerdict("0.1", Verdict.ACCEPTED))]
+        await asyncio.wait(waiting)
+
+
+async def test_heartbeats_go_on_between_decisions_that_write_nothing(path: Path) -> None:
+    async with open_spool(path) as (spool, _, _):
+        waiting = [asyncio.create_task(spool.lease("s1", 1, None)) for _ in range(200)]
+        await asyncio.sleep(0)
+        turns = 0
+        while not all(task.done() for task in waiting):
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 200
+
+
+async def test_a_thousand_that_wait_are_refused_at_once_when_the_coordinator_stops(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        begun = await begin(spool, ledger)
+        waiting = await crowd(spool, 1000)
+        closing = asyncio.create_task(spool.close())
+        done, _ = await asyncio.wait(waiting, timeout=5)
+        assert len(done) == 1000
+        refusals = [task.exception() for task in waiting]
+        assert {error.reason for error in refusals if isinstance(error, RefusedError)} == {Reason.DRAINING}
+        assert not begun.done()
+        assert ledger.gate is not None
+        ledger.gate.set()
+        assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
+        await closing
+        with pytest.raises(RefusedError, match="stopping"):
+            await spool.lease("s1", 1, PolicyVersion(0))
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transactions, "CLOSE_S", 0.05)
+    abandoned: list[str] = []
+    monkeypatch.setattr(transactions, "abandon", abandoned.append)
+    async with open_spool(path) as (spool, ledger, _):
+        begun = await begin(spool, ledger)
+        await spool.close()
+        assert abandoned == ["ledger"]
+        assert "ledger not closed in time" in caplog.messages
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await begun
+        ledger.close()
 
 
 async def test_two_samplers_asking_at_once_never_get_the_same_prompt(path: Path) -> None:
@@ -149,8 +267,9 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         await submit(spool, "1.1")
         drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         drain.add_credits(1)
-        slot = drain.next_slot(spool.accounts.slots.untrained())
+        slot = spool.accounts.slots.next_undelivered()
         assert slot is not None
+        drain.take_credit()
         await spool.judge(GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._transactions.read(slot) is None

@@ -255,12 +255,12 @@ class Accounts:
         """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
         evaluating = self.evaluations.running(sampler_id)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
-        held = self.slots.held(sampler_id) + evaluating
+        held = self.slots.running(sampler_id) + evaluating
         return self.standings.share(sampler_id, held=held, free=free, fleet=fleet, now=now)
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return self.slots.held(sampler_id) + self.evaluations.running(sampler_id)
+        return self.slots.running(sampler_id) + self.evaluations.running(sampler_id)
 
     def load(self) -> Load:
         """Count what is in flight."""

@@ -22,16 +22,24 @@ nobody could renew it meanwhile.
 """
 
 import enum
+import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import LostSlots
+from node.coordinator.work.open_slots import Deadlines, OpenSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
-from node.coordinator.work.retries import SAME_SAMPLER_S, WAIT_FOR_OTHERS_S, given_up, reopened, retry_after_s
+from node.coordinator.work.retries import (
+    SAME_SAMPLER_S,
+    WAIT_FOR_OTHERS_S,
+    given_up,
+    reopened,
+    retry_after_s,
+)
 from node.coordinator.work.slots import (
     SETTLED,
     UNTRAINED,
@@ -45,6 +53,10 @@ from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
+
+SUSPECTS_LOOKED_AT: Final = 64
+"""Slots that had a fault and are considered for one grant, lowest first. Those that wait are passed over, for
+seconds; where more wait, the ones behind them wait as well."""
 
 SKIPS_PER_GRANT: Final = 1024
 """Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
@@ -105,16 +117,15 @@ class Leases:
         self.prompts = prompts
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
-        self._open: dict[int, Slot] = {}
+        self._open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
-        self._deadline_s: dict[int, float] = {}
-        self._granted_at_s: dict[int, float] = {}
-        """When the newest lease of an open slot was granted; in memory only, as all these times are."""
+        self._deadlines = Deadlines()
         self._retry_at_s: dict[int, float] = {}
-        """Of slots that are available and had a fault."""
-        self._waiting_since_s: dict[int, float] = {}
-        """Of slots that are available."""
-        self._held: Counter[str] = Counter()
+        """Of slots that are available and had a fault; in memory only, as all these times are."""
+        self._granted_at_s: dict[int, float] = {}
+        """Of the newest lease of each slot that is leased or available again."""
+        self._waiting = Deadlines()
+        """When slots that are available are given up, if their prompts are kept from somebody."""
         self._lost = lost
         self._next_slot = next_slot
         self.apply(slots, now=now)
@@ -127,42 +138,54 @@ class Leases:
     @property
     def open_slots(self) -> Mapping[int, Slot]:
         """Slots that are not settled, by number."""
-        return self._open
+        return self._open.by_number
 
-    def counts(self) -> dict[SlotState, int]:
-        """Count slots by state."""
-        return dict(self._counts)
+    @property
+    def running_by_holder(self) -> Mapping[str, int]:
+        """Count the leases of each sampler that has any."""
+        return self._open.running_by_holder
 
-    def held(self, holder: str) -> int:
+    def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
-        return self._held[holder]
+        return self._open.running(holder)
 
-    def leases_of(self, holder: str) -> tuple[tuple[Slot, float], ...]:
-        """Return the slots that a sampler holds, with the time when each was leased. Looks at every open
-        slot."""
-        return tuple(
-            (slot, self._granted_at_s[slot.number])
-            for slot in self._open.values()
-            if slot.lease is not None and slot.lease.holder == holder
-        )
+    def held_by(self, holder: str) -> frozenset[int]:
+        """Return the slots that a sampler holds leases on."""
+        return self._open.held_by(holder)
 
     def oldest_leases(self) -> dict[str, float]:
-        """Return when each sampler's oldest lease was granted. Looks at every open slot."""
-        oldest: dict[str, float] = {}
-        for number in self._deadline_s:
-            lease, granted_at_s = self._open[number].lease, self._granted_at_s[number]
-            if lease is not None and granted_at_s < oldest.get(lease.holder, math.inf):
-                oldest[lease.holder] = granted_at_s
-        return oldest
+        """Return when each sampler's oldest lease was granted. Looks at every lease."""
+        return {
+            holder: min(self._granted_at_s[number] for number in self.held_by(holder))
+            for holder in self.running_by_holder
+        }
 
     def took_s(self, slot: Slot, *, now: float) -> float | None:
         """Return the time from lease to group of a slot just won; None where it is not known."""
         granted_at_s = self._granted_at_s.get(slot.number)
         return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
 
+    def counts(self) -> dict[SlotState, int]:
+        """Count slots by state."""
+        return dict(self._counts)
+
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
-        return [slot for _, slot in sorted(self._open.items()) if slot.state in UNTRAINED]
+        return [self.open_slots[number] for number in sorted(self._open.untrained)]
+
+    def deliver_anew(self, held: Collection[str]) -> None:
+        """Count every group that waits for training as undelivered, except those that the learner holds."""
+        for slot in self.untrained():
+            is_held = group_id(slot.number, slot.winner) in held
+            (self._open.undelivered.discard if is_held else self._open.undelivered.add)(slot.number)
+
+    def next_undelivered(self) -> Slot | None:
+        """Return the oldest slot whose group was not delivered, and count it as delivered; None: none."""
+        number = next(iter(self._open.undelivered), None)
+        if number is None:
+            return None
+        self._open.undelivered.discard(number)
+        return self.open_slots[number]
 
     def is_known(self, slot: int) -> bool:
         """Whether the slot was ever leased."""
@@ -171,7 +194,7 @@ class Leases:
     def has_submitted(self, name: str) -> bool:
         """Whether a group of this id was submitted here, or may have been in the time that was lost."""
         number, attempt = slot_and_attempt(name)
-        entry = self._open.get(number)
+        entry = self.open_slots.get(number)
         if entry is None:
             return self.is_known(number)
         named = entry.attempt(attempt)
@@ -183,7 +206,7 @@ class Leases:
             return Claim.NEVER_GRANTED
         if slot in self._lost:
             return Claim.LOST
-        entry = self._open.get(slot)
+        entry = self.open_slots.get(slot)
         if entry is None:
             return Claim.DUPLICATE
         named = entry.attempt(attempt)
@@ -200,8 +223,7 @@ class Leases:
 
         Args:
             aside: Whether a prompt is to be passed over. A new slot is then returned as SKIPPED, or as
-            AVAILABLE
-                where others may have it.
+                AVAILABLE where others may have it.
         """
         again = list(self._up_again(holder, wanted, aside, now=now))
         fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), aside))
@@ -231,14 +253,13 @@ class Leases:
 
     def freed(self, holder: str) -> tuple[Slot, ...]:
         """Return, as if unbegun, every slot that ``holder`` holds."""
-        return self.release(
-            holder, (group_id(slot.number, slot.granted) for slot, _ in self.leases_of(holder))
-        )
+        held = (self.open_slots[number] for number in sorted(self.held_by(holder)))
+        return self.release(holder, (group_id(slot.number, slot.granted) for slot in held))
 
     def renew(
         self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float = math.inf
     ) -> tuple[str, ...]:
-        """Extend the leases to a full term from ``now``, none beyond its maximal age; return those in vain.
+        """Extend leases to a full term from ``now``, none beyond its maximal age; return those in vain.
 
         An expired lease is not in vain while nobody else has the prompt.
         """
@@ -247,7 +268,7 @@ class Leases:
             slot = self._leased(lease_id, holder)
             if slot is not None:
                 if now < self._granted_at_s[slot.number] + max_age_s:
-                    self._deadline_s[slot.number] = now + self._lease_ttl_s
+                    self._deadlines.set(slot.number, now + self._lease_ttl_s)
             elif not self._may_still_win(lease_id, holder):
                 lost.append(lease_id)
         return tuple(lost)
@@ -256,24 +277,23 @@ class Leases:
         """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
-            for slot in (self._open[n] for n, deadline_s in self._deadline_s.items() if deadline_s <= now)
+            for slot in map(self.open_slots.__getitem__, self._deadlines.due(now))
         )
 
     def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
         """End the slots that have waited too long for a sampler that may have their prompt."""
-        return tuple(
-            given_up(self._open[number])
-            for number, since_s in self._waiting_since_s.items()
-            if since_s + WAIT_FOR_OTHERS_S <= now and is_kept_from_some(self._open[number].prompt_index)
-        )
+        waiting = map(self.open_slots.__getitem__, self._waiting.due(now))
+        return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
 
     def submitted(self, slot: int, attempt: int) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
-        return replace(self._open[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt)
+        return replace(
+            self.open_slots[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt
+        )
 
     def spent(self, slot: int, attempt: int) -> Slot:
         """Note that a WANTED attempt brought a group nobody can use."""
-        was = self._open[slot]
+        was = self.open_slots[slot]
         entry = was.with_submission(attempt).with_failure(attempt, Failure.REFUSED)
         is_running = was.lease is not None and was.lease.number == attempt
         return reopened(entry) if is_running else entry
@@ -302,7 +322,7 @@ class Leases:
         winners, doubled, unknown, lost = [], [], [], []
         for name in group_ids:
             number, attempt = slot_and_attempt(name)
-            entry = self._open.get(number)
+            entry = self.open_slots.get(number)
             if not self.is_known(number):
                 unknown.append(name)
             elif number in slots or number in found:
@@ -331,9 +351,8 @@ class Leases:
     def apply(self, slots: Iterable[Slot], *, now: float) -> None:
         """Make decided slots the truth; a lease that is new gets its full term."""
         for slot in slots:
-            before = self._open.pop(slot.number, None)
-            if before is not None and before.lease is not None:
-                self._held[before.lease.holder] -= 1
+            is_settled = slot.state in SETTLED
+            before = self._open.pop(slot.number) if is_settled else self._open.put(slot)
             self._next_slot = max(self._next_slot, slot.number + 1)
             self._counts[slot.state] += 1
             if before is not None:
@@ -342,42 +361,39 @@ class Leases:
                 self._counts[SlotState.LOST] -= 1
             if slot.state is SlotState.LOST:
                 self._lost.add(slot.number)
-            if slot.state not in SETTLED:
-                self._open[slot.number] = slot
             self._retry_at_s.pop(slot.number, None)
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
             if slot.state is not SlotState.AVAILABLE:
-                self._waiting_since_s.pop(slot.number, None)
-            else:
-                self._waiting_since_s.setdefault(slot.number, now)
-            if slot.state in SETTLED or slot.state in UNTRAINED:
+                self._waiting.discard(slot.number)
+            elif before is None or before.state is not SlotState.AVAILABLE:
+                self._waiting.set(slot.number, now + WAIT_FOR_OTHERS_S)
+            if is_settled or slot.state in UNTRAINED:
                 self._granted_at_s.pop(slot.number, None)
             if slot.lease is None:
-                self._deadline_s.pop(slot.number, None)
-                continue
-            self._held[slot.lease.holder] += 1
-            if before is None or before.lease != slot.lease:
-                self._deadline_s[slot.number] = now + self._lease_ttl_s
+                self._deadlines.discard(slot.number)
+            elif before is None or before.lease != slot.lease:
+                self._deadlines.set(slot.number, now + self._lease_ttl_s)
                 self._granted_at_s[slot.number] = now
 
     def _up_again(
         self, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
     ) -> Iterator[Slot]:
-        suspects = max(1, wanted // SUSPECTS_PER_GRANT)
-        for _, slot in sorted(self._open.items()):
-            if wanted <= 0:
-                return
-            if slot.state is not SlotState.AVAILABLE or aside(slot.prompt_index) is not Aside.NOT:
-                continue
-            if slot.had_fault():
-                retry_at_s = self._retry_at_s.get(slot.number, now)
-                retry_at_s += SAME_SAMPLER_S if slot.had_fault(holder) else 0.0
-                if not suspects or retry_at_s > now:
-                    continue
-                suspects -= 1
-            wanted -= 1
-            yield slot
+        def may_have(number: int) -> bool:
+            return aside(self.open_slots[number].prompt_index) is Aside.NOT
+
+        candidates = islice(self._open.suspect, SUSPECTS_LOOKED_AT)
+        due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
+        suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
+        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + SUSPECTS_LOOKED_AT))
+        numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
+        return map(self.open_slots.__getitem__, numbers)
+
+    def _may_retry(self, number: int, holder: str, *, now: float) -> bool:
+        """Whether a slot that had a fault may be leased to this sampler now."""
+        retry_at_s = self._retry_at_s.get(number, now)
+        had_it = self.open_slots[number].had_fault(holder)
+        return retry_at_s + (SAME_SAMPLER_S if had_it else 0.0) <= now
 
     def _fresh(self, wanted: int, aside: Callable[[int], Aside]) -> Iterator[tuple[Slot, bool]]:
         """Yield slots that were never leased, and whether each is granted now."""
@@ -405,19 +421,19 @@ class Leases:
 
     def _in_play(self, slot: int, attempt: int) -> Slot | None:
         """Return a slot whose group waits for training and came from this attempt."""
-        entry = self._open.get(slot)
+        entry = self.open_slots.get(slot)
         return entry if entry is not None and entry.state in UNTRAINED and entry.winner == attempt else None
 
     def _leased(self, lease_id: str, holder: str) -> Slot | None:
         number, attempt = slot_and_attempt(lease_id)
-        slot = self._open.get(number)
+        slot = self.open_slots.get(number)
         if slot is None or slot.lease is None:
             return None
         return slot if slot.lease.number == attempt and slot.lease.holder == holder else None
 
     def _may_still_win(self, lease_id: str, holder: str) -> bool:
         number, attempt = slot_and_attempt(lease_id)
-        slot = self._open.get(number)
+        slot = self.open_slots.get(number)
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
         return self.claim(number, attempt, holder) is Claim.WANTED

@@ -1,11 +1,17 @@
 """The life of a slot, driven step by step."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from node.coordinator.work import leases
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.leases import Claim
 from node.coordinator.work.retries import FIRST_RETRY_S, MAX_ATTEMPTS, WAIT_FOR_OTHERS_S
@@ -350,3 +356,97 @@ def test_five_expiries_of_two_samplers_set_a_prompt_aside_and_five_refusals_do_n
         desk.lease("s2" if attempt == 2 else "s1", 2)
     assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 2
     assert [(bad.slot, bad.reason) for bad in desk.accounts.bad_prompts.newest(5)] == [(0, Failure.EXPIRED)]
+
+
+def undelivered(desk: Desk) -> list[int]:
+    numbers = []
+    while (slot := desk.accounts.slots.next_undelivered()) is not None:
+        numbers.append(slot.number)
+    return numbers
+
+
+def test_each_group_is_delivered_once_oldest_first(desk: Desk) -> None:
+    granted = desk.lease("s1", 3)
+    desk.submit(granted[2])
+    desk.submit(granted[0])
+    assert undelivered(desk) == [0, 2]
+    desk.submit(granted[1])
+    assert undelivered(desk) == [1]
+
+
+def test_a_new_stream_is_delivered_every_group_that_the_learner_does_not_hold(desk: Desk) -> None:
+    for lease_id in desk.lease("s1", 3):
+        desk.submit(lease_id)
+    undelivered(desk)
+    desk.accounts.slots.deliver_anew({"1.1", "nonsense"})
+    assert undelivered(desk) == [0, 2]
+
+
+def test_a_group_that_is_out_of_play_before_its_turn_is_not_delivered(desk: Desk) -> None:
+    for lease_id in desk.lease("s1", 3):
+        desk.submit(lease_id)
+    desk.train(1, "0.1")
+    refuse(desk, "1.1")
+    assert undelivered(desk) == [2]
+    desk.submit(desk.lease("s1", 1, held=1)[0])
+    assert undelivered(desk) == [1], "the slot's next group is another one"
+
+
+def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
+    granted = desk.lease("s1", 4)
+    desk.lease("s2", 1)
+    slots = desk.accounts.slots
+    assert (slots.running("s1"), slots.running("s2"), slots.running("s3")) == (4, 1, 0)
+    desk.submit(granted[0])
+    desk.release("s1", granted[1])
+    assert slots.held_by("s1") == {2, 3}
+    desk.expire(TTL_S)
+    assert slots.running_by_holder == {}
+
+
+def steps(call: Callable[[], object]) -> int:
+    """Count the lines of Python that a call executes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def busy_desk(open_slots: int) -> Desk:
+    """Return a desk with so many slots open: leased by other samplers, a few of them in the spool."""
+    wide = Bounds(1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2)
+    desk = Desk(make_accounts(prompts=1 << 20), bounds=wide)
+    for sampler in range(open_slots // 64):
+        granted = desk.lease(f"other-{sampler}", 64)
+        desk.submit(granted[0], f"other-{sampler}")
+    return desk
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda desk, mine: desk.lease("s1", 4),
+        lambda desk, mine: desk.release("s1", mine[0]),
+        lambda desk, mine: desk.submit(mine[1]),
+        lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
+        lambda desk, mine: desk.expire(1.0),
+        lambda desk, mine: desk.train(1, "0.1"),
+        lambda desk, mine: desk.accounts.slots.next_undelivered(),
+    ],
+    ids=["lease", "release", "submit", "renew", "expire", "step", "deliver"],
+)
+def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
+    act: Callable[[Desk, list[str]], object],
+) -> None:
+    few, many = (busy_desk(open_slots) for open_slots in (64, 4096))
+    cost = [steps(partial(act, desk, desk.lease("s1", 4))) for desk in (few, many)]
+    assert cost[1] <= 1.2 * cost[0] + 50

@@ -9,6 +9,7 @@ import pytest
 
 from node.errors import ConfigError, StartupError
 from node.exit_code import ExitCode
+from node.process import daemon
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service
 
@@ -223,6 +224,32 @@ async def test_who_is_late_to_drain_is_named_and_cancelled(caplog: pytest.LogCap
     (record,) = [record for record in caplog.records if record.message == "late to drain"]
     assert vars(record)["services"] == ["hub", "stuck"]
     assert {"stuck is cancelled", "quick ends"} <= set(story)
+
+
+async def test_the_process_ends_without_a_service_that_does_not_heed_its_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, ended = asyncio.Event(), list[tuple[str, int]]()
+
+    class Deaf(Scripted):
+        async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+            try:
+                await super().run(ready=ready, stopping=stopping)
+            finally:
+                await may_end.wait()
+
+    def end(exit_code: int) -> None:
+        ended.append(("exit", exit_code))
+        may_end.set()
+
+    monkeypatch.setattr(daemon, "CANCELLED_S", 0.05)
+    monkeypatch.setattr(daemon, "abandon", lambda name: ended.append((name, 0)))
+    monkeypatch.setattr(daemon, "exit_without_them", end)
+    story = Story()
+    stages = [stage("s", Deaf("deaf", story, drains_after=asyncio.Event()))]
+    announce = stop_when_serving(story)
+    assert await run_daemon(stages, drain_timeout_s=0.05, announce=announce) is ExitCode.FAILED
+    assert ended == [("deaf", 0), ("exit", ExitCode.FAILED)]
 
 
 async def test_a_second_signal_ends_the_drain_at_once() -> None:

@@ -160,8 +160,7 @@ class Evaluations:
 
     def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
-        open_slots = self._leases.open_slots.values()
-        return sum(slot.lease is not None and slot.lease.holder == holder for slot in open_slots)
+        return self._leases.running(holder)
 
     def work(self, work: Work) -> Work:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""

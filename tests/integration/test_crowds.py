@@ -1,0 +1,88 @@
+"""More samplers than the coordinator's disk can answer: who goes first, what is dropped, how it ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from heterorl.v1 import rollout_pb2
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import Transaction
+from support.hub import HandPeer, RunningHub, running_hub
+from support.identity import MadeRun
+
+CALLERS = 1000
+WRITE_S = 0.01
+PATIENCE_S = 1.0
+"""A caller's deadline: a tenth of what it takes to answer them all."""
+
+
+@pytest.fixture
+def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Ledger.record
+
+    def slowly(ledger: Ledger, transaction: Transaction) -> None:
+        time.sleep(WRITE_S)
+        record(ledger, transaction)
+
+    monkeypatch.setattr(Ledger, "record", slowly)
+
+
+async def asking(sampler: HandPeer, *, patience_s: float) -> rollout_pb2.LeasePromptsResponse | None:
+    request = rollout_pb2.LeasePromptsRequest(max_leases=1, held=sampler.held)
+    try:
+        return await sampler.rollout.LeasePrompts(request, timeout=patience_s)
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+            raise
+        return None
+
+
+@asynccontextmanager
+async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer]]:
+    """Run a coordinator with room for every caller; its learner and a sampler have joined."""
+    async with (
+        running_hub(made, concurrency_groups=4096, buffer_groups=4096, batch_groups=2048) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await learner.join()
+        await sampler.join()
+        await learner.drain()
+        yield hub, sampler
+
+
+@pytest.mark.usefixtures("slow_ledger")
+async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_who_wait_are_leased_to(
+    made: MadeRun,
+) -> None:
+    async with crowded_hub(made) as (hub, sampler):
+        callers = [asyncio.create_task(asking(sampler, patience_s=PATIENCE_S)) for _ in range(CALLERS)]
+        longest_s = 0.0
+        while not all(caller.done() for caller in callers):
+            started_s = time.monotonic()
+            await sampler.heartbeat()
+            longest_s = max(longest_s, time.monotonic() - started_s)
+        heard = sum(len(grant.leases) for caller in callers if (grant := caller.result()) is not None)
+        held = hub.hub._spool.accounts.slots.running("sampler-1")
+        assert 0 < heard < CALLERS
+        assert held - heard <= 20, "work of callers who had gone"
+        assert hub.metric("heterorl_coordinator_dropped_decisions_total", cause="gone") > CALLERS / 2
+        assert longest_s < 2.0
+
+
+@pytest.mark.usefixtures("slow_ledger")
+async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(made: MadeRun) -> None:
+    async with crowded_hub(made) as (hub, sampler):
+        callers = [asyncio.create_task(asking(sampler, patience_s=60)) for _ in range(CALLERS)]
+        await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+        started_s = time.monotonic()
+        hub.stopping.set()
+        await hub.running
+        # drain_timeout_s / 2 for rpcs in flight, a second for connections; a thousand writes take ten.
+        assert time.monotonic() - started_s < 5.0
+        answers = await asyncio.gather(*callers)
+        assert any(answer is None for answer in answers)
