@@ -160,6 +160,19 @@ class EvaluationNotice:
     version or a newer one."""
 
 
+class SamplerStanding(enum.StrEnum):
+    """A sampler's standing in a word. Closed: also the ``standing`` label of metrics."""
+
+    NEWCOMER = "newcomer"
+    """It has delivered nothing yet."""
+    ESTABLISHED = "established"
+    HOARDS = "hoards"
+    """It holds leases for long, or lets them expire, and delivers less than that."""
+    FAILING = "failing"
+    """More of its leases fail than are answered: it gets one at a time."""
+    QUARANTINED = "quarantined"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One row of the lag table; fields as in membership.proto."""
@@ -178,6 +191,14 @@ class PeerStatus:
     joins: int
     refused_twins: int
     refused_twin_s: float
+    leases: int = 0
+    """Held now."""
+    lease_allowance: int = 0
+    """How many it may hold by what it delivered; 0: it never had one."""
+    oldest_lease_s: float = 0.0
+    standing: str = ""
+    """Of a sampler; see ``SamplerStanding``."""
+    standing_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +224,7 @@ class RunStatus:
     bad_prompts_total: int = 0
     evaluation: EvaluationStatus = EvaluationStatus()
     max_staleness_versions: int = 0
+    task_dispute: str = ""
+    """What samplers do not agree on about the task, for people; empty: nothing."""
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""

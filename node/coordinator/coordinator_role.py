@@ -17,6 +17,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
+from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
@@ -114,6 +115,7 @@ async def build(context: RoleContext) -> list[Service]:
             peers=peers,
             store=store,
             published=published,
+            trust=TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS),
             members=members,
             enrolment=_enrolment_server(context, config, revocations),
             metrics=metrics,

@@ -11,6 +11,7 @@ from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.model_check import Learner, check_chat_template, check_model
+from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -182,6 +183,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
+            task_dispute=dispute(accounts.task, accounts.size_words),
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:

@@ -8,10 +8,12 @@ from typing import Final
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
-from node.coordinator.spool import Spool
+from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
+from node.failure import detail_of
+from node.identity.peer import is_name
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
@@ -147,6 +149,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     await self._spool.judge(replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS]))
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
+                case "quarantine":
+                    told = request.quarantine
+                    if not is_name(told.sampler_id):
+                        raise RefusedError(
+                            Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
+                        )
+                    await self._spool.quarantine(told.sampler_id, detail_of(told.reason))
                 case other:
                     raise RefusedError(
                         Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
@@ -164,7 +173,12 @@ async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> r
     return first.hello
 
 
-def _response(outgoing: StoredGroup | int) -> rollout_pb2.DrainRolloutsResponse:
+def _response(outgoing: StoredGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
+    if isinstance(outgoing, Quarantines):
+        quarantines = rollout_pb2.Quarantines(releases_others=outgoing.releases_others)
+        for one in outgoing.samplers:
+            quarantines.samplers.add(sampler_id=one.sampler_id, reason=one.quarantine)
+        return rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)

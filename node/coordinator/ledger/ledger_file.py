@@ -135,7 +135,7 @@ class Ledger:
                 )
             ),
             bad_prompts=tuple(
-                BadPrompt(prompt_index, Failure(reason), *rest, said_by=tuple(json.loads(said_by)))
+                BadPrompt(prompt_index, Failure(reason), *rest, tuple(json.loads(said_by)))
                 for prompt_index, reason, *rest, said_by in rows(
                     "SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS]
                 )

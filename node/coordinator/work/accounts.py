@@ -3,7 +3,6 @@
 The ledger stores transactions, and the accounts are their sum: what ``apply`` leaves in memory is what a
 restart reads back. No counter has a second source."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -248,7 +247,7 @@ class Accounts:
     def max_age_s(self, sampler_id: str) -> float:
         """Return the age at which a lease of the sampler ends whatever its heartbeats say."""
         if self.gap:  # nothing is taken in meanwhile
-            return math.inf
+            return self._lease_max_s
         return self.standings.max_age_s(sampler_id, at_least_s=self.lease_ttl_s, at_most_s=self._lease_max_s)
 
     def share(self, sampler_id: str, *, free: int, now: float) -> Share:

@@ -1,11 +1,11 @@
 """A sampler's standing: how many leases it may hold, by what became of those it had; pure.
 
-    newcomer --a group--> may hold GROWTH more, as long as it holds half of what it may
+    newcomer --a group--> may hold GROWTH more, as long as it uses a quarter of them
        |
        |-- leases expire -------------------------------> half as many, once a lease term
        |-- a group is refused, or another sampler
        |   answers the prompt it failed ----------------> MISHAP_LEASES fewer
-       |-- STRIKES_OUT failures more than groups -------> one lease at a time, with pauses that double
+       |-- STRIKES_OUT failures, hardly a group -----------> one lease at a time, with pauses that double
        '-- the learner quarantines it ------------------> one probe, now and then, until the learner is
        content
 
@@ -22,28 +22,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.limits import LEASES_PER_PEER
+from node.limits import LEASES_PER_PEER, PROBE_S
+from node.run import SamplerStanding
 
 NEWCOMER_LEASES: Final = 4
 NEWCOMERS_PART: Final = 8
 """A newcomer may hold an eighth of what it finds free, or four leases: eight hoarders leave a third."""
 
 GROWTH: Final = 2
-"""Leases more for each group: three times as many a round."""
+USED_PART: Final = 4
+"""Leases more for each group, as long as it holds a quarter of what it may: two to three times as many a
+round."""
 
 MISHAP_LEASES: Final = 4
 """With ``GROWTH``: a sampler grows as long as fewer than one lease in three comes to nothing."""
 
 STRIKES_OUT: Final = 8
 MOST_STRIKES: Final = 16
-"""Failures less groups. A sampler whose grader is broken gets there within eight leases, and out of it with
-as many groups as it has strikes too many."""
+"""Failures, of which each group takes back half. A sampler whose grader is broken gets there within eight
+leases and is out of it with a group or two; one whose task drops two prompts in three never gets there."""
 
 LONGEST_PAUSE_S: Final = 60.0
 
-PROBE_S: Final = 300.0
 LONGEST_PROBE_S: Final = 86_400.0
-"""Between two groups of a sampler that is quarantined; doubled with each quarantine it had before."""
+"""Limit on the time between two groups of a sampler that is quarantined, which begins with PROBE_S and
+doubles with each quarantine it had before."""
 
 AGE_FACTOR: Final = 4.0
 
@@ -86,9 +89,9 @@ class Standing:
 
     def delivered(self, *, held: int) -> "Standing":
         """Return what a group makes of it; ``held``: leases it had, this one included."""
-        grows = 0 < self.allowance <= 2 * held
+        grows = 0 < self.allowance <= USED_PART * held
         allowance = min(self.allowance + GROWTH, LEASES_PER_PEER) if grows else self.allowance
-        return replace(self, allowance=allowance, strikes=max(0, self.strikes - 1))
+        return replace(self, allowance=allowance, strikes=self.strikes // 2)
 
     def after_expiry(self, leases: int, *, term_s: float, now: float) -> "Standing":
         """Return what expired leases make of it: those of one process that died count once."""
@@ -244,6 +247,32 @@ class Standings:
         half_of_others = (1.0 + self.recent_share(sampler_id)) / 2.0
         most = min(allowance, int(half_of_others * (fleet + free)), LEASES_PER_PEER)
         return Share(max(1, most), "share")
+
+    def word(
+        self, sampler_id: str, *, delivered: int, held: int, oldest_s: float, max_age_s: float, now: float
+    ) -> tuple[SamplerStanding, str]:
+        """Return a sampler's standing for people, and what there is to say of it.
+
+        Args:
+            delivered: Groups, ever.
+            held: Leases that it holds; the oldest of them for ``oldest_s``.
+            max_age_s: At which it ends.
+        """
+        one = self.of(sampler_id)
+        if one.quarantine:
+            for_s = max(0.0, now - one.quarantined_at_s)
+            return SamplerStanding.QUARANTINED, f"for {for_s:.0f} s: {one.quarantine}"
+        if one.is_struck_out:
+            return SamplerStanding.FAILING, (
+                f"{one.faulted} leases failed, of whose prompts others answered {one.contradicted}, and "
+                f"{one.expired} expired: it gets one at a time"
+            )
+        if (held and 2 * oldest_s > max_age_s) or (one.strikes and one.expired > delivered):
+            return SamplerStanding.HOARDS, (
+                f"holds {held} leases, the oldest for {oldest_s:.0f} s (ends at {max_age_s:.0f} s); "
+                f"{one.expired} expired, {delivered} groups delivered"
+            )
+        return SamplerStanding.ESTABLISHED if delivered else SamplerStanding.NEWCOMER, ""
 
     def max_age_s(self, sampler_id: str, *, at_least_s: float, at_most_s: float) -> float:
         """Return the age at which a lease of the sampler ends, whatever its heartbeats say."""

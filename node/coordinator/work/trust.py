@@ -8,6 +8,7 @@ quarantined    by the learner, which measures it; leased a probe now and then un
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
@@ -21,6 +22,9 @@ class Undone:
     leases: int
     prompts: int
     """That its word kept from somebody."""
+
+
+NOTHING_UNDONE: Final = Undone(0, 0)
 
 
 def revocation(accounts: Accounts, node_ids: Collection[str]) -> Decision[Undone]:

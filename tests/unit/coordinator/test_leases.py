@@ -276,7 +276,7 @@ def fail_everywhere(desk: Desk, lease_id: str) -> None:
 def test_a_prompt_that_is_aside_is_passed_over_until_it_is_due_and_then_for_twice_as_long() -> None:
     desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
     desk.trust("s1", "s3")
-    fail_everywhere(desk, *desk.lease("s1"))
+    fail_everywhere(desk, desk.lease("s1")[0])
     (bad,) = desk.accounts.bad_prompts.newest(5)
     numbers = [parse_group_id(lease_id)[0] for lease_id in desk.lease("s3", 3)]  # type: ignore[index]
     indices = {desk.accounts.slots.open_slots[number].prompt_index for number in numbers}
@@ -293,13 +293,13 @@ def test_a_prompt_that_is_aside_is_passed_over_until_it_is_due_and_then_for_twic
     ]
     desk.fail(due, "s1", fault=RAISED)
     desk.now += FIRST_RETRY_S
-    desk.fail(*desk.lease("s2", held=3), "s2", fault=RAISED)
+    desk.fail(desk.lease("s2", held=3)[0], "s2", fault=RAISED)
     (bad,) = desk.accounts.bad_prompts.newest(5)
     assert (bad.times, bad.reason, bad.retry_at_s) == (2, RAISED, desk.now + 2 * RETRY_S)
 
 
 def test_a_group_for_a_bad_prompt_clears_it_and_counts_against_the_sampler_that_failed_it(desk: Desk) -> None:
-    desk.fail(*desk.lease("s1"), "s1", fault=Failure.PROMPT_TOO_LONG)
+    desk.fail(desk.lease("s1")[0], "s1", fault=Failure.PROMPT_TOO_LONG)
     desk.now += FIRST_RETRY_S
     (lease_id,) = desk.lease("s2")
     desk.submit(lease_id, "s2")
@@ -310,7 +310,7 @@ def test_a_group_for_a_bad_prompt_clears_it_and_counts_against_the_sampler_that_
 
 def test_a_prompt_that_two_samplers_failed_and_that_is_answered_later_counts_against_neither() -> None:
     desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
-    fail_everywhere(desk, *desk.lease("s1"))
+    fail_everywhere(desk, desk.lease("s1")[0])
     (bad,) = desk.accounts.bad_prompts.newest(5)
     desk.now += RETRY_S
     for lease_id in desk.lease("s3", 3):

@@ -171,7 +171,7 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
     desk.fail("1.1", fault=Failure.GRADING_FAILED, detail="ValueError")
     desk.now += FIRST_RETRY_S
-    desk.fail(*desk.lease("s2"), "s2", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
+    desk.fail(desk.lease("s2")[0], "s2", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
     with closing(Ledger.open(path, run_id="run")) as ledger:
         for transaction in desk.transactions:
             ledger.record(transaction)
