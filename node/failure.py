@@ -16,7 +16,7 @@ class Failure(enum.StrEnum):
     """Why an attempt failed. Closed: also the ``reason`` label of metrics."""
 
     PROMPT_TOO_LONG = "prompt_too_long"
-    """Prompt and completion do not fit the model's context; the same for every sampler."""
+    """Prompt and completion do not fit the sampler's context, which may be shorter than another's."""
     PROMPT_FAILED = "prompt_failed"
     """The task's ``prompt`` raised, returned no text, or ended its process."""
     PROMPT_TIMED_OUT = "prompt_timed_out"
@@ -52,17 +52,19 @@ def detail_of(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BadPrompt:
-    """A prompt that was abandoned for a while."""
+    """A prompt that could not be answered; fields as in the ledger."""
 
     prompt_index: int
     reason: Failure
-    """Why it was abandoned last."""
+    """Why it failed last."""
     detail: str
     times: int
-    """How often in a row it was abandoned; a success resets the count."""
+    """How often in a row two samplers failed it, this time included; a success resets the count."""
     slot: int
-    """The newest slot that was abandoned with it."""
+    """The newest slot that failed."""
     at_s: float
-    """When it was abandoned last, Unix seconds on the coordinator's clock."""
+    """When it was withheld or set aside last, Unix seconds on the coordinator's clock."""
+    said_by: tuple[str, ...] = ()
+    """Samplers that failed it since; from one alone it is withheld, with two nobody gets it."""
     retry_at_s: float = 0.0
-    """When it is leased again, same clock; not stored, so that it follows the configuration."""
+    """When it is leased to them again, same clock; not stored, so that it follows the configuration."""

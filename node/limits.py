@@ -75,6 +75,8 @@ TASK_OPTIONS_BYTES: Final = 64 << 10
 
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
+PROBE_S: Final = 300.0
+"""Least time between two groups of a sampler that is quarantined: so few that what they train is nothing."""
 VERDICTS_PER_HEARTBEAT: Final = 4096
 METRIC_FAMILIES_PER_HEARTBEAT: Final = 1000
 METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000

@@ -179,6 +179,19 @@ class EvaluationNotice:
     version or a newer one."""
 
 
+class SamplerStanding(enum.StrEnum):
+    """A sampler's standing in a word. Closed: also the ``standing`` label of metrics."""
+
+    NEWCOMER = "newcomer"
+    """It has delivered nothing yet."""
+    ESTABLISHED = "established"
+    HOARDS = "hoards"
+    """It holds leases for long, or lets them expire, and delivers less than that."""
+    FAILING = "failing"
+    """More of its leases fail than are answered: it gets one at a time."""
+    QUARANTINED = "quarantined"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One row of the lag table; fields as in membership.proto."""
@@ -199,6 +212,14 @@ class PeerStatus:
     refused_twin_s: float
     grader_digest: bytes = b""
     """Of a sampler's grader code; empty: not told yet."""
+    leases: int = 0
+    """Held now."""
+    lease_allowance: int = 0
+    """How many it may hold by what it delivered; 0: it never had one."""
+    oldest_lease_s: float = 0.0
+    standing: str = ""
+    """Of a sampler; see ``SamplerStanding``."""
+    standing_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +247,8 @@ class RunStatus:
     max_staleness_versions: int = 0
     teaching: Teaching | None = None
     batch_groups: int = 0
+    task_dispute: str = ""
+    """What samplers do not agree on about the task, for people; empty: nothing."""
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""
     grader_digest: bytes = b""

@@ -97,6 +97,20 @@ class TaskOptions(BaseModel):
         """The package that samplers need."""
         return None
 
+    @property
+    def prompts(self) -> int | None:
+        """How many prompts it has; None: only samplers or the data can tell."""
+        return None
+
+
+class AdditionOptions(TaskOptions):
+    """``addition`` has none."""
+
+    @property
+    def prompts(self) -> int:
+        """Sums of two digits."""
+        return 100
+
 
 class PromptOptions(TaskOptions):
     """Options of every task that asks a question and reads an answer."""
@@ -263,6 +277,10 @@ class ReasoningGymOptions(PromptOptions):
     def package(self) -> str | None:
         return "reasoning_gym"
 
+    @property
+    def prompts(self) -> int:
+        return self.size
+
 
 class VerifiersOptions(TaskOptions):
     """Options of ``verifiers``: prompts, turns, tools and rewards of an environment of that library."""
@@ -290,7 +308,7 @@ class VerifiersOptions(TaskOptions):
 
 
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
-    "addition": TaskOptions,
+    "addition": AdditionOptions,
     "jsonl": JsonlOptions,
     "reasoning_gym": ReasoningGymOptions,
     "verifiers": VerifiersOptions,

@@ -133,6 +133,10 @@ class DivergencePanel:
             del self._sums[forgotten]
         self._solve()
 
+    def forget(self, sampler_id: str) -> None:
+        """Forget a sampler's groups; what they made of the curve fades."""
+        self._sums.pop(sampler_id, None)
+
     def samplers(self) -> tuple[str, ...]:
         """Return the samplers remembered, the most recent last."""
         return tuple(self._sums)

@@ -7,13 +7,21 @@ parameters, kernels or quantisation, or a lie.
 
     unmeasured   no other sampler's groups compare with its own: never quarantined
     measured     its mismatch is known to MEASURED_NATS
-    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; while this learner runs
+    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; its groups are refused but
+    for
+                 a probe now and then, which is trained on so that it can be measured
+    released     the mean of its last probes is within the threshold
+
+Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
+from node.limits import PROBE_S
 
 LEAST_FRESH_GROUPS: Final = 4
 LEAST_GROUPS: Final = 32
@@ -29,8 +37,24 @@ MEASURED_NATS: Final = 0.1
 """Largest standard error of a mismatch that says anything: half of the default threshold."""
 
 
+LEAST_PROBES: Final = 4
+MOST_PROBES: Final = 8
+"""Probes that a release looks at. They are minutes apart, so that the panel has forgotten one when the next
+comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a step's groups say of samplers."""
+
+    beyond: dict[str, Estimate] = field(default_factory=dict)
+    """To be quarantined, with their mismatch."""
+    content: tuple[str, ...] = ()
+    """To be released."""
+
+
 class SamplerMismatches:
-    """The mismatch of each sampler, and which are quarantined."""
+    """The mismatch of each sampler, and which are to be quarantined or released."""
 
     def __init__(self, threshold_nats: float) -> None:
         """Quarantine beyond ``threshold_nats``; infinity: nobody."""
@@ -38,29 +62,53 @@ class SamplerMismatches:
         self.panel = DivergencePanel()
         """The evidence."""
         self._unmeasured: set[str] = set()
-        self._quarantined: dict[str, Estimate] = {}
+        self._probes: dict[str, deque[float]] = {}
+        """Nats beyond the drift, of each sampler that was in quarantine of late."""
+        self._probed_at_s: dict[str, float] = {}
 
-    def observe(self, groups: Sequence[Observed]) -> None:
-        """Add a step's groups to the evidence."""
-        self.panel.observe(groups)
-        for name in {group.sampler_id for group in groups}:
+    def takes_probe(self, sampler_id: str, *, now: float) -> bool:
+        """Whether a group of a quarantined sampler is taken to measure it. Those on their way are not, at
+        first."""
+        due_s = self._probed_at_s.setdefault(sampler_id, now) + PROBE_S / 2
+        if now < due_s:
+            return False
+        self._probed_at_s[sampler_id] = now
+        return True
+
+    def observe(self, groups: Sequence[Observed], *, quarantined: Collection[str] = ()) -> Found:
+        """Add a step's groups to the evidence; those of ``quarantined`` samplers speak of themselves
+        alone."""
+        fleet = [group for group in groups if group.sampler_id not in quarantined]
+        for group in groups:
+            if group.sampler_id in quarantined:
+                drift_nats = sum(share * self.panel.drift(age).nats for age, share in group.ages)
+                probes = self._probes.setdefault(group.sampler_id, deque(maxlen=MOST_PROBES))
+                probes.append(group.kl_nats - drift_nats)
+        self.panel.observe(fleet)
+        beyond = {}
+        for name in {group.sampler_id for group in fleet}:
             estimate = self.panel.mismatch(name)
             if estimate.error_nats > MEASURED_NATS:
                 self._unmeasured.add(name)
             else:
                 self._unmeasured.discard(name)
             if self._is_beyond(name, estimate):
-                self._quarantined.setdefault(name, estimate)
+                beyond[name] = estimate
+                self._probed_at_s.pop(name, None)
         self._unmeasured.intersection_update(self.panel.samplers())
+        content = tuple(name for name, probes in self._probes.items() if self._are_within(probes))
+        for name in content:
+            del self._probes[name]
+            self.panel.forget(name)  # what it was before
+        return Found(beyond, content)
 
     @property
     def unmeasured_samplers(self) -> int:
         """How many samplers deliver groups that no other sampler's compare with."""
         return len(self._unmeasured)
 
-    def quarantine(self, sampler_id: str) -> Estimate | None:
-        """Return a quarantined sampler's mismatch when that began; None for the others."""
-        return self._quarantined.get(sampler_id)
+    def _are_within(self, probes: Collection[float]) -> bool:
+        return len(probes) >= LEAST_PROBES and sum(probes) / len(probes) <= self._threshold_nats
 
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.

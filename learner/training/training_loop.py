@@ -260,17 +260,14 @@ class TrainingLoop:
         self._report(judged, delivered)
 
     def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:
-        found = self._mismatches.quarantine(delivered.sampler_id)
-        if found is None:
+        why = self._drain.quarantined.get(delivered.sampler_id)
+        if why is None or self._mismatches.takes_probe(delivered.sampler_id, now=self._coordinator_now()):
             return None
-        limit = self._config.quarantine_mismatch_nats
         return GroupVerdict(
             delivered.group.group_id,
             Verdict.SUSPECT,
-            f"groups of {delivered.sampler_id} were {found.nats:.3g} +- {found.error_nats:.2g} nats a token "
-            f"further from the learner than their age explains, the bound is {limit:g}: its logprobs are not "
-            "those of the version it names. Correct its engine or sampling parameters, then restart the "
-            "learner",
+            f"{delivered.sampler_id} is quarantined: {why}. Correct its engine or sampling parameters: a group "
+            "is measured every few minutes, and it is released once they fit, or by `heterorl-node pardon`",
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
@@ -380,7 +377,11 @@ class TrainingLoop:
         self._teaching.add(groups=len(batch), teaching_groups=taught, reward_mean=rewarded, now=now)
         if (teaching := self._teaching.report(now=now)) is not None:
             self._metrics.uninformative_ratio.set(teaching.uninformative_groups / teaching.groups)
-        self._mismatches.observe(taken.observed)
+        found = self._mismatches.observe(taken.observed, quarantined=self._drain.quarantined)
+        for name, estimate in found.beyond.items():
+            self._drain.quarantine(name, self._why(estimate))
+        for name in found.content:
+            self._drain.quarantine(name, "")
         panel = self._mismatches.panel
         tokens = taken.line.tokens / sum(len(delivered.group.completions) for delivered in batch)
         drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
@@ -401,6 +402,13 @@ class TrainingLoop:
             self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
             self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
             self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
+
+    def _why(self, mismatch: Estimate) -> str:
+        return (
+            f"its groups were {mismatch.nats:.3g} +- {mismatch.error_nats:.2g} nats a token further from the "
+            f"learner than their age explains (bound {self._config.quarantine_mismatch_nats:g}): its logprobs "
+            "are not those of the version it names"
+        )
 
     def _with_recommendation(self, line: StepLine) -> StepLine:
         """Return the line of a step with the staleness bound that this process recommends."""

@@ -3,7 +3,7 @@
 A delivered group is *held* until it is refused or trained on. The learner has room for ``capacity_groups``;
 credits keep (held + credits outstanding) at that number. After a reconnection nothing is lost or doubled,
 because the learner repeats all that the coordinator may not know: step records it has not acknowledged, which
-groups are held, and their verdicts.
+groups are held, their verdicts, and which samplers it quarantined or released.
 
     delivered --> held --accepted--> held --step--> trained (owed until acknowledged)
                    |                  '---stale---> refused
@@ -24,6 +24,8 @@ class Owed:
     verdicts: tuple[GroupVerdict, ...]
     steps: tuple[StepRecord, ...]
     credit_groups: int
+    quarantines: tuple[tuple[str, str], ...] = ()
+    """(sampler, why); why is empty where it is released."""
 
 
 class OutstandingRollouts:
@@ -40,6 +42,14 @@ class OutstandingRollouts:
         self._owed_verdicts: dict[str, GroupVerdict] = {}
         self._owed_steps: list[StepRecord] = []
         self._credit_outstanding = 0
+        self._quarantines: dict[str, str] = {}
+        """By sampler, as it was decided last, here or there; empty: released."""
+        self._owed_quarantines: set[str] = set()
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Samplers whose groups are refused, and why."""
+        return {name: why for name, why in self._quarantines.items() if why}
 
     @property
     def version(self) -> int:
@@ -65,6 +75,7 @@ class OutstandingRollouts:
         Unacknowledged records are not owed here: they travel in the stream's hello.
         """
         self._credit_outstanding = 0
+        self._owed_quarantines = set(self._quarantines)
         self._owed_steps.clear()
         verdicts = (verdict for verdict in self._held.values() if verdict is not None)
         self._owed_verdicts = {verdict.group_id: verdict for verdict in verdicts}
@@ -96,6 +107,17 @@ class OutstandingRollouts:
         self._unacknowledged.append(step)
         self._owed_steps.append(step)
 
+    def quarantine(self, sampler_id: str, why: str) -> None:
+        """Note that a sampler is quarantined, or released where ``why`` is empty."""
+        self._quarantines[sampler_id] = why
+        self._owed_quarantines.add(sampler_id)
+
+    def quarantines_listed(self, listed: dict[str, str], *, releases_others: bool) -> None:
+        """Take over the coordinator's list; what was decided here since it was made is owed to it."""
+        if releases_others:
+            self._quarantines = {name: why for name, why in self._quarantines.items() if name in listed}
+        self._quarantines = listed | self._quarantines
+
     def acknowledged(self, version: int) -> None:
         """Note that every record up to ``version`` is on the coordinator's disk."""
         self._unacknowledged = [step for step in self._unacknowledged if step.version > version]
@@ -103,7 +125,10 @@ class OutstandingRollouts:
     def take_owed(self) -> Owed:
         """Return what to send now, and count it as sent."""
         credit = max(0, self._capacity_groups - len(self._held) - self._credit_outstanding)
-        owed = Owed(tuple(self._owed_verdicts.values()), tuple(self._owed_steps), credit)
+        names = sorted(self._owed_quarantines)
+        quarantines = tuple((name, self._quarantines.get(name, "")) for name in names)
+        owed = Owed(tuple(self._owed_verdicts.values()), tuple(self._owed_steps), credit, quarantines)
+        self._owed_quarantines.clear()
         self._owed_verdicts.clear()
         self._owed_steps.clear()
         self._credit_outstanding += credit

@@ -6,7 +6,7 @@ something is, one reader that receives groups and acknowledgements.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -74,6 +74,16 @@ class RolloutDrain:
     def judge(self, verdict: GroupVerdict) -> None:
         """Report what became of a delivered group."""
         self._outstanding.judged(verdict)
+        self._something_owed.set()
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Samplers whose groups are refused, and why; the coordinator keeps them over restarts."""
+        return self._outstanding.quarantined
+
+    def quarantine(self, sampler_id: str, why: str) -> None:
+        """Report that a sampler is quarantined, or released where ``why`` is empty."""
+        self._outstanding.quarantine(sampler_id, why)
         self._something_owed.set()
 
     def record(self, step: StepRecord) -> None:
@@ -186,6 +196,10 @@ class RolloutDrain:
                 case "step_acknowledged":
                     self._outstanding.acknowledged(response.step_acknowledged.version)
                     self._acknowledgement.set()
+                case "quarantines":
+                    told = response.quarantines
+                    listed = {one.sampler_id: one.reason for one in told.samplers}
+                    self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
 
     def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
         group_id = message.group_id
@@ -210,6 +224,10 @@ def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:
         rollout_pb2.DrainRolloutsRequest(judgement=judgement_to_wire(verdict)) for verdict in owed.verdicts
     ]
     messages += [rollout_pb2.DrainRolloutsRequest(step=step_record_to_wire(step)) for step in owed.steps]
+    messages += [
+        rollout_pb2.DrainRolloutsRequest(quarantine=rollout_pb2.Quarantine(sampler_id=name, reason=why))
+        for name, why in owed.quarantines
+    ]
     if owed.credit_groups:
         credit = rollout_pb2.DrainCredit(groups=owed.credit_groups)
         messages.append(rollout_pb2.DrainRolloutsRequest(credit=credit))

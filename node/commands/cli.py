@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
     "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
+    "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "evaluations": ("node.commands.evaluations_command", "show how versions do on held-out prompts"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),

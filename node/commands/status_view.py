@@ -41,13 +41,13 @@ def render(status: RunStatus) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("node", "role", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("holds", "behind", "lag s", "seen s", "stale", "trained"):
+    for heading in ("holds", "behind", "lag s", "seen s", "stale", "leases", "trained"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("refused")
     table.add_column("waits for")
     for peer in status.peers:
         table.add_row(*_row(peer))
-    return Group(_header(status), Text(), table, *_twins(status.peers))
+    return Group(_header(status), Text(), table, *_twins(status.peers), *_standings(status.peers))
 
 
 def _header(status: RunStatus) -> Text:
@@ -69,6 +69,7 @@ def _header(status: RunStatus) -> Text:
             ("clocks", _clocks(status.peers)),
             ("graders", f"\n{'':10}".join(_graders(status))),
             ("bad", f"\n{'':10}".join(_bad_prompts(status))),
+            ("task", Text(_printable(status.task_dispute), "bold red")),
         )
         if value
     )
@@ -106,7 +107,7 @@ def _bad_prompts(status: RunStatus) -> Iterator[str]:
     of = f" of {status.prompts}" if status.prompts else ""
     reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(status.bad_prompt_reasons.items()))
     yield (
-        f"{status.bad_prompts_total}{of} prompts could not be answered and are skipped for a while"
+        f"{status.bad_prompts_total}{of} prompts could not be answered and are kept back for a while"
         f"{': ' if reasons else ''}{reasons}"
     )
     for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
@@ -114,7 +115,9 @@ def _bad_prompts(status: RunStatus) -> Iterator[str]:
         again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
         times = "once" if bad.times == 1 else f"{bad.times} times"
         detail = "".join(filter(str.isprintable, bad.detail))
-        yield f"  prompt {bad.prompt_index}: {bad.reason} {times}, {again}{': ' if detail else ''}{detail}"
+        by = ", ".join(map(_printable, bad.said_by))
+        who = f"withheld from {by}" if len(bad.said_by) == 1 else f"set aside {times}, failed by {by}"
+        yield f"  prompt {bad.prompt_index}: {bad.reason}, {who}, {again}{': ' if detail else ''}{detail}"
     if status.bad_prompts_total > _BAD_PROMPTS_SHOWN:
         yield f"  and {status.bad_prompts_total - _BAD_PROMPTS_SHOWN} more; --json has the newest 50"
 
@@ -212,11 +215,20 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(f"{peer.lag_s:.1f}"),
         Text(f"{peer.last_seen_s:.1f}"),
         Text(f"{peer.staleness_mean_versions:.2f}" if has_groups else "-"),
+        Text(f"{peer.leases}/{peer.lease_allowance or '-'}" if peer.role is Role.SAMPLER else "-"),
         Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
         Text(_counts(peer.verdicts, _REFUSALS)),
         # From the peer itself: control characters must not reach the terminal.
         Text(_printable(peer.waits_for)),
     )
+
+
+def _standings(peers: Iterable[PeerStatus]) -> Iterable[Text]:
+    """Yield a line for each sampler of which an operator should know."""
+    for peer in peers:
+        if peer.standing_detail and peer.state != "left":
+            detail = _printable(peer.standing_detail)
+            yield Text(f"{peer.node_id}: {_printable(peer.standing)}, {detail}", style="yellow")
 
 
 def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:

@@ -65,9 +65,10 @@ class CoordinatorConfig(BaseModel):
     task: str = Field(min_length=1, max_length=200)
     """Name of the task that samplers take prompts from and grade by; one of theirs, built in or custom."""
     prompts: int | None = Field(default=None, ge=1, le=1 << 40)
-    """Number of prompts the task has; each is leased once per epoch. Unset: what the first sampler reports,
-    kept in the ledger from then on. A sampler whose task has another number is refused. A change in mid-run
-    reorders the prompts that follow. With ``data``, the number of rows."""
+    """Number of prompts the task has; each is leased once per epoch. A sampler whose task has another number
+    is refused. Unset: the number of rows of ``data``, or what the task's options say (reasoning_gym: size),
+    or else what most samplers report, kept in the ledger. A change in mid-run reorders the prompts that
+    follow."""
     data: DataConfig | None = None
     """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
     task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
@@ -131,6 +132,10 @@ class CoordinatorConfig(BaseModel):
     lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
     """Time after the last heartbeat of its holder at which a lease ends. Shorter passes a dead sampler's
     prompts on sooner; shorter than a cut that samplers survive gives away prompts they will still answer."""
+    lease_max_s: float = Field(default=3600.0, ge=1, le=30 * 86_400)
+    """Largest age of a lease, whatever its holder's heartbeats say. Leases end earlier where samplers deliver
+    faster: at four times the slowest recent delivery. Set it above four times the longest group of the
+    slowest sampler; lower frees sooner what a hoarder took before the first group of a run."""
     silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
     """Time without a heartbeat after which a peer is shown as silent, and another process may take its
     name. A machine that lost its power and is back sooner waits until then."""
@@ -158,6 +163,11 @@ class CoordinatorConfig(BaseModel):
             raise ValueError(
                 f"buffer_groups = {self.buffer_groups} is below batch_groups = {self.batch_groups}: "
                 "no batch would ever fill; raise buffer_groups"
+            )
+        if self.lease_max_s < self.lease_ttl_s:
+            raise ValueError(
+                f"lease_max_s = {self.lease_max_s} is below lease_ttl_s = {self.lease_ttl_s}, the term of "
+                "a lease without heartbeats; raise lease_max_s"
             )
         if self.lease_ttl_s < 2 * self.heartbeat_interval_s:
             raise ValueError(
@@ -196,6 +206,12 @@ class CoordinatorConfig(BaseModel):
         """Option of the task -> column that rows need."""
         options = checked_options(self.task, self.task_options)
         return {} if options is None else options.columns
+
+    @property
+    def known_prompts(self) -> int | None:
+        """Number of prompts, as configured here; None: only samplers can count them."""
+        options = checked_options(self.task, self.task_options)
+        return self.prompts if self.prompts is not None or options is None else options.prompts
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -19,6 +19,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
+from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.group_check import Work
@@ -68,6 +69,7 @@ async def build(context: RoleContext) -> list[Service]:
         prompts=prompts,
         seed=config.prompt_seed,
         lease_ttl_s=config.lease_ttl_s,
+        lease_max_s=config.lease_max_s,
         prompt_retry_s=config.prompt_retry_s,
         now=clock.now(),
         evaluation=config.evaluation_settings,
@@ -144,6 +146,7 @@ async def build(context: RoleContext) -> list[Service]:
             peers=peers,
             store=store,
             published=published,
+            trust=TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS),
             members=members,
             enrolment=_enrolment_server(context, config, revocations),
             metrics=metrics,

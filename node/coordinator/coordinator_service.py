@@ -11,6 +11,7 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.spool import Spool
+from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
 from node.weights.store.artifact_store import ArtifactStore
@@ -33,6 +34,7 @@ class CoordinatorService:
         peers: Peers,
         store: ArtifactStore,
         published: Published,
+        trust: TrustUpkeep,
         members: RpcServer,
         enrolment: RpcServer | None,
         metrics: CoordinatorMetrics,
@@ -43,6 +45,7 @@ class CoordinatorService:
         self._peers = peers
         self._store = store
         self._published = published
+        self._trust = trust
         self._members = members
         self._enrolment = enrolment
         self._metrics = metrics
@@ -98,6 +101,7 @@ class CoordinatorService:
             await self._spool.announce(announced)
             await self._spool.evaluate(self._published.head())
             await self._spool.expire()
+            await self._trust.turn()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})

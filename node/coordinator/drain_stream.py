@@ -17,6 +17,7 @@ class DrainStream:
         self._credits = 0
         self._acknowledgement: int | None = None
         self._refusal: RefusedError | None = None
+        self._pardons = False
         self._wake = asyncio.Event()
         self.is_ended = False
 
@@ -38,6 +39,16 @@ class DrainStream:
         """Acknowledge the records up to ``version``, which are on disk."""
         self._acknowledgement = version
         self.wake()
+
+    def pardon(self) -> None:
+        """Tell the learner who is quarantined, now that an operator has pardoned others."""
+        self._pardons = True
+        self.wake()
+
+    def take_pardons(self) -> bool:
+        """Return whether somebody was pardoned since the last time."""
+        pardons, self._pardons = self._pardons, False
+        return pardons
 
     def end(self, refusal: RefusedError | None = None) -> None:
         """End the stream, with a ``refusal`` for the learner if there is one."""

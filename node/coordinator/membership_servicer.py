@@ -12,6 +12,7 @@ from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.grader_agreement import DIGEST_BYTES
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
+from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -207,6 +208,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             max_staleness_versions=self._settings.max_staleness_versions,
             grader_digest=self._peers.grader.digest,
             grader_said_by=self._peers.grader.said_by,
+            task_dispute=dispute(accounts.task, accounts.size_words),
         )
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:

@@ -13,7 +13,7 @@ from node.coordinator.fleet.membership import PeerState
 from node.coordinator.work.slots import SlotState
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role
+from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, SamplerStanding
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)
@@ -28,6 +28,8 @@ _PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] 
     ),
     ("lag_seconds", "Time since a version newer than a peer's was announced.", lambda row: row.lag_s),
     ("silence_seconds", "Time since the last heartbeat of a peer.", lambda row: row.last_seen_s),
+    ("leases", "Leases that a sampler holds.", lambda row: row.leases),
+    ("oldest_lease_seconds", "Time since its oldest lease was granted.", lambda row: row.oldest_lease_s),
     (
         "clock_offset_seconds",
         "The coordinator's clock minus a peer's, by the peer's own estimate.",
@@ -94,10 +96,15 @@ class CoordinatorMetrics:
             "reason",
         )
         self.abandoned_prompts = counter(
-            "abandoned_prompts", "Prompts set aside, by the reason of their last attempt.", "reason"
+            "abandoned_prompts", "Slots given up, by the reason of their last attempt.", "reason"
         )
-        self.bad_prompts = gauge("bad_prompts", "Prompts that are passed over until they are tried again.")
+        self.bad_prompts = gauge(
+            "bad_prompts", "Prompts kept from a sampler, or from all, until they are tried again."
+        )
         self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
+        self.contradicted_faults = counter(
+            "contradicted_faults", "Prompts that a sampler answered which another one had failed of late."
+        )
         self.double_trainings = counter(
             "double_trainings", "Groups a step named although their slot was settled before."
         )
@@ -248,6 +255,15 @@ class _PeerCollector(Collector):
         for role, state in itertools.product((Role.LEARNER, Role.SAMPLER, Role.RELAY), PeerState):
             peers.add_metric([role, state], counted[role, state])
         yield peers
+        standings = GaugeMetricFamily(
+            "heterorl_coordinator_sampler_standings",
+            "Samplers in the run by their standing.",
+            labels=["standing"],
+        )
+        present = collections.Counter(row.standing for row in rows if row.state != PeerState.LEFT)
+        for standing in SamplerStanding:
+            standings.add_metric([standing], present[standing])
+        yield standings
         for name, text, value_of in _PEER_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
             for row in rows:

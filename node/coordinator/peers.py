@@ -11,7 +11,7 @@ A heartbeat costs the same however many peers there are; ``expire`` and ``rows``
 second.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,7 +26,7 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict
+from node.rollout import GroupVerdict, Verdict
 from node.run import PeerStatus, Role, StepReport, Teaching
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
@@ -228,8 +228,8 @@ class Peers:
 
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
         """Return the lag table, in the order of first joining."""
-        head, revoked = self.head, frozenset(self._revoked())
-        return tuple(
+        head, revoked, oldest = self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases()
+        rows = (
             self._row(
                 member,
                 PeerState.REVOKED if member.peer.node_id in revoked else member.state,
@@ -237,6 +237,29 @@ class Peers:
                 now=now,
             )
             for member in self._membership.members
+        )
+        return tuple(self._with_standing(row, oldest, now) for row in rows)
+
+    def _with_standing(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
+        if row.role is not Role.SAMPLER:
+            return row
+        name, standings = row.node_id, self._accounts.standings
+        held, oldest_s = self._accounts.held(name), max(0.0, now - oldest.get(name, now))
+        standing, detail = standings.word(
+            name,
+            delivered=row.verdicts.get(Verdict.SPOOLED, 0),
+            held=held,
+            oldest_s=oldest_s,
+            max_age_s=self._accounts.max_age_s(name),
+            now=now,
+        )
+        return replace(
+            row,
+            leases=held,
+            lease_allowance=standings.of(name).allowance,
+            oldest_lease_s=oldest_s,
+            standing=standing.value,
+            standing_detail=detail,
         )
 
     def _row(self, member: Member, state: PeerState, *, head: PolicyVersion | None, now: float) -> PeerStatus:

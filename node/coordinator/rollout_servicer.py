@@ -9,12 +9,14 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clock import Clock
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
-from node.coordinator.spool import Spool
+from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.decisions import EMPTY_PAUSE_S, Submitted
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
+from node.failure import detail_of
+from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
@@ -170,6 +172,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     await self._spool.judge(drain, judged)
                 case "step":
                     await self._spool.record_step(drain, step_record_from_wire(request.step))
+                case "quarantine":
+                    told = request.quarantine
+                    if not is_name(told.sampler_id):
+                        raise RefusedError(
+                            Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
+                        )
+                    await self._spool.quarantine(told.sampler_id, detail_of(told.reason))
                 case other:
                     raise RefusedError(
                         Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
@@ -199,7 +208,12 @@ async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> r
     return first.hello
 
 
-def _response(outgoing: StoredGroup | int) -> rollout_pb2.DrainRolloutsResponse:
+def _response(outgoing: StoredGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
+    if isinstance(outgoing, Quarantines):
+        quarantines = rollout_pb2.Quarantines(releases_others=outgoing.releases_others)
+        for one in outgoing.samplers:
+            quarantines.samplers.add(sampler_id=one.sampler_id, reason=one.quarantine)
+        return rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)

@@ -7,7 +7,7 @@ shell, with the metrics and the log, and the one stream that a learner drains.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 from node.clock import Clock
@@ -16,7 +16,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions, history, lease_returns
+from node.coordinator.work import decisions, history, lease_returns, trust
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.capacity import Bounds, Capacity, capacities
 from node.coordinator.work.decisions import Decision, Judged, Submitted
@@ -25,6 +25,8 @@ from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.standing import Standing
+from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
@@ -39,6 +41,15 @@ logger = logging.getLogger(__name__)
 
 Notify: TypeAlias = Callable[[str, GroupVerdict], None]
 """Reports to a sampler what became of its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantines:
+    """Every sampler that is quarantined."""
+
+    samplers: tuple[Standing, ...]
+    releases_others: bool
+    """Whether an operator has pardoned others."""
 
 
 class Spool:
@@ -88,7 +99,7 @@ class Spool:
     @property
     def capacity(self) -> Capacity:
         """How many groups could be leased now."""
-        return decisions.room(self._accounts, self._bounds, now=self._clock.now())
+        return decisions.room(self._accounts, self._bounds)
 
     async def close(self) -> None:
         """Finish what was begun and close the ledger and the data."""
@@ -145,7 +156,7 @@ class Spool:
         Raises:
             RefusedError: See ``decisions.sampler_joins``.
         """
-        await self._settle(
+        refusal = await self._settle(
             lambda _: decisions.sampler_joins(
                 self._accounts,
                 sampler_id=sampler_id,
@@ -154,6 +165,8 @@ class Spool:
                 prompts=prompts,
             )
         )
+        if refusal is not None:
+            raise refusal
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Extend leases to a full term; return those whose work is in vain."""
@@ -165,6 +178,30 @@ class Spool:
         if expired:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
+
+    async def revoke(self, node_ids: frozenset[str]) -> None:
+        """Free what nodes hold that are shut out, and take back what they said."""
+        undone = await self._settle(lambda _: trust.revocation(self._accounts, node_ids), is_urgent=True)
+        if undone != NOTHING_UNDONE:
+            logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
+
+    async def pardon(self, node_ids: frozenset[str] | None) -> None:
+        """Hold nothing against samplers any more, and ask again what they failed; None: all samplers."""
+        undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids), is_urgent=True)
+        if self._drain is not None:
+            self._drain.pardon()
+        nodes = "all" if node_ids is None else sorted(node_ids)
+        logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
+
+    async def quarantine(self, sampler_id: str, reason: str) -> None:
+        """Note that the learner quarantines a sampler, or releases it where ``reason`` is empty."""
+        await self._settle(
+            lambda now: trust.quarantine(self._accounts, sampler_id, reason, now=now), is_urgent=True
+        )
+        logger.warning(
+            "sampler quarantined" if reason else "sampler released from quarantine",
+            extra={"sampler": sampler_id, "reason": reason},
+        )
 
     async def submit(
         self, sampler_id: str, name: str, group: RolloutGroup | RefusedError, data: bytes
@@ -264,9 +301,14 @@ class Spool:
             drain.acknowledge(hello.version)
         return drain
 
-    async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int]:
-        """Yield what the learner is to be sent: groups, and versions up to which records are on disk."""
+    async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int | Quarantines]:
+        """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
+        if known := self._accounts.standings.quarantined():
+            yield Quarantines(known, releases_others=False)
         while not drain.is_ended:
+            if drain.take_pardons():
+                yield Quarantines(self._accounts.standings.quarantined(), releases_others=True)
+                continue
             version = drain.take_acknowledgement()
             if version is not None:
                 yield version
@@ -292,8 +334,8 @@ class Spool:
             RefusedError: MALFORMED.
         """
 
-        def decide(_: float) -> Decision[Judged | None]:
-            return Decision(None) if drain.is_ended else decisions.judgement(self._accounts, judged)
+        def decide(now: float) -> Decision[Judged | None]:
+            return Decision(None) if drain.is_ended else decisions.judgement(self._accounts, judged, now=now)
 
         answer = await self._settle(decide, is_urgent=True)
         if answer is None:
@@ -336,7 +378,7 @@ class Spool:
             is_behind=bool(self._accounts.gap),
             lost_steps=self._accounts.lost_steps,
         )
-        self._metrics.bad_prompts.set(self._accounts.bad_prompts.aside(self._clock.now()))
+        self._metrics.bad_prompts.set(self._accounts.bad_prompts.count_aside(self._clock.now()))
         self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _observe_lags(self, sampler_id: str, group: RolloutGroup) -> None:

@@ -165,8 +165,13 @@ class Transactions:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
             self._metrics.transaction.observe(self._clock.monotonic() - started_s)
+            contradictions = sum(
+                one.contradicted - self.accounts.standings.of(one.sampler_id).contradicted
+                for one in decision.transaction.standings
+            )
             self.accounts.apply(decision.transaction, now=now)
             self._note_abandoned(decision.transaction)
+            self._metrics.contradicted_faults.inc(contradictions)
             if decision.transaction.evaluation is not None:
                 self._note_evaluation(decision.transaction.evaluation)
         return decision.answer

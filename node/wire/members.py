@@ -205,4 +205,4 @@ def _peer_status_from_wire(message: membership_pb2.PeerStatus) -> PeerStatus:
 def _bad_prompt_from_wire(message: membership_pb2.BadPrompt) -> BadPrompt:
     if message.reason not in set(Failure):
         raise RefusedError(Reason.MALFORMED, f"failure {message.reason[:50]!r} is not one this version knows")
-    return from_wire(BadPrompt, message, reason=Failure(message.reason))
+    return from_wire(BadPrompt, message, reason=Failure(message.reason), said_by=tuple(message.said_by))

@@ -8,7 +8,7 @@ from typing import Final
 
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
+from node.failure import FailedLease
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
@@ -19,7 +19,22 @@ from sampler.rollouts.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-BOUNDS: Final = frozenset({"concurrency", "staleness", "buffer", "learner", "task", "prompts", "grader"})
+BOUNDS: Final = frozenset(
+    {
+        "concurrency",
+        "staleness",
+        "buffer",
+        "share",
+        "faults",
+        "quarantine",
+        "learner",
+        "ledger",
+        "task",
+        "prompts",
+        "grader",
+        "bytes",
+    }
+)
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
 TOO_OLD: Final = "policy version"
@@ -35,7 +50,7 @@ of expire."""
 
 FAILURES_IN_A_ROW: Final = 8
 """Failed leases without a group in between, after which this sampler takes one lease at a time, with pauses.
-The task is then broken here, and this sampler alone should not find every prompt of the run bad."""
+The task is then broken here, or the context too short; the coordinator does the same, see ``standing``."""
 
 
 class Leasing:
@@ -78,15 +93,9 @@ class Leasing:
         self._changed.set()
 
     def give_up(self, failed: FailedLease) -> None:
-        """Queue a failed lease to be returned before the next request, with why it failed.
-
-        A prompt that is too long is so for every sampler: it says nothing of the task here.
-        """
+        """Queue a failed lease to be returned before the next request, with why it failed."""
         self._failed.append(failed)
-        if failed.fault is Failure.PROMPT_TOO_LONG:
-            self._changed.set()
-        else:
-            self.note_failure()
+        self.note_failure()
 
     def note_failure(self) -> None:
         """Count an attempt that failed here, whatever the cause."""

@@ -8,13 +8,14 @@ import torch
 
 from learner.intake.divergence_panel import Observed
 from learner.intake.group_verdict import GroupRules, judge
-from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, SamplerMismatches
+from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepOutcome, train_step
 from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
+from support.fleets import Watched
 from support.groups import make_group
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
@@ -105,10 +106,10 @@ def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
 
 def test_the_mismatch_book_sees_corrected_logprobs(model_dir: Path, policy: Policy) -> None:
     group = sampled_group(model_dir, policy, CUTS[0])
-    mismatches = SamplerMismatches(QUARANTINE_NATS)
+    mismatches = Watched(QUARANTINE_NATS)
     for name, one in {"honest": group, "mute": replace(group, logprob_mode=LogprobMode.FULL)}.items():
         (kl_nats,) = step(policy, one).kl_nats_of_groups
         for _ in range(LEAST_FRESH_GROUPS):
-            mismatches.observe([Observed(name, kl_nats, ((0, 1.0),))])
-    assert mismatches.quarantine("honest") is None
-    assert mismatches.quarantine("mute") is not None
+            mismatches.see([Observed(name, kl_nats, ((0, 1.0),))])
+    assert mismatches.quarantined.get("honest") is None
+    assert mismatches.quarantined.get("mute") is not None

@@ -196,6 +196,8 @@ def test_training_gets_the_slots_it_would_get_without_evaluation_in_the_same_ord
     plain = Desk(make_accounts(prompts=PROMPTS - SETTINGS.prompts), bounds=BOUNDS)
     evaluated = Desk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS), bounds=BOUNDS)
     for version in range(1, 60):
+        plain.trust(*SAMPLERS)  # what a sampler earns with held-out prompts is its own
+        evaluated.trust(*SAMPLERS)
         evaluated.evaluate(version - 1)
         sampler, wanted = draw.choice(SAMPLERS), draw.randint(1, 6)
         lease_ids = evaluated.lease(sampler, wanted, held=version - 1)

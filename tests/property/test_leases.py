@@ -2,6 +2,8 @@
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hypothesis import settings
@@ -11,10 +13,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.leases import SUSPECTS_PER_GRANT
 from node.coordinator.work.leases import Leases as RealLeases
-from node.coordinator.work.retries import FINAL_FAULTS, MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER_S
+from node.coordinator.work.retries import MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER_S
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict
@@ -52,6 +55,9 @@ class Leases(RuleBasedStateMachine):
         self.ledger.close()
         self.directory.cleanup()
 
+    def aside(self, sampler: str, prompt_index: int) -> Aside:
+        return self.desk.accounts.bad_prompts.aside(prompt_index, sampler, now=self.desk.now)
+
     def persist(self) -> None:
         for transaction in self.desk.transactions:
             self.ledger.record(transaction)
@@ -59,16 +65,15 @@ class Leases(RuleBasedStateMachine):
 
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
-        passed_over = {
-            index
-            for index in range(PROMPTS)
-            if self.desk.accounts.bad_prompts.is_aside(index, now=self.desk.now)
-        }
+        running = self.desk.accounts.slots.running(sampler)
+        free = decisions.room(self.desk.accounts, BOUNDS).groups
+        share = self.desk.accounts.share(sampler, free=free, now=self.desk.now)
+        passed_over = {n for n in range(PROMPTS) if self.aside(sampler, n) is not Aside.NOT}
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
+        assert not lease_ids or running + len(lease_ids) <= share.leases
         for lease_id in lease_ids:
-            number, attempt = parse_group_id(lease_id) or (-1, 0)
-            slot = self.desk.accounts.slots.open_slots[number]
-            assert attempt > 1 or slot.prompt_index not in passed_over
+            number, _ = parse_group_id(lease_id) or (-1, 0)
+            assert self.desk.accounts.slots.open_slots[number].prompt_index not in passed_over
         assert self.ids.isdisjoint(lease_ids), "an attempt id was granted twice"
         self.ids.update(lease_ids)
         return multiple(*((lease_id, sampler) for lease_id in lease_ids))
@@ -102,11 +107,8 @@ class Leases(RuleBasedStateMachine):
             return
         assert before is not None
         self.faults[number] += 1
-        after = self.desk.accounts.slots.open_slots.get(number)
-        if after is None:
-            assert before.prompt_index in self.desk.accounts.bad_prompts
-        else:
-            assert fault not in FINAL_FAULTS
+        assert before.prompt_index in self.desk.accounts.bad_prompts
+        if number in self.desk.accounts.slots.open_slots:
             assert self.faults[number] < MAX_FAULTS
         assert self.desk.submit(*lease).verdict in (Verdict.FOREIGN, Verdict.DUPLICATE)
 
@@ -132,7 +134,9 @@ class Leases(RuleBasedStateMachine):
         verdict=st.sampled_from([Verdict.ACCEPTED, Verdict.STALE, Verdict.SUSPECT, Verdict.DUPLICATE]),
     )
     def judge(self, group_id: str, verdict: Verdict) -> None:
-        self.desk.settle(decisions.judgement(self.desk.accounts, GroupVerdict(group_id, verdict)))
+        self.desk.settle(
+            decisions.judgement(self.desk.accounts, GroupVerdict(group_id, verdict), now=self.desk.now)
+        )
 
     @rule(group_id=consumes(spooled), is_lost=st.booleans())
     def train(self, group_id: str, is_lost: bool) -> None:
@@ -163,6 +167,7 @@ class Leases(RuleBasedStateMachine):
         assert after.spooled_at_s == before.spooled_at_s
         assert after.bad_prompts.newest(PROMPTS) == before.bad_prompts.newest(PROMPTS)
         assert after.task == before.task
+        assert list(after.standings) == sorted(before.standings, key=lambda standing: standing.sampler_id)
         assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
 
     @invariant()
@@ -177,7 +182,14 @@ class Leases(RuleBasedStateMachine):
         open_counts = Counter(slot.state for slot in slots.open_slots.values())
         assert all(open_counts[state] == n for state, n in counts.items() if state not in SETTLED)
         leased = len({parse_group_id(lease_id)[0] for lease_id in self.ids})  # type: ignore[index]
-        assert sum(counts.values()) == leased + counts[SlotState.SKIPPED]
+        left = sum(not slot.granted for slot in slots.open_slots.values())
+        assert sum(counts.values()) == leased + left + counts[SlotState.SKIPPED]
+
+    @invariant()
+    def no_sampler_costs_the_others_more_than_half_of_the_prompts(self) -> None:
+        asides = [self.aside("s4", n) for n in range(PROMPTS)]
+        assert asides.count(Aside.FOR_ALL) <= PROMPTS // 2
+        assert Aside.FOR_IT not in asides
 
     @invariant()
     def each_look_up_finds_what_a_look_at_every_slot_finds(self) -> None:
@@ -190,9 +202,10 @@ class Leases(RuleBasedStateMachine):
             }
             assert slots.held_by(sampler) == held
             assert slots.running(sampler) == len(held) == slots.running_by_holder.get(sampler, 0)
+            aside = partial(self.aside, sampler)
             for wanted in (-1, 0, 1, 4, 9):
-                assert list(slots._up_again(sampler, wanted, now=now)) == up_again(
-                    slots, sampler, wanted, now=now
+                assert list(slots._up_again(sampler, wanted, aside, now=now)) == up_again(
+                    slots, sampler, wanted, aside, now=now
                 )
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}
@@ -226,13 +239,15 @@ class Leases(RuleBasedStateMachine):
             assert (stored.attempt if stored else 0) == slot.winner
 
 
-def up_again(slots: RealLeases, holder: str, wanted: int, *, now: float) -> list[Slot]:
+def up_again(
+    slots: RealLeases, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
+) -> list[Slot]:
     """Return the slots that are leased again, by a look at all of them."""
     suspects, found = max(1, wanted // SUSPECTS_PER_GRANT), list[Slot]()
     for _, slot in sorted(slots.open_slots.items()):
         if len(found) >= wanted:
             break
-        if slot.state is not SlotState.AVAILABLE:
+        if slot.state is not SlotState.AVAILABLE or aside(slot.prompt_index) is not Aside.NOT:
             continue
         if slot.had_fault():
             pause_s = SAME_SAMPLER_S if slot.had_fault(holder) else 0.0

@@ -12,6 +12,7 @@ from node.coordinator.work.group_check import Work
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import parse_group_id
+from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease, RolloutGroup
@@ -20,6 +21,7 @@ from support.groups import SAMPLING, make_group
 
 NOW_S = 1_800_000_000.0
 TTL_S = 60.0
+LEASE_MAX_S = 3600.0
 RETRY_S = 600.0
 WORK = Work("run", "addition", 2, SAMPLING, prompt_tokens=64)
 BOUNDS = Bounds(
@@ -42,6 +44,7 @@ def make_accounts(
         prompts=prompts,
         seed=1,
         lease_ttl_s=TTL_S,
+        lease_max_s=LEASE_MAX_S,
         prompt_retry_s=RETRY_S,
         now=now,
         evaluation=evaluation,
@@ -67,6 +70,10 @@ class Desk:
         self.published = {0}
         self.granted: dict[str, PromptLease] = {}
         """Every lease ever granted."""
+
+    def trust(self, *sampler_ids: str) -> None:
+        """Make samplers established: their shares bound nothing in so small a run."""
+        self.accounts.standings.apply(Standing(sampler_id, allowance=100) for sampler_id in sampler_ids)
 
     def settle(self, decision: Decision[Any]) -> Any:
         self.transactions.append(decision.transaction)

@@ -6,11 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.intake.divergence_panel import Observed
+from learner.intake.divergence_panel import Estimate, Observed
+from learner.intake.sampler_mismatch import Found, SamplerMismatches
 
 
 def one(sampler: str, kl_nats: float, age: int = 0) -> Observed:
     return Observed(sampler, kl_nats, ((age, 1.0),))
+
+
+class Watched(SamplerMismatches):
+    """Mismatches, with a coordinator that does what they say."""
+
+    def __init__(self, threshold_nats: float) -> None:
+        super().__init__(threshold_nats)
+        self.quarantined: dict[str, Estimate] = {}
+
+    def see(self, groups: Sequence[Observed]) -> Found:
+        found = self.observe(groups, quarantined=self.quarantined)
+        self.quarantined |= found.beyond
+        for name in found.content:
+            del self.quarantined[name]
+        return found
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,13 @@ from support.coordinator import LEARNER, Desk, make_accounts
 def as_schema_3(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 4."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for column in ("base_root", "base_parts"):
+        for column in ("base_root", "base_parts", "layout_summary"):
             connection.execute(f"ALTER TABLE learner DROP COLUMN {column}")
+        for table in ("standings", "size_words", "task_options"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("ALTER TABLE bad_prompts DROP COLUMN said_by")
+        for column in ("held_out_at", "first_slot"):
+            connection.execute(f"ALTER TABLE data DROP COLUMN {column}")
         connection.execute("PRAGMA user_version = 3")
 
 

@@ -91,7 +91,9 @@ class Learner:
         self.sent.add(name)
         if self.outstanding.delivered(name):
             self.outstanding.judged(GroupVerdict(name, Verdict.ACCEPTED))
-            desk.settle(decisions.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED)))
+            desk.settle(
+                decisions.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED), now=desk.now)
+            )
             self.buffer.append(name)
 
     def step(self, desk: LedgerDesk | None, draw: random.Random) -> None:

@@ -9,7 +9,7 @@ Blocking: one thread calls this, never the event loop's.
 
 import json
 import sqlite3
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,7 +25,8 @@ from node.coordinator.work.evaluation.prompt_score import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
-from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
+from node.coordinator.work.standing import Standing
+from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
@@ -135,11 +136,13 @@ class Ledger:
                 )
             ),
             bad_prompts=tuple(
-                BadPrompt(prompt_index, Failure(reason), *rest)
-                for prompt_index, reason, *rest in rows(
+                BadPrompt(prompt_index, Failure(reason), *rest, tuple(json.loads(said_by)))
+                for prompt_index, reason, *rest, said_by in rows(
                     "SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS]
                 )
             ),
+            standings=tuple(Standing(*row) for row in rows("SELECT * FROM standings")),
+            size_words=tuple(SizeWord(*row) for row in rows("SELECT * FROM size_words ORDER BY rowid")),
             task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
             evaluations=EvaluationBalance(
                 tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
@@ -201,8 +204,8 @@ class Ledger:
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
-            *fields, data = astuple(stored)
-            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", (*fields, _digest(data), data))
+            *columns, data = astuple(stored)
+            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", (*columns, _digest(data), data))
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
@@ -220,16 +223,27 @@ class Ledger:
             ),
         )
         if (generation := transaction.generation) is not None:
-            *fields, lost = astuple(generation)
+            *columns, lost = astuple(generation)
             first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
-            write("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", (*fields, *first_and_last))
+            write("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", (*columns, *first_and_last))
         write_each("INSERT OR IGNORE INTO versions VALUES (?, ?, ?)", map(astuple, transaction.announced))
         write_each(
             "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
         )
         write_each(
-            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?)",
-            (astuple(bad)[:-1] for bad in transaction.bad_prompts),
+            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((*astuple(bad)[:-2], json.dumps(bad.said_by)) for bad in transaction.bad_prompts),
+        )
+        write_each(
+            f"INSERT OR REPLACE INTO standings VALUES ({', '.join('?' * len(fields(Standing)))})",
+            map(astuple, transaction.standings),
+        )
+        write_each(
+            "DELETE FROM size_words WHERE sampler_id = ?", ((w.sampler_id,) for w in transaction.size_words)
+        )
+        write_each(
+            "INSERT INTO size_words VALUES (?, ?, ?)",
+            (astuple(w) for w in transaction.size_words if w.prompts),
         )
         if (task := transaction.task) is not None:
             write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))

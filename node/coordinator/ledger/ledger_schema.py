@@ -58,6 +58,16 @@ ALTER TABLE data ADD COLUMN held_out_at INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE data ADD COLUMN first_slot INTEGER NOT NULL DEFAULT 0;
 UPDATE data SET held_out_at = rows - evaluation_rows;
 ALTER TABLE learner ADD COLUMN layout_summary TEXT NOT NULL DEFAULT '';
+CREATE TABLE standings (
+    sampler_id TEXT PRIMARY KEY, allowance INTEGER NOT NULL, expired INTEGER NOT NULL, faulted INTEGER NOT
+    NULL, contradicted INTEGER NOT NULL, strikes INTEGER NOT NULL, struck_at_s REAL NOT NULL, halved_at_s REAL
+    NOT NULL, quarantines INTEGER NOT NULL, quarantine TEXT NOT NULL, quarantined_at_s REAL NOT NULL,
+    probed_at_s REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+ALTER TABLE bad_prompts ADD COLUMN said_by TEXT NOT NULL DEFAULT '[]';
+CREATE TABLE size_words (
+    sampler_id TEXT PRIMARY KEY, task TEXT NOT NULL, prompts INTEGER NOT NULL
+) STRICT;
 """
 
 _SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}

@@ -22,7 +22,8 @@ from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
-from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
+from node.coordinator.work.standing import Share, Standing, Standings
+from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import Verdict
@@ -58,9 +59,12 @@ class Transaction:
     generation: Generation | None = None
     """A known one, with the versions that were lost before it."""
     bad_prompts: tuple[BadPrompt, ...] = ()
-    """Prompts whose slots among ``slots`` are abandoned."""
+    """Prompts that failed."""
     lifted_prompts: tuple[int, ...] = ()
-    """Bad prompts that have been answered."""
+    """Bad prompts that are like any other again."""
+    standings: tuple[Standing, ...] = ()
+    """Of samplers, each once."""
+    size_words: tuple[SizeWord, ...] = ()
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
     data: DataSeen | None = None
@@ -98,6 +102,9 @@ class Balance:
     """Whether an operator has accepted the loss before the newest generation, and the learner has not
     reported yet which steps were lost."""
     bad_prompts: tuple[BadPrompt, ...] = ()
+    standings: tuple[Standing, ...] = ()
+    size_words: tuple[SizeWord, ...] = ()
+    """The oldest first."""
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     data: DataSeen = NO_DATA
@@ -116,6 +123,7 @@ class Accounts:
         prompts: int | None,
         seed: int,
         lease_ttl_s: float,
+        lease_max_s: float,
         prompt_retry_s: float,
         now: float,
         evaluation: EvaluationSettings = NO_EVALUATION,
@@ -125,12 +133,19 @@ class Accounts:
         Args:
             task: The run's.
             prompts: Of the task, as configured; None: as the ledger has it, or the first sampler reports.
+            lease_max_s: Age beyond which no heartbeat keeps a lease.
             prompt_retry_s: See ``BadPrompts``.
         """
-        is_same_task = balance.task is not None and balance.task.name == task
+        is_same_task = balance.task is not None and balance.task.name == task and balance.task.prompts > 0
         self.task = balance.task if is_same_task else None
-        """The size of the task as a sampler has reported it; None before."""
+        """The size of the task as samplers have reported it; None before."""
+        self.size_words = {word.sampler_id: word.prompts for word in balance.size_words if word.task == task}
+        """What each found."""
+        self.lease_ttl_s = lease_ttl_s
+        self._lease_max_s = lease_max_s
         self.evaluations = Evaluations(evaluation, balance.evaluations, lease_ttl_s=lease_ttl_s, now=now)
+        self.configured_prompts = prompts
+        """As the coordinator knows them without samplers; None: it does not."""
         self.prompts = prompts if prompts is not None or self.task is None else self.task.prompts
         """Of the task, those held out included; None while nobody has said."""
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
@@ -166,6 +181,8 @@ class Accounts:
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
+        delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
+        self.standings = Standings.restored(balance.standings, delivered)
         self._staleness = Counter(dict(balance.staleness))
 
     @property
@@ -201,6 +218,11 @@ class Accounts:
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""
+        self.standings.apply(transaction.standings)
+        if transaction.stored is not None:
+            won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
+            took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
+            self.standings.note_delivery(transaction.stored.sampler_id, took_s)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
@@ -221,9 +243,13 @@ class Accounts:
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
         self.bad_prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        for word in transaction.size_words:
+            self.size_words.pop(word.sampler_id, None)
+            if word.prompts:
+                self.size_words[word.sampler_id] = word.prompts
         if transaction.task is not None:
-            self.task = transaction.task
-            self.prompts = transaction.task.prompts
+            self.task = transaction.task if transaction.task.prompts else None
+            self.prompts = self.configured_prompts or transaction.task.prompts or None
             self.slots.prompts = self._training_prompts()
             self.prompt_agreement.clear()
         if transaction.prompt_said is not None:
@@ -233,13 +259,31 @@ class Accounts:
         self.versions.add(transaction.announced)
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
-        """Extend leases to a full term; return those whose work is in vain."""
+        """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain."""
+        max_age_s = self.max_age_s(sampler_id)
         evaluating = [lease_id for lease_id in lease_ids if is_evaluation_lease(lease_id)]
         training = [lease_id for lease_id in lease_ids if not is_evaluation_lease(lease_id)]
         return (
-            *self.slots.renew(sampler_id, training, now=now),
-            *self.evaluations.renew(sampler_id, evaluating, now=now),
+            *self.slots.renew(sampler_id, training, now=now, max_age_s=max_age_s),
+            *self.evaluations.renew(sampler_id, evaluating, now=now, max_age_s=max_age_s),
         )
+
+    def max_age_s(self, sampler_id: str) -> float:
+        """Return the age at which a lease of the sampler ends whatever its heartbeats say."""
+        if self.gap:  # nothing is taken in meanwhile
+            return self._lease_max_s
+        return self.standings.max_age_s(sampler_id, at_least_s=self.lease_ttl_s, at_most_s=self._lease_max_s)
+
+    def share(self, sampler_id: str, *, free: int, now: float) -> Share:
+        """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
+        evaluating = self.evaluations.running(sampler_id)  # on top of every bound
+        fleet = self.slots.counts()[SlotState.LEASED] + evaluating
+        held = self.slots.running(sampler_id) + evaluating
+        return self.standings.share(sampler_id, held=held, free=free, fleet=fleet, now=now)
+
+    def held(self, sampler_id: str) -> int:
+        """Count the leases of a sampler, those on held-out prompts included."""
+        return self.slots.running(sampler_id) + self.evaluations.running(sampler_id)
 
     def load(self) -> Load:
         """Count what is in flight."""

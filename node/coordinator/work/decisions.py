@@ -4,21 +4,23 @@
 returns the answer. A decision that raises has changed nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.capacity import Bounds, Capacity, capacity, is_full
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
-from node.coordinator.work.leases import Standing
+from node.coordinator.work.leases import Claim
 from node.coordinator.work.model_check import check_base
 from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
-from node.limits import LEASES_PER_PEER
+from node.failure import Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
@@ -35,6 +37,11 @@ EMPTY_PAUSE_S: Final = 1.0
 
 PARTIAL_PAUSE_S: Final = 0.5
 """Until a sampler asks again that was granted less than it asked for."""
+
+
+_FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
+"""Verdicts of the learner that are held against a sampler; one that is far away may be stale through no
+fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,9 @@ def lease(
     lease slots again that were trained on. Nothing is leased for another version 0 than the learner's: a
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
-    much less as it is behind. Held-out prompts come first and on top of the bounds, up to their share of the
-    sampler's leases; which slots are leased does not depend on them.
+    much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
+    and on top of the bounds, up to their part of the sampler's leases; which slots are leased does not depend
+    on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -94,11 +102,16 @@ def lease(
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
     if held.number == PUBLIC_VERSION:
         check_base(BaseModel(held.root), learner)
-    free = room(accounts, bounds, now=now, behind_versions=max(0, learner.version - held.number))
-    running = accounts.slots.running(sampler_id) + accounts.evaluations.running(sampler_id)
-    unused = min(wanted, LEASES_PER_PEER - running)
+    free = room(accounts, bounds, behind_versions=max(0, learner.version - held.number))
+    share = accounts.share(sampler_id, free=free.groups, now=now)
+    running = accounts.held(sampler_id)
+    unused = max(0, min(wanted, share.leases - running))
     held_out = accounts.evaluations.grant(
-        sampler_id, unused, held_version=held.number, running=running, now=now
+        sampler_id,
+        unused if share.bound == "share" else 0,  # whom nobody believes is asked for training alone
+        held_version=held.number,
+        running=running,
+        now=now,
     )
     evaluating = _evaluation_leases(accounts, work, held_out, ttl_s=ttl_s)
     granted = min(unused - len(evaluating), free.groups)
@@ -106,18 +119,26 @@ def lease(
         sampler_id,
         granted,
         now=now,
-        is_aside=lambda prompt_index: accounts.bad_prompts.is_aside(prompt_index, now=now),
+        aside=lambda prompt_index: accounts.bad_prompts.aside(prompt_index, sampler_id, now=now),
     )
     leased = [slot for slot in slots if slot.state is SlotState.LEASED]
     leases = (
         *evaluating,
         *(_lease(group_id(slot.number, slot.granted), slot, work, ttl_s=ttl_s) for slot in leased),
     )
-    transaction = Transaction(slots=slots, evaluation=held_out)
+    standing = accounts.standings.of(sampler_id)
+    begun = standing.granted(len(leases), free=running + free.groups, now=now)
+    transaction = Transaction(
+        slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
+    )
     if len(leases) == wanted:
         return Decision(LeaseGrant(leases, 0.0, ""), transaction)
-    bound = free.bound if len(leased) == granted else "prompts"
-    return Decision(LeaseGrant(leases, PARTIAL_PAUSE_S if leases else EMPTY_PAUSE_S, bound), transaction)
+    if len(leased) < granted:
+        bound = "prompts"
+    else:
+        bound = share.bound if unused < wanted and granted < free.groups else free.bound
+    pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
+    return Decision(LeaseGrant(leases, pause_s, bound), transaction)
 
 
 def _evaluation_leases(
@@ -142,15 +163,12 @@ def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLeas
     )
 
 
-def room(accounts: Accounts, bounds: Bounds, *, now: float, behind_versions: int = 0) -> Capacity:
-    """Return how many groups may be leased now, to a sampler so far behind the learner."""
+def room(accounts: Accounts, bounds: Bounds, *, behind_versions: int = 0) -> Capacity:
+    """Return how many groups may be leased, to a sampler so far behind the learner."""
     if waits_for := _unconfirmed(accounts):
         return Capacity(0, waits_for)
-    prompts = accounts.slots.prompts
-    if prompts is None:
+    if accounts.slots.prompts is None:
         return Capacity(0, "task")
-    if accounts.bad_prompts.are_all_aside(prompts, now=now):
-        return Capacity(0, "prompts")
     return capacity(bounds, accounts.load(), behind_versions=behind_versions)
 
 
@@ -202,12 +220,12 @@ def submission(
         return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
     if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
         return _answer(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
-    match accounts.slots.standing(*parsed, sampler_id):
-        case Standing.NEVER_GRANTED:
+    match accounts.slots.claim(*parsed, sampler_id):
+        case Claim.NEVER_GRANTED:
             return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
-        case Standing.DUPLICATE:
+        case Claim.DUPLICATE:
             return _answer(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
-        case Standing.LOST:
+        case Claim.LOST:
             return _answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = accounts.learner
     if learner is None:
@@ -227,7 +245,10 @@ def submission(
     if problem is not None:
         verdict, detail = problem
         spent = Transaction(
-            slots=(accounts.slots.spent(*parsed),), verdicts=((sampler_id, verdict),), prompt_said=said
+            slots=(accounts.slots.spent(*parsed),),
+            verdicts=((sampler_id, verdict),),
+            prompt_said=said,
+            standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
         )
         return Decision(Submitted(verdict, detail, has_dissent), spent)
     load = accounts.load()
@@ -242,10 +263,10 @@ def submission(
         slots=(slot,),
         stored=StoredGroup(*parsed, sampler_id, now, data),
         verdicts=((sampler_id, Verdict.SPOOLED),),
-        lifted_prompts=(slot.prompt_index,) if slot.prompt_index in accounts.bad_prompts else (),
         prompt_said=said,
     )
-    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), transaction)
+    answered = _answered(accounts, transaction, slot.prompt_index, sampler_id, now=now)
+    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), answered)
 
 
 def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
@@ -257,6 +278,23 @@ def _outvoted(said: PromptSaid, dissent: Dissent) -> tuple[Verdict, str]:
         f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
         f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template and the "
         "version of transformers"
+    )
+
+
+def _answered(
+    accounts: Accounts, transaction: Transaction, prompt_index: int, sampler_id: str, *, now: float
+) -> Transaction:
+    """Return the transaction of a group, with what it makes of its sampler and of one that failed its
+    prompt."""
+    standings, bad_prompts = accounts.standings, accounts.bad_prompts
+    before = standings.of(sampler_id)
+    after = before.delivered(held=accounts.held(sampler_id))
+    wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
+    contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
+    return replace(
+        transaction,
+        standings=(*(() if after == before else (after,)), *contradicted),
+        lifted_prompts=(prompt_index,) if prompt_index in bad_prompts else (),
     )
 
 
@@ -273,10 +311,10 @@ def _evaluated(
     """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
     evaluations, learner = accounts.evaluations, accounts.learner
     evaluation = evaluations.under_way
-    standing = evaluations.standing(name, sampler_id)
-    if standing is Standing.DUPLICATE:
+    claim = evaluations.claim(name, sampler_id)
+    if claim is Claim.DUPLICATE:
         return Decision(Submitted(Verdict.DUPLICATE, f"the prompt of lease {name} has its answer already"))
-    if standing is not Standing.WANTED or evaluation is None:
+    if claim is not Claim.WANTED or evaluation is None:
         return Decision(Submitted(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s"))
     if learner is None:
         raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
@@ -292,8 +330,9 @@ def _evaluated(
     if problem is not None:
         return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
     assert isinstance(group, RolloutGroup)
-    counted = evaluations.counted(name, group, now=now)
-    return Decision(Submitted(Verdict.SPOOLED), Transaction(evaluation=counted))
+    transaction = Transaction(evaluation=evaluations.counted(name, group, now=now))
+    answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
+    return Decision(Submitted(Verdict.SPOOLED), answered)
 
 
 def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: float) -> Decision[None]:
@@ -321,7 +360,7 @@ def task_is(accounts: Accounts, before: bytes, now_is: bytes) -> Decision[int]:
     transaction = Transaction(
         slots=tuple(slot for _, slot in reopened if slot is not None),
         verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
-        lifted_prompts=_all_bad(accounts) if before else (),
+        lifted_prompts=accounts.bad_prompts.without(None).lifted if before else (),
         task_digest=now_is,
     )
     return Decision(len(transaction.slots), transaction)
@@ -329,33 +368,33 @@ def task_is(accounts: Accounts, before: bytes, now_is: bytes) -> Decision[int]:
 
 def sampler_joins(
     accounts: Accounts, *, sampler_id: str, task: str, configured: int | None, prompts: int
-) -> Decision[None]:
+) -> Decision[RefusedError | None]:
     """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    The answer is why it may not work although its word is noted, or None.
 
     Raises:
         RefusedError: TASK_MISMATCH.
     """
     if not prompts:
         return Decision(None)
-    size = agreed_size(
+    said = agreed_size(
         accounts.task,
         task=task,
         configured=configured,
+        words=accounts.size_words,
         prompts=prompts,
         held_out=accounts.evaluations.held_out_prompts,
         sampler_id=sampler_id,
     )
-    if size is None:
-        return Decision(None)
-    return Decision(None, Transaction(task=size, lifted_prompts=_all_bad(accounts)))
+    transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))
+    if said.size is not None:
+        # Where the task is another one, so are its prompts.
+        transaction = replace(transaction, lifted_prompts=accounts.bad_prompts.without(None).lifted)
+    return Decision(said.refusal, transaction)
 
 
-def _all_bad(accounts: Accounts) -> tuple[int, ...]:
-    """Return the prompts that were set aside: where the task is another one, so are its prompts."""
-    return tuple(bad.prompt_index for bad in accounts.bad_prompts.newest(len(accounts.bad_prompts)))
-
-
-def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | None]:
+def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
     """Decide what the learner's verdict on a group changes; None: nothing.
 
     DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
@@ -387,13 +426,41 @@ def judgement(accounts: Accounts, judged: GroupVerdict) -> Decision[Judged | Non
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
     answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
-    return Decision(answer, Transaction(slots=(slot,), verdicts=((attempt.holder, judged.verdict),)))
+    standing = accounts.standings.of(attempt.holder)
+    is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
+    transaction = Transaction(
+        slots=(slot,),
+        verdicts=((attempt.holder, judged.verdict),),
+        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
+    )
+    return Decision(answer, transaction)
 
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
-    """End the leases whose time is up; the answer is how many."""
+    """End the leases whose time is up, and slots that nobody may take; the answer is how many leases."""
     slots = accounts.slots.expire(now)
-    bad = accounts.bad_prompts.entries(slots, details={}, now=now)
     evaluation = accounts.evaluations.expire(now)
-    expired = len(slots) + (0 if evaluation is None else len(evaluation.slots))
-    return Decision(expired, Transaction(slots=slots, bad_prompts=bad, evaluation=evaluation))
+    expired = (*slots, *(() if evaluation is None else evaluation.slots))
+    holders = Counter(slot.attempts[-1].holder for slot in expired)
+    reports = (
+        Report(
+            slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
+        )
+        for slot in slots
+        if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is Failure.EXPIRED
+    )
+    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
+    given_up = accounts.slots.given_up(
+        now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
+    )
+    transaction = Transaction(
+        slots=(*slots, *given_up),
+        bad_prompts=bad.bad,
+        lifted_prompts=bad.lifted,
+        evaluation=evaluation,
+        standings=tuple(
+            accounts.standings.of(name).after_expiry(n, term_s=accounts.lease_ttl_s, now=now)
+            for name, n in holders.items()
+        ),
+    )
+    return Decision(len(expired), transaction)

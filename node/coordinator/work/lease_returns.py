@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.slots import slot_and_attempt
 from node.failure import FailedLease, Failure
 
 
@@ -29,20 +29,23 @@ def release(
     """Release leases: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
     evaluation, evaluation_faults = accounts.evaluations.given_back(sampler_id, lease_ids, failed, now=now)
-    faults, details = [], {}
+    faults, reports = [], []
     for lease in failed:
-        number, _ = slot_and_attempt(lease.lease_id)
-        entry = accounts.slots.open_slots.get(number)
-        is_last = entry is not None and entry.prompt_index in accounts.bad_prompts
-        slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault, is_last=is_last)
-        if slot is not None and number not in slots:
-            slots[number] = slot
+        slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault)
+        if slot is not None and slot.number not in slots:
+            slots[slot.number] = slot
             faults.append(lease.fault)
-            details[number] = lease.detail
-    settled = tuple(slots.values())
-    bad = accounts.bad_prompts.entries(settled, details=details, now=now)
-    leases = len(slots) + (0 if evaluation is None else len(evaluation.slots))
+            reports.append(Report(slot.prompt_index, (sampler_id,), lease.fault, lease.detail, slot.number))
+    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
+    faults += evaluation_faults
+    standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     return Decision(
-        Released(leases, (*faults, *evaluation_faults)),
-        Transaction(slots=settled, bad_prompts=bad, evaluation=evaluation),
+        Released(len(slots) + (0 if evaluation is None else len(evaluation.slots)), tuple(faults)),
+        Transaction(
+            slots=tuple(slots.values()),
+            bad_prompts=bad.bad,
+            lifted_prompts=bad.lifted,
+            evaluation=evaluation,
+            standings=(standing,) if faults else (),
+        ),
     )

@@ -8,12 +8,13 @@ A slot is one intended use of one prompt. It has attempts; the first attempt sub
         |-----------------refuse---------------'--------------------'
         '-- once too many attempts have failed (see ``retries``), instead: abandoned
 
-    skipped: its turn came while its prompt was aside; never leased
+    skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
     lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
           restored, or the learner says that it had the group before; never leased again
 
-A late attempt, whose lease expired, still wins while the slot is available or leased again. What the learner
-says it has trained on is a fact: it settles the slot, whoever holds it by then.
+A lease ends a term after its holder's last heartbeat, and at its maximal age whatever heartbeats say (see
+``standing``). A late attempt, whose lease expired, still wins while the slot is available or leased again.
+What the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
 
 Decisions return slots as they are to become and change nothing; ``apply`` makes them so once they are on
 disk. The deadlines of leases are kept in memory only: after a restart every lease gets a full term, because
@@ -22,15 +23,23 @@ nobody could renew it meanwhile.
 
 import enum
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.open_slots import Deadlines, OpenSlots
 from node.coordinator.work.prompt_order import prompt_of_slot
-from node.coordinator.work.retries import SAME_SAMPLER_S, reopened, retry_after_s
+from node.coordinator.work.retries import (
+    SAME_SAMPLER_S,
+    WAIT_FOR_OTHERS_S,
+    given_up,
+    reopened,
+    retry_after_s,
+)
 from node.coordinator.work.slots import (
     SETTLED,
     UNTRAINED,
@@ -53,8 +62,12 @@ seconds; where more wait, the ones behind them wait as well."""
 SKIPS_PER_GRANT: Final = 1024
 """Slots passed over for one grant. Where more in a row have prompts aside, the next request goes on."""
 
+LEFT_TO_OTHERS_PER_GRANT: Final = 16
+"""Slots left to other samplers for one grant, because their prompts are kept from this one: few, so that a
+sampler that has failed every prompt does not spend an epoch."""
 
-class Standing(enum.Enum):
+
+class Claim(enum.Enum):
     """What a submission under some id is, before anyone looks into the group."""
 
     WANTED = "wanted"
@@ -112,7 +125,11 @@ class Leases:
         self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
         self._deadlines = Deadlines()
         self._retry_at_s: dict[int, float] = {}
-        """Of slots that are available and had a fault; in memory only, as deadlines are."""
+        """Of slots that are available and had a fault; in memory only, as all these times are."""
+        self._granted_at_s: dict[int, float] = {}
+        """Of the newest lease of each slot that is leased or available again."""
+        self._waiting = Deadlines()
+        """When slots that are available are given up, if their prompts are kept from somebody."""
         self._lost = lost
         self._next_slot = next_slot
         self.apply(slots, now=now)
@@ -139,6 +156,18 @@ class Leases:
     def held_by(self, holder: str) -> frozenset[int]:
         """Return the slots that a sampler holds leases on."""
         return self._open.held_by(holder)
+
+    def oldest_leases(self) -> dict[str, float]:
+        """Return when each sampler's oldest lease was granted. Looks at every lease."""
+        return {
+            holder: min(self._granted_at_s[number] for number in self.held_by(holder))
+            for holder in self.running_by_holder
+        }
+
+    def took_s(self, slot: Slot, *, now: float) -> float | None:
+        """Return the time from lease to group of a slot just won; None where it is not known."""
+        granted_at_s = self._granted_at_s.get(slot.number)
+        return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
 
     def counts(self) -> dict[SlotState, int]:
         """Count slots by state."""
@@ -175,32 +204,33 @@ class Leases:
         named = entry.attempt(attempt)
         return named is not None and named.is_submitted
 
-    def standing(self, slot: int, attempt: int, holder: str) -> Standing:
+    def claim(self, slot: int, attempt: int, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         if not self.is_known(slot):
-            return Standing.NEVER_GRANTED
+            return Claim.NEVER_GRANTED
         if slot in self._lost:
-            return Standing.LOST
+            return Claim.LOST
         entry = self.open_slots.get(slot)
         if entry is None:
-            return Standing.DUPLICATE
+            return Claim.DUPLICATE
         named = entry.attempt(attempt)
         if named is None or named.holder != holder or named.failure in FAULTS:
-            return Standing.NEVER_GRANTED
+            return Claim.NEVER_GRANTED
         if named.is_submitted or entry.state in UNTRAINED:
-            return Standing.DUPLICATE
-        return Standing.WANTED
+            return Claim.DUPLICATE
+        return Claim.WANTED
 
     def grant(
-        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool]
+        self, holder: str, wanted: int, *, now: float, aside: Callable[[int], Aside]
     ) -> tuple[Slot, ...]:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 
         Args:
-            is_aside: Whether a prompt is to be passed over; its slot is returned as SKIPPED.
+            aside: Whether a prompt is to be passed over. A new slot is then returned as SKIPPED, or as
+                AVAILABLE where others may have it.
         """
-        again = list(self._up_again(holder, wanted, now=now))
-        fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), is_aside))
+        again = list(self._up_again(holder, wanted, aside, now=now))
+        fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), aside))
         leased = (
             replace(
                 slot,
@@ -208,10 +238,9 @@ class Leases:
                 granted=slot.granted + 1,
                 attempts=(*slot.attempts, Attempt(slot.granted + 1, holder)),
             )
-            for slot in (*again, *fresh)
-            if slot.state is SlotState.AVAILABLE
+            for slot in (*again, *(slot for slot, is_granted in fresh if is_granted))
         )
-        return (*leased, *(slot for slot in fresh if slot.state is SlotState.SKIPPED))
+        return (*leased, *(slot for slot, is_granted in fresh if not is_granted))
 
     def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
         """Return, unbegun, the slots of those leases that ``holder`` holds."""
@@ -221,20 +250,20 @@ class Leases:
             if slot is not None
         )
 
-    def failed(self, holder: str, lease_id: str, fault: Failure, *, is_last: bool) -> Slot | None:
-        """Note that ``holder`` could not answer a lease; None where it does not hold it.
-
-        Args:
-            is_last: Whether the slot gets no other attempt, however many it has left.
-        """
+    def failed(self, holder: str, lease_id: str, fault: Failure) -> Slot | None:
+        """Note that ``holder`` could not answer a lease; None where it does not hold it."""
         slot = self._leased(lease_id, holder)
-        if slot is None:
-            return None
-        failed = reopened(slot.with_failure(slot.granted, fault))
-        return replace(failed, state=SlotState.ABANDONED) if is_last else failed
+        return None if slot is None else reopened(slot.with_failure(slot.granted, fault))
 
-    def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
-        """Extend the leases to a full term from ``now``; return those whose work is in vain.
+    def freed(self, holder: str) -> tuple[Slot, ...]:
+        """Return, as if unbegun, every slot that ``holder`` holds."""
+        held = (self.open_slots[number] for number in sorted(self.held_by(holder)))
+        return self.release(holder, (group_id(slot.number, slot.granted) for slot in held))
+
+    def renew(
+        self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float = math.inf
+    ) -> tuple[str, ...]:
+        """Extend leases to a full term from ``now``, none beyond its maximal age; return those in vain.
 
         An expired lease is not in vain while nobody else has the prompt.
         """
@@ -242,7 +271,8 @@ class Leases:
         for lease_id in lease_ids:
             slot = self._leased(lease_id, holder)
             if slot is not None:
-                self._deadlines.set(slot.number, now + self._lease_ttl_s)
+                if now < self._granted_at_s[slot.number] + max_age_s:
+                    self._deadlines.set(slot.number, now + self._lease_ttl_s)
             elif not self._may_still_win(lease_id, holder):
                 lost.append(lease_id)
         return tuple(lost)
@@ -253,6 +283,11 @@ class Leases:
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
             for slot in map(self.open_slots.__getitem__, self._deadlines.due(now))
         )
+
+    def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
+        """End the slots that have waited too long for a sampler that may have their prompt."""
+        waiting = map(self.open_slots.__getitem__, self._waiting.due(now))
+        return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
 
     def submitted(self, slot: int, attempt: int) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
@@ -338,16 +373,29 @@ class Leases:
             self._retry_at_s.pop(slot.number, None)
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
+            if slot.state is not SlotState.AVAILABLE:
+                self._waiting.discard(slot.number)
+            elif before is None or before.state is not SlotState.AVAILABLE:
+                self._waiting.set(slot.number, now + WAIT_FOR_OTHERS_S)
+            if is_settled or slot.state in UNTRAINED:
+                self._granted_at_s.pop(slot.number, None)
             if slot.lease is None:
                 self._deadlines.discard(slot.number)
             elif before is None or before.lease != slot.lease:
                 self._deadlines.set(slot.number, now + self._lease_ttl_s)
+                self._granted_at_s[slot.number] = now
 
-    def _up_again(self, holder: str, wanted: int, *, now: float) -> Iterator[Slot]:
+    def _up_again(
+        self, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
+    ) -> Iterator[Slot]:
+        def may_have(number: int) -> bool:
+            return aside(self.open_slots[number].prompt_index) is Aside.NOT
+
         candidates = islice(self._open.suspect, SUSPECTS_LOOKED_AT)
-        due = (number for number in candidates if self._may_retry(number, holder, now=now))
+        due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
         suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
-        numbers = islice(heapq.merge(self._open.sound, suspects), max(0, wanted))
+        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + SUSPECTS_LOOKED_AT))
+        numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
         return map(self.open_slots.__getitem__, numbers)
 
     def _may_retry(self, number: int, holder: str, *, now: float) -> bool:
@@ -356,16 +404,21 @@ class Leases:
         had_it = self.open_slots[number].had_fault(holder)
         return retry_at_s + (SAME_SAMPLER_S if had_it else 0.0) <= now
 
-    def _fresh(self, wanted: int, is_aside: Callable[[int], bool]) -> Iterator[Slot]:
-        number, skips = self._next_slot, 0
-        while wanted > 0 and skips < SKIPS_PER_GRANT:
+    def _fresh(self, wanted: int, aside: Callable[[int], Aside]) -> Iterator[tuple[Slot, bool]]:
+        """Yield slots that were never leased, and whether each is granted now."""
+        number, skips, left = self._next_slot, 0, 0
+        while wanted > 0 and skips < SKIPS_PER_GRANT and left < LEFT_TO_OTHERS_PER_GRANT:
             slot = self._unused(number)
-            if is_aside(slot.prompt_index):
-                skips += 1
-                yield replace(slot, state=SlotState.SKIPPED)
-            else:
-                wanted -= 1
-                yield slot
+            match aside(slot.prompt_index):
+                case Aside.FOR_ALL:
+                    skips += 1
+                    yield replace(slot, state=SlotState.SKIPPED), False
+                case Aside.FOR_IT:
+                    left += 1
+                    yield slot, False
+                case Aside.NOT:
+                    wanted -= 1
+                    yield slot, True
             number += 1
 
     def _unused(self, number: int) -> Slot:
@@ -399,4 +452,4 @@ class Leases:
         slot = self.open_slots.get(number)
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
-        return self.standing(number, attempt, holder) is Standing.WANTED
+        return self.claim(number, attempt, holder) is Claim.WANTED

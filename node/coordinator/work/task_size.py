@@ -1,12 +1,15 @@
 """How many prompts the run's task has, and who said so; pure.
 
-    the coordinator has the rows: as many as are trained on
-    configured: every sampler must agree
-    not configured: the first sampler's number goes into the ledger, and every other sampler must agree
+    the coordinator has the rows, the task's options name a number, or it is configured: every sampler must
+    agree else: the number that most samplers found; of two, the one that was there first
 
-The order of prompts depends on their number, so nothing is leased before it is known.
+One sampler's word is enough to begin with, and no more: a second one that found another number waits until a
+third decides, or an operator. The order of prompts depends on their number, so nothing is leased before there
+is one.
 """
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,12 +18,34 @@ from node.errors import ConfigError, Reason, RefusedError
 
 @dataclass(frozen=True, slots=True)
 class TaskSize:
-    """The number of prompts of a task, as a sampler found it."""
+    """The number of prompts of a task, as samplers found it."""
 
     name: str
     prompts: int
+    """0: nobody's word is left."""
     said_by: str
-    """Node id of the first sampler that reported it."""
+    """Node id of the sampler that decided it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeWord:
+    """How many prompts a sampler found in a task."""
+
+    sampler_id: str
+    task: str
+    prompts: int
+    """0: its word is taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAnswer:
+    """What a sampler's word changes, and whether it may work."""
+
+    size: TaskSize | None = None
+    """The run's from now on; None: as before."""
+    word: SizeWord | None = None
+    """To be remembered."""
+    refusal: RefusedError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +107,17 @@ def agreed_size(
     *,
     task: str,
     configured: int | None,
+    words: Mapping[str, int],
     prompts: int,
     held_out: int = 0,
     sampler_id: str,
-) -> TaskSize | None:
-    """Return the size to note; None where it is noted already.
+) -> SizeAnswer:
+    """Decide what the word of a sampler is worth.
 
     Args:
         known: As noted before; None: not yet.
-        configured: ``coordinator.prompts``; None: unset.
+        configured: As the coordinator knows it without samplers; None: it does not.
+        words: What samplers found in this task before, by sampler.
         prompts: What the sampler ``sampler_id`` found.
         held_out: How many of them are for evaluation.
     Raises:
@@ -110,14 +137,65 @@ def agreed_size(
             "out for evaluation: none is left to train on",
             fix="lower coordinator.evaluation.prompts and restart the coordinator",
         )
-    if known is not None and known.prompts == prompts:
-        return None
-    if known is not None and configured is None:
-        raise RefusedError(
-            Reason.TASK_MISMATCH,
-            f"task {task!r} of sampler {sampler_id} has {prompts} prompts, "
-            f"this run has {known.prompts} since sampler {known.said_by} joined",
-            fix="give every sampler the same task (sampler.custom_tasks and its data); "
-            f"if {prompts} is right, set coordinator.prompts = {prompts} and restart the coordinator",
-        )
-    return TaskSize(task, prompts, sampler_id)
+    word = None if words.get(sampler_id) == prompts else SizeWord(sampler_id, task, prompts)
+    said = TaskSize(task, prompts, sampler_id)
+    if configured is not None:
+        return SizeAnswer(None if known is not None and known.prompts == prompts else said)
+    if known is None or known.prompts == prompts:
+        return SizeAnswer(None if known is not None else said, word)
+    before = words if known.said_by in words else {**words, known.said_by: known.prompts}
+    if before.get(sampler_id) == known.prompts:
+        raise _mismatch(known, said, before, "start it with the data that it had before")
+    votes = Counter({**before, sampler_id: prompts}.values())
+    if votes[prompts] > votes[known.prompts]:
+        return SizeAnswer(said, word)
+    if votes[known.prompts] > 1 and votes[known.prompts] > votes[prompts]:
+        return SizeAnswer(None, word, _mismatch(known, said, before, "give this sampler the others' task"))
+    undecided = RefusedError(
+        Reason.TASK_UNDECIDED,
+        f"task {task!r} of sampler {sampler_id} has {prompts} prompts, sampler {known.said_by} found "
+        f"{known.prompts}, and as many samplers say one as the other",
+        fix="set coordinator.prompts and restart the coordinator, revoke the one that is wrong, or start "
+        "another sampler: the majority decides",
+    )
+    return SizeAnswer(None, word, undecided)
+
+
+def size_without(
+    known: TaskSize | None, words: Mapping[str, int], gone: Collection[str]
+) -> tuple[TaskSize | None, tuple[SizeWord, ...]]:
+    """Return the size to note when the words of some samplers are taken back (None: as before), and those
+    words."""
+    if known is None:
+        return None, ()
+    before = words if known.said_by in words else {**words, known.said_by: known.prompts}
+    taken = tuple(SizeWord(name, known.name, 0) for name in before if name in gone)
+    votes = Counter(prompts for name, prompts in before.items() if name not in gone)
+    if not taken or (votes and votes[known.prompts] == max(votes.values())):
+        return None, taken
+    prompts = votes.most_common(1)[0][0] if votes else 0
+    said_by = next((name for name, n in before.items() if n == prompts and name not in gone), "")
+    return TaskSize(known.name, prompts, said_by), taken
+
+
+def dispute(known: TaskSize | None, words: Mapping[str, int]) -> str:
+    """Return what samplers do not agree on, for people; empty: nothing."""
+    if known is None or all(prompts == known.prompts for prompts in words.values()):
+        return ""
+    votes = Counter(words.values())
+    said = ", ".join(
+        f"{prompts} by {', '.join(sorted(name for name, n in words.items() if n == prompts)[:3])}"
+        for prompts, _ in votes.most_common(3)
+    )
+    return f"samplers disagree on how many prompts task {known.name!r} has: {said}; {known.prompts} are used"
+
+
+def _mismatch(known: TaskSize, said: TaskSize, words: Mapping[str, int], fix: str) -> RefusedError:
+    agreeing = sum(prompts == known.prompts for prompts in words.values())
+    return RefusedError(
+        Reason.TASK_MISMATCH,
+        f"task {said.name!r} of sampler {said.said_by} has {said.prompts} prompts, this run has "
+        f"{known.prompts} since sampler {known.said_by} joined, as {agreeing} samplers say",
+        fix=f"{fix} (sampler.custom_tasks and its data); if {said.prompts} is right, set "
+        f"coordinator.prompts = {said.prompts} and restart the coordinator",
+    )

@@ -812,6 +812,7 @@ class GetStatusResponse(_message.Message):
     BATCH_GROUPS_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
+    TASK_DISPUTE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -841,6 +842,8 @@ class GetStatusResponse(_message.Message):
     """Digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
     grader_said_by: _builtins.str
     """As in JoinResponse."""
+    task_dispute: _builtins.str
+    """What samplers do not agree on about the task, one line for people. Empty: nothing."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -903,10 +906,11 @@ class GetStatusResponse(_message.Message):
         batch_groups: _builtins.int = ...,
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
+        task_dispute: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1063,6 +1067,7 @@ class BadPrompt(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     AT_S_FIELD_NUMBER: _builtins.int
     RETRY_AT_S_FIELD_NUMBER: _builtins.int
+    SAID_BY_FIELD_NUMBER: _builtins.int
     prompt_index: _builtins.int
     """Which of the task's prompts."""
     reason: _builtins.str
@@ -1078,7 +1083,11 @@ class BadPrompt(_message.Message):
     at_s: _builtins.float
     """Unix seconds on the coordinator's clock when it was."""
     retry_at_s: _builtins.float
-    """When it is leased again, likewise."""
+    """When it is leased to them again, likewise."""
+    @_builtins.property
+    def said_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Samplers that failed it: from one alone it is withheld, with two nobody is asked it. At most 8."""
+
     def __init__(
         self,
         *,
@@ -1089,10 +1098,11 @@ class BadPrompt(_message.Message):
         slot: _builtins.int = ...,
         at_s: _builtins.float = ...,
         retry_at_s: _builtins.float = ...,
+        said_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "detail", b"detail", "prompt_index", b"prompt_index", "reason", b"reason", "retry_at_s", b"retry_at_s", "slot", b"slot", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "detail", b"detail", "prompt_index", b"prompt_index", "reason", b"reason", "retry_at_s", b"retry_at_s", "said_by", b"said_by", "slot", b"slot", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1139,6 +1149,11 @@ class PeerStatus(_message.Message):
     REFUSED_TWINS_FIELD_NUMBER: _builtins.int
     REFUSED_TWIN_S_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    LEASE_ALLOWANCE_FIELD_NUMBER: _builtins.int
+    OLDEST_LEASE_S_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    STANDING_DETAIL_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -1165,6 +1180,16 @@ class PeerStatus(_message.Message):
     """Seconds since the last of them; 0 before the first."""
     grader_digest: _builtins.bytes
     """Samplers: digest of their grader code. Empty: not told yet."""
+    leases: _builtins.int
+    """Samplers: leases held now, those on held-out prompts included. Others: 0, as in what follows."""
+    lease_allowance: _builtins.int
+    """How many it may hold by what it delivered; 0: it never had one."""
+    oldest_lease_s: _builtins.float
+    """Seconds since the oldest of them was granted; 0: it holds none."""
+    standing: _builtins.str
+    """What an operator should know: newcomer, established, hoards, failing or quarantined."""
+    standing_detail: _builtins.str
+    """Why, one line for people. Empty where the standing says enough."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What it serves. Unset: nothing."""
@@ -1191,10 +1216,15 @@ class PeerStatus(_message.Message):
         refused_twins: _builtins.int = ...,
         refused_twin_s: _builtins.float = ...,
         grader_digest: _builtins.bytes = ...,
+        leases: _builtins.int = ...,
+        lease_allowance: _builtins.int = ...,
+        oldest_lease_s: _builtins.float = ...,
+        standing: _builtins.str = ...,
+        standing_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "node_id", b"node_id", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,6 +157,8 @@ class MembershipServiceServicer(object):
         learner's; the text names the parts that differ. Final: give it the run's base model.
         * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
         than the run's. Final: fix the configuration, or the task's data.
+        * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
+        sampler's. Retry: the majority decides, or an operator.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
         an older copy of the run's learner. Final; the learner that is there is not fenced.

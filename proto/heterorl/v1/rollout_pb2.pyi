@@ -158,9 +158,10 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness, buffer or bytes; or what is missing: learner, ledger,
-    policy version, task (nobody has said how many prompts it has), prompts (all are set aside) or grader (the
-    caller's grader code is not the run's). Empty: none.
+    """The bound that was reached: concurrency, staleness, buffer or bytes; the sampler's own: share (of the leases,
+    by what it delivered), faults (too many leases failed) or quarantine; or what is missing: learner, ledger,
+    policy version, task (nobody has said how many prompts it has), prompts (those next are set aside) or grader
+    (the caller's grader code is not the run's). Empty: none.
     """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
@@ -552,6 +553,7 @@ class DrainRolloutsRequest(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     JUDGEMENT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___DrainHello:
         """First, once."""
@@ -568,6 +570,10 @@ class DrainRolloutsRequest(_message.Message):
     def step(self) -> Global___StepRecord:
         """A step, durable in the learner's checkpoint."""
 
+    @_builtins.property
+    def quarantine(self) -> Global___Quarantine:
+        """A sampler whose groups the learner refuses from now on, or no longer. Repeated on each stream."""
+
     def __init__(
         self,
         *,
@@ -575,16 +581,71 @@ class DrainRolloutsRequest(_message.Message):
         credit: Global___DrainCredit | None = ...,
         judgement: Global___GroupJudgement | None = ...,
         step: Global___StepRecord | None = ...,
+        quarantine: Global___Quarantine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "judgement", "step"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "judgement", "step", "quarantine"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___DrainRolloutsRequest: _TypeAlias = DrainRolloutsRequest  # noqa: Y015
+
+@_typing.final
+class Quarantine(_message.Message):
+    """A sampler that draws from another policy than the version it names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    sampler_id: _builtins.str
+    """Its node id."""
+    reason: _builtins.str
+    """Why, one line for people, at most 200 characters. Empty: it is released."""
+    def __init__(
+        self,
+        *,
+        sampler_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015
+
+@_typing.final
+class Quarantines(_message.Message):
+    """Everybody who is quarantined."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    RELEASES_OTHERS_FIELD_NUMBER: _builtins.int
+    releases_others: _builtins.bool
+    """Whether all others are released, because an operator has pardoned some."""
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Quarantine]:
+        """Each once."""
+
+    def __init__(
+        self,
+        *,
+        samplers: _abc.Iterable[Global___Quarantine] | None = ...,
+        releases_others: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["releases_others", b"releases_others", "samplers", b"samplers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quarantines: _TypeAlias = Quarantines  # noqa: Y015
 
 @_typing.final
 class DrainHello(_message.Message):
@@ -724,6 +785,7 @@ class DrainRolloutsResponse(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     STEP_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    QUARANTINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def group(self) -> Global___DeliveredGroup:
         """A group to judge."""
@@ -732,17 +794,22 @@ class DrainRolloutsResponse(_message.Message):
     def step_acknowledged(self) -> Global___StepAcknowledged:
         """Every step record up to this one is on disk."""
 
+    @_builtins.property
+    def quarantines(self) -> Global___Quarantines:
+        """Who is quarantined by the ledger: first on a stream, and when an operator has pardoned somebody."""
+
     def __init__(
         self,
         *,
         group: Global___DeliveredGroup | None = ...,
         step_acknowledged: Global___StepAcknowledged | None = ...,
+        quarantines: Global___Quarantines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["group", "step_acknowledged"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["group", "step_acknowledged", "quarantines"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

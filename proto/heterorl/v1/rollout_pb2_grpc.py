@@ -78,9 +78,9 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLeases(self, request, context):
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
-        costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
-        not hold are passed over.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A prompt that failed is
+        kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
+        caller does not hold are passed over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,9 +46,9 @@ class RolloutServiceStub:
       after it. Final: give it the run's base model.
     """
     ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
-    costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
-    not hold are passed over.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A prompt that failed is
+    kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
+    caller does not hold are passed over.
     """
     SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
     """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
@@ -95,9 +95,9 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
       after it. Final: give it the run's base model.
     """
     ReleaseLeases: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ReleaseLeasesRequest, _rollout_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
-    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
-    costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
-    not hold are passed over.
+    """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A prompt that failed is
+    kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
+    caller does not hold are passed over.
     """
     SubmitRollouts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
     """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
@@ -153,9 +153,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.ReleaseLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.ReleaseLeasesResponse, _abc.Awaitable[_rollout_pb2.ReleaseLeasesResponse]]:
-        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A failed one
-        costs its prompt an attempt; too many of those set the prompt aside. Leases that the caller does
-        not hold are passed over.
+        """Sampler only. Gives leases back, so that another sampler gets the prompts at once. A prompt that failed is
+        kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
+        caller does not hold are passed over.
         """
 
     @_abc_1.abstractmethod

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, history, leases
+from node.coordinator.work import decisions, history, leases, standing
 from node.coordinator.work.accounts import Accounts, Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.slots import Attempt, Slot, SlotState
@@ -42,7 +42,7 @@ def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> LeaseGrant:
 
 def judge(desk: Desk, group_id: str, verdict: Verdict) -> decisions.Judged | None:
     judged: decisions.Judged | None = desk.settle(
-        decisions.judgement(desk.accounts, GroupVerdict(group_id, verdict))
+        decisions.judgement(desk.accounts, GroupVerdict(group_id, verdict), now=desk.now)
     )
     return judged
 
@@ -67,6 +67,7 @@ def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_
 
 
 def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> None:
+    desk.trust("s1")
     answer = grant(desk, 9)
     assert (len(answer.leases), answer.waits_for) == (6, "staleness")  # (2 + 0 + 1) * 2
     assert answer.retry_after_s == decisions.PARTIAL_PAUSE_S
@@ -74,6 +75,7 @@ def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> N
 
 
 def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part(desk: Desk) -> None:
+    desk.trust("s2")
     desk.lease("s2", 6)
     answer = grant(desk)
     assert (answer.leases, answer.waits_for) == ((), "staleness")
@@ -83,7 +85,7 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
 def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "LEASES_PER_PEER", 3)
+    monkeypatch.setattr(standing, "LEASES_PER_PEER", 3)
     desk.lease("s1", 2)
     desk.lease("s2", 1)
     desk.submit("0.1", "s1")
@@ -93,8 +95,9 @@ def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 1)
+    monkeypatch.setattr(leases, "LEFT_TO_OTHERS_PER_GRANT", 1)
     desk = Desk(make_accounts(prompts=2))
+    desk.trust("s1")
     desk.lease()
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
     answer = grant(desk, 6)
@@ -204,17 +207,13 @@ def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> Non
 
 def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
     def room(accounts: Accounts) -> Capacity:
-        return decisions.room(accounts, BOUNDS, now=desk.now)
+        return decisions.room(accounts, BOUNDS)
 
     assert room(desk.accounts) == Capacity(6, "staleness")
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
     assert room(make_accounts(prompts=None)) == Capacity(0, "task")
     desk.accounts.doubt("version 2")
     assert room(desk.accounts) == Capacity(0, "ledger")
-    aside = Desk(make_accounts(prompts=1))
-    aside.lease()
-    aside.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
-    assert room(aside.accounts) == Capacity(0, "prompts")
 
 
 def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are() -> None:

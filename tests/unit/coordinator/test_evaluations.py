@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions
+from node.coordinator.work import standing
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationBalance, EvaluationSettings
 from node.coordinator.work.lease_returns import Released, release
+from node.coordinator.work.retries import FIRST_RETRY_S
 from node.coordinator.work.slots import SlotState
 from node.failure import FailedLease, Failure
 from node.rollout import Finish, LeasePurpose, SamplingParameters, Verdict
@@ -208,6 +209,7 @@ def test_a_token_of_an_older_version_does_not_count_and_the_prompt_is_asked_agai
 
 def test_evaluation_takes_at_most_a_quarter_of_a_samplers_leases(desk: Desk) -> None:
     desk.bounds = replace(desk.bounds, max_staleness_versions=9)
+    desk.trust("s1")
     leases = [desk.granted[lease_id].purpose for lease_id in desk.lease("s1", 8)]
     assert leases.count(LeasePurpose.EVALUATION) == 2
     assert leases[:2] == [LeasePurpose.EVALUATION] * 2
@@ -234,7 +236,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "LEASES_PER_PEER", 3)
+    monkeypatch.setattr(standing, "LEASES_PER_PEER", 3)
     assert desk.lease("s1", 5) == ["e0-0.1", "0.1", "1.1"]
     assert desk.lease("s1", 5) == []
 
@@ -272,6 +274,13 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     assert desk.expire(TTL_S - 1) == 0
 
 
+def drop(desk: Desk, *, held: int = 0) -> None:
+    """Have two samplers fail one held-out prompt."""
+    for sampler_id in ("s1", "s2"):
+        desk.fail(lease(desk, sampler_id, held=held), sampler_id, fault=Failure.PROMPT_TOO_LONG)
+        desk.now += FIRST_RETRY_S
+
+
 def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
     lease_id = lease(desk)
     assert desk.release("s2", lease_id) == 0
@@ -280,8 +289,7 @@ def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
 
 
 def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
-    lease_id = lease(desk)
-    assert desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG) == 1
+    drop(desk)
     answer(desk, 1, 1, 1)
     newest = status(desk).newest
     assert newest is not None
@@ -293,10 +301,10 @@ def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_co
 
 def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_best(desk: Desk) -> None:
     for _ in range(2):
-        desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
+        drop(desk)
     answer(desk, 1, 1)
     desk.evaluate(10)
-    desk.fail(lease(desk, held=10), fault=Failure.PROMPT_TOO_LONG)
+    drop(desk, held=10)
     answer(desk, 0.5, 0.5, 0.5, version=10)
     best = status(desk).best
     assert best is not None
@@ -316,7 +324,7 @@ def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(des
 
 def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
     for _ in range(4):
-        desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
+        drop(desk)
     newest = status(desk).newest
     assert newest is not None
     assert (newest.counted_prompts, newest.dropped_prompts) == (0, 4)

@@ -185,8 +185,8 @@ def test_the_wait_of_a_trained_group_is_known_where_the_spool_has_it_and_not_ano
     desk.lease("s1", 2)
     desk.submit("0.1")
     judged = GroupVerdict("0.1", Verdict.SUSPECT)
-    desk.settle(decisions.judgement(desk.accounts, judged))
-    desk.lease("s2")
+    desk.settle(decisions.judgement(desk.accounts, judged, now=desk.now))
+    assert desk.lease("s2") == ["0.2"]
     desk.submit("0.2", "s2")
     desk.submit("1.1")
     trained = desk.train(1, "0.1", "1.1").trained

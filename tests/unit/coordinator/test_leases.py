@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 
 from node.coordinator.work import leases
+from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.lease_returns import Released, release
-from node.coordinator.work.leases import Standing
-from node.coordinator.work.retries import (
-    FINAL_FAULTS,
-    FIRST_RETRY_S,
-    MAX_ATTEMPTS,
-    MAX_FAULTS,
-    SAME_SAMPLER_S,
-)
+from node.coordinator.work.leases import Claim
+from node.coordinator.work.retries import FIRST_RETRY_S, MAX_ATTEMPTS, WAIT_FOR_OTHERS_S
 from node.coordinator.work.slots import SlotState, parse_group_id
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import Verdict
@@ -103,7 +98,7 @@ def test_a_lease_given_back_goes_to_the_next_sampler_and_costs_no_attempt(desk: 
         assert desk.lease("s1") == [f"0.{attempt}"]
         assert desk.release("s2", f"0.{attempt}") == 0
         assert desk.release("s1", f"0.{attempt}", f"0.{attempt}", "5.1", "x") == 1
-    assert desk.accounts.slots.standing(0, 1, "s1") is Standing.NEVER_GRANTED
+    assert desk.accounts.slots.claim(0, 1, "s1") is Claim.NEVER_GRANTED
 
 
 def test_a_lease_given_back_leaves_the_expired_attempt_before_it_the_chance_to_win(desk: Desk) -> None:
@@ -179,11 +174,25 @@ def test_a_slot_with_a_fault_waits_and_goes_to_another_sampler_first(desk: Desk)
     assert desk.lease("s2") == ["0.2"]
 
 
-def test_the_sampler_that_had_the_fault_gets_the_slot_where_there_is_no_other(desk: Desk) -> None:
+def test_a_sampler_does_not_get_a_prompt_again_that_it_failed_and_others_do(desk: Desk) -> None:
     desk.lease("s1")
     desk.fail("0.1", "s1", fault=RAISED)
-    desk.now += FIRST_RETRY_S + SAME_SAMPLER_S
-    assert desk.lease("s1") == ["0.2"]
+    desk.now += FIRST_RETRY_S + RETRY_S / 2
+    assert desk.lease("s1") == ["1.1"]
+    assert desk.lease("s2") == ["0.2"]
+
+
+def test_where_there_is_no_other_sampler_a_slot_that_failed_is_given_up_and_its_prompt_comes_back(
+    desk: Desk,
+) -> None:
+    desk.lease("s1")
+    desk.fail("0.1", "s1", fault=RAISED)
+    desk.expire(WAIT_FOR_OTHERS_S - 1)
+    assert state(desk) is SlotState.AVAILABLE
+    desk.expire(1)
+    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+    (bad,) = desk.accounts.bad_prompts.newest(5)
+    assert (bad.said_by, bad.retry_at_s) == (("s1",), NOW_S + RETRY_S)
 
 
 @pytest.mark.parametrize("how", ["the learner refuses it", "it is malformed"])
@@ -208,26 +217,30 @@ def test_suspects_are_a_small_part_of_a_grant(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_a_prompt_is_abandoned_after_two_faults_or_one_that_needs_no_other(
+def test_a_prompt_is_set_aside_once_two_samplers_have_failed_it_and_not_before(
     desk: Desk, fault: Failure
 ) -> None:
-    attempts = 1 if fault in FINAL_FAULTS else MAX_FAULTS
-    for attempt in range(1, attempts + 1):
-        assert 0 in desk.accounts.slots.open_slots or attempt == 1
-        assert desk.lease() == [f"0.{attempt}"]
-        assert desk.fail(f"0.{attempt}", fault=fault, detail="the reason\n") == 1
-        desk.now += 60
+    for sampler_id in ("s1", "s2"):
+        (lease_id,) = desk.lease(sampler_id)
+        prompt_index = desk.accounts.slots.open_slots[0].prompt_index
+        assert desk.accounts.bad_prompts.aside(prompt_index, "s3", now=desk.now) is Aside.NOT
+        assert desk.fail(lease_id, sampler_id, fault=fault, detail="the reason\n") == 1
+        desk.now += FIRST_RETRY_S
     assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+    assert desk.accounts.bad_prompts.aside(prompt_index, "s3", now=desk.now) is Aside.FOR_ALL
     (bad,) = desk.accounts.bad_prompts.newest(5)
     assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
 
 
-def test_one_fault_that_needs_no_other_is_enough_after_attempts_that_ended_otherwise(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.expire(TTL_S)
-    assert desk.lease("s2") == ["0.2"]
-    desk.fail("0.2", "s2", fault=Failure.PROMPT_TOO_LONG)
-    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
+def test_one_sampler_fails_a_prompt_as_often_as_it_likes_and_others_still_get_it(desk: Desk) -> None:
+    for _ in range(20):
+        for lease_id in desk.lease("liar", 4):
+            desk.fail(lease_id, "liar", fault=Failure.PROMPT_TOO_LONG)
+        desk.now += RETRY_S
+        desk.expire(0)
+    assert {desk.accounts.bad_prompts.aside(n, "s1", now=desk.now) for n in range(50)} == {Aside.NOT}
+    desk.trust("s1")
+    assert len(desk.lease("s1", 6)) == 6
 
 
 def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
@@ -252,45 +265,69 @@ def test_only_the_holder_of_a_lease_fails_it(desk: Desk, lease_id: str, sampler:
     assert state(desk) is SlotState.LEASED
 
 
-def test_an_abandoned_prompt_is_passed_over_until_it_is_due_and_then_fails_at_once() -> None:
+def fail_everywhere(desk: Desk, lease_id: str) -> None:
+    """Have s1, who holds the lease, and s2 fail its prompt."""
+    desk.fail(lease_id, "s1", fault=Failure.PROMPT_TOO_LONG)
+    desk.now += FIRST_RETRY_S
+    (again,) = desk.lease("s2")
+    desk.fail(again, "s2", fault=Failure.PROMPT_TOO_LONG)
+
+
+def test_a_prompt_that_is_aside_is_passed_over_until_it_is_due_and_then_for_twice_as_long() -> None:
     desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
-    desk.lease()
-    bad_index = desk.accounts.slots.open_slots[0].prompt_index
-    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
-    numbers = [parse_group_id(lease_id)[0] for lease_id in desk.lease("s1", 3)]  # type: ignore[index]
+    desk.trust("s1", "s3")
+    fail_everywhere(desk, desk.lease("s1")[0])
+    (bad,) = desk.accounts.bad_prompts.newest(5)
+    numbers = [parse_group_id(lease_id)[0] for lease_id in desk.lease("s3", 3)]  # type: ignore[index]
     indices = {desk.accounts.slots.open_slots[number].prompt_index for number in numbers}
-    assert len(numbers) == 3
-    assert indices == {1 - bad_index}
+    assert indices == {1 - bad.prompt_index}
     assert desk.accounts.slots.counts()[SlotState.SKIPPED] >= 1
+    for number in numbers:
+        desk.submit(f"{number}.1", "s3")
+        desk.train(desk.accounts.last_step + 1, f"{number}.1")
     desk.now += RETRY_S
-    again = desk.lease("s1", 2)
     (due,) = [
-        i for i in again if desk.accounts.slots.open_slots[int(i.split(".")[0])].prompt_index == bad_index
+        i
+        for i in desk.lease("s1", 2, held=3)
+        if desk.accounts.slots.open_slots[int(i.split(".")[0])].prompt_index == bad.prompt_index
     ]
-    desk.fail(due, fault=RAISED)
+    desk.fail(due, "s1", fault=RAISED)
+    desk.now += FIRST_RETRY_S
+    desk.fail(desk.lease("s2", held=3)[0], "s2", fault=RAISED)
     (bad,) = desk.accounts.bad_prompts.newest(5)
     assert (bad.times, bad.reason, bad.retry_at_s) == (2, RAISED, desk.now + 2 * RETRY_S)
 
 
-def test_a_group_for_a_bad_prompt_clears_it() -> None:
-    desk = Desk(make_accounts(prompts=1))
-    desk.lease()
-    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
-    desk.now += RETRY_S
-    (lease_id,) = desk.lease()
-    desk.submit(lease_id)
+def test_a_group_for_a_bad_prompt_clears_it_and_counts_against_the_sampler_that_failed_it(desk: Desk) -> None:
+    desk.fail(desk.lease("s1")[0], "s1", fault=Failure.PROMPT_TOO_LONG)
+    desk.now += FIRST_RETRY_S
+    (lease_id,) = desk.lease("s2")
+    desk.submit(lease_id, "s2")
     assert len(desk.accounts.bad_prompts) == 0
+    s1 = desk.accounts.standings.of("s1")
+    assert (s1.faulted, s1.contradicted, s1.allowance, s1.strikes) == (1, 1, 1, 2)
 
 
-def test_where_every_prompt_is_aside_nothing_is_leased_and_no_slot_is_spent() -> None:
-    desk = Desk(make_accounts(prompts=2))
-    for lease_id in desk.lease("s1", 2):
-        desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG)
-    before = desk.accounts.slots.counts()
-    assert desk.lease("s1", 2) == []
-    assert desk.accounts.slots.counts() == before
+def test_a_prompt_that_two_samplers_failed_and_that_is_answered_later_counts_against_neither() -> None:
+    desk = Desk(make_accounts(prompts=2), bounds=replace(BOUNDS, batch_groups=8))
+    fail_everywhere(desk, desk.lease("s1")[0])
+    (bad,) = desk.accounts.bad_prompts.newest(5)
     desk.now += RETRY_S
-    assert len(desk.lease("s1", 2)) == 2
+    for lease_id in desk.lease("s3", 3):
+        desk.submit(lease_id, "s3")
+    assert bad.prompt_index not in desk.accounts.bad_prompts
+    assert desk.accounts.standings.of("s1").contradicted == desk.accounts.standings.of("s2").contradicted == 0
+
+
+def test_a_sampler_alone_that_fails_every_prompt_is_kept_from_no_more_than_half_of_them() -> None:
+    desk = Desk(make_accounts(prompts=6))
+    for _ in range(40):
+        for lease_id in desk.lease("s1", 2):
+            desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG)
+        desk.expire(61)
+    kept = [n for n in range(6) if desk.accounts.bad_prompts.aside(n, "s1", now=desk.now) is Aside.FOR_IT]
+    assert len(kept) <= 3
+    assert len(desk.lease("s1")) == 1
 
 
 def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
@@ -299,22 +336,24 @@ def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_afte
     monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 3)
     slots = make_accounts(prompts=50).slots
     for first in (0, 3):
-        skipped = slots.grant("s1", 2, now=NOW_S, is_aside=lambda _: True)
+        skipped = slots.grant("s1", 2, now=NOW_S, aside=lambda _: Aside.FOR_ALL)
         assert [(slot.number, slot.state) for slot in skipped] == [
             (number, SlotState.SKIPPED) for number in range(first, first + 3)
         ]
         slots.apply(skipped, now=NOW_S)
-    (leased,) = slots.grant("s1", 1, now=NOW_S, is_aside=lambda _: False)
+    (leased,) = slots.grant("s1", 1, now=NOW_S, aside=lambda _: Aside.NOT)
     assert leased.number == 6
 
 
-def test_five_expiries_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -> None:
+def test_five_expiries_of_two_samplers_set_a_prompt_aside_and_five_refusals_do_not(desk: Desk) -> None:
+    desk.trust("s1", "s2")
     desk.lease("s1", 2)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        desk.submit(f"1.{attempt}")
+        desk.submit(f"1.{attempt}", "s2" if attempt == 3 else "s1")
         refuse(desk, f"1.{attempt}")
         desk.expire(TTL_S)
-        desk.lease("s1", 2)
+        desk.trust("s1", "s2")
+        desk.lease("s2" if attempt == 2 else "s1", 2)
     assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 2
     assert [(bad.slot, bad.reason) for bad in desk.accounts.bad_prompts.newest(5)] == [(0, Failure.EXPIRED)]
 
@@ -384,9 +423,7 @@ def steps(call: Callable[[], object]) -> int:
 
 def busy_desk(open_slots: int) -> Desk:
     """Return a desk with so many slots open: leased by other samplers, a few of them in the spool."""
-    wide = Bounds(
-        1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2, buffer_bytes=1 << 40
-    )
+    wide = Bounds(1 << 20, 1 << 20, batch_groups=1 << 20, max_staleness_versions=2, buffer_bytes=1 << 40)
     desk = Desk(make_accounts(prompts=1 << 20), bounds=wide)
     for sampler in range(open_slots // 64):
         granted = desk.lease(f"other-{sampler}", 64)

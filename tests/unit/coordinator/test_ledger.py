@@ -12,6 +12,7 @@ import pytest
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.generations import Generation
+from node.coordinator.work.retries import FIRST_RETRY_S
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
@@ -169,6 +170,8 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
     desk.lease("s1", 2)
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
     desk.fail("1.1", fault=Failure.GRADING_FAILED, detail="ValueError")
+    desk.now += FIRST_RETRY_S
+    desk.fail(desk.lease("s2")[0], "s2", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
     with closing(Ledger.open(path, run_id="run")) as ledger:
         for transaction in desk.transactions:
             ledger.record(transaction)
@@ -178,6 +181,8 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
     assert accounts.slots.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
     assert accounts.slots.counts()[SlotState.ABANDONED] == 1
     assert accounts.bad_prompts.newest(9) == desk.accounts.bad_prompts.newest(9)
+    assert [bad.said_by for bad in accounts.bad_prompts.newest(9)] == [("s1", "s2"), ("s1",)]
+    assert list(accounts.standings) == list(desk.accounts.standings)
     assert (accounts.slots.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
 
 

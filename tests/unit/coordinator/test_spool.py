@@ -12,6 +12,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
+from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
@@ -213,7 +214,7 @@ async def test_a_group_that_is_submitted_is_delivered_without_another_look(open_
     await open_.submit("0.1")
     async with asyncio.timeout(10):
         delivered = await waiting
-    assert not isinstance(delivered, int)
+    assert isinstance(delivered, StoredGroup)
     assert (delivered.slot, delivered.data) == (0, b"group")
     drain.end()
     assert [each async for each in outgoing] == []

@@ -4,53 +4,54 @@ import math
 
 import pytest
 
-from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, LEAST_GROUPS, SamplerMismatches
-from support.fleets import Fleet, one
+from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, LEAST_GROUPS, LEAST_PROBES
+from node.limits import PROBE_S
+from support.fleets import Fleet, Watched, one
 
 HEAVY_DRIFT = [(1.0, 1.0, 0.7), (1.0, 2.0, 0.7), (0.5, 0.5, 1.0)]
 """Nats a token at age 32, its power of age, unevenness of groups."""
 
 
 def test_a_sampler_is_quarantined_on_several_fresh_groups() -> None:
-    mismatches = SamplerMismatches(threshold_nats=0.2)
+    mismatches = Watched(threshold_nats=0.2)
     for _ in range(LEAST_FRESH_GROUPS):
-        assert mismatches.quarantine("a") is None
-        mismatches.observe([one("a", 1.0), one("b", 0.001)])
-    found = mismatches.quarantine("a")
+        assert mismatches.quarantined.get("a") is None
+        mismatches.see([one("a", 1.0), one("b", 0.001)])
+    found = mismatches.quarantined.get("a")
     assert found is not None
     assert found.nats == pytest.approx(1.0, abs=0.05)
-    assert mismatches.quarantine("b") is None
+    assert mismatches.quarantined.get("b") is None
 
 
 def test_a_mean_beyond_the_threshold_by_less_than_its_uncertainty_is_not_enough() -> None:
-    mismatches = SamplerMismatches(threshold_nats=0.2)
+    mismatches = Watched(threshold_nats=0.2)
     for kl_nats in (0.1, 0.5, 0.3, 0.3):
-        mismatches.observe([one("a", kl_nats)])
+        mismatches.see([one("a", kl_nats)])
     assert mismatches.panel.mismatch("a").nats > 0.2
-    assert mismatches.quarantine("a") is None
+    assert mismatches.quarantined.get("a") is None
 
 
 def test_who_delivers_stale_groups_only_is_measured_against_others_of_that_age() -> None:
     fleet = Fleet([(16, 32), (12, 32), (8, 24)], [0.4, 0.001, 0.001], drift_nats=0.1)
-    mismatches = SamplerMismatches(threshold_nats=0.2)
+    mismatches = Watched(threshold_nats=0.2)
     delivered = 0
     for batch in fleet.steps(0, 40):
-        mismatches.observe(batch)
+        mismatches.see(batch)
         delivered += sum(group.sampler_id == "0" for group in batch)
-        if mismatches.quarantine("0"):
+        if mismatches.quarantined.get("0"):
             break
     assert LEAST_GROUPS <= delivered <= 96
-    assert mismatches.quarantine("1") is None
-    assert mismatches.quarantine("2") is None
+    assert mismatches.quarantined.get("1") is None
+    assert mismatches.quarantined.get("2") is None
     assert mismatches.unmeasured_samplers == 0
 
 
 def test_who_can_be_compared_with_nobody_is_unmeasured_and_believed() -> None:
-    mismatches = SamplerMismatches(threshold_nats=0.2)
+    mismatches = Watched(threshold_nats=0.2)
     for _ in range(100):
-        mismatches.observe([one("far", 3.0, age=16)])
+        mismatches.see([one("far", 3.0, age=16)])
     assert mismatches.unmeasured_samplers == 1
-    assert mismatches.quarantine("far") is None
+    assert mismatches.quarantined.get("far") is None
     assert mismatches.panel.mismatch("far").error_nats > 1.0
 
 
@@ -61,27 +62,61 @@ def test_nobody_is_quarantined_for_the_drift_of_the_policy(
     for seed in range(5):
         ages = [(8 * k % 24, 8 * k % 24 + 4 + 3 * k) for k in range(1 + 2 * seed)]
         fleet = Fleet(ages, [0.001] * len(ages), drift_nats, power, unevenness)
-        mismatches = SamplerMismatches(threshold_nats=0.2)
+        mismatches = Watched(threshold_nats=0.2)
         for batch in fleet.steps(seed, 60):
-            mismatches.observe(batch)
-        assert [name for name in map(str, range(len(ages))) if mismatches.quarantine(name)] == []
+            mismatches.see(batch)
+        assert [name for name in map(str, range(len(ages))) if mismatches.quarantined.get(name)] == []
 
 
 def test_a_quarantine_holds_when_no_group_comes_any_more() -> None:
-    mismatches = SamplerMismatches(threshold_nats=0.2)
+    mismatches = Watched(threshold_nats=0.2)
     for _ in range(8):
-        mismatches.observe([one("a", 2.0)])
+        mismatches.see([one("a", 2.0)])
     for _ in range(2000):
-        mismatches.observe([one("b", 0.0)])
-    assert mismatches.quarantine("a") is not None
+        mismatches.see([one("b", 0.0)])
+    assert mismatches.quarantined.get("a") is not None
 
 
 def test_a_sampler_that_has_shown_nothing_is_believed() -> None:
-    assert SamplerMismatches(threshold_nats=1e-9).quarantine("a") is None
+    assert Watched(threshold_nats=1e-9).quarantined.get("a") is None
 
 
 def test_an_infinite_threshold_quarantines_nobody() -> None:
-    mismatches = SamplerMismatches(threshold_nats=math.inf)
+    mismatches = Watched(threshold_nats=math.inf)
     for _ in range(LEAST_GROUPS):
-        mismatches.observe([one("a", 1e300)])
-    assert mismatches.quarantine("a") is None
+        mismatches.see([one("a", 1e300)])
+    assert mismatches.quarantined.get("a") is None
+
+
+def quarantined() -> Watched:
+    mismatches = Watched(threshold_nats=0.2)
+    for _ in range(LEAST_FRESH_GROUPS):
+        mismatches.see([one("a", 1.0), one("b", 0.001)])
+    assert list(mismatches.quarantined) == ["a"]
+    return mismatches
+
+
+def test_a_sampler_whose_probes_fit_is_released_and_what_it_was_before_is_forgotten() -> None:
+    mismatches = quarantined()
+    for n in range(LEAST_PROBES):
+        assert "a" in mismatches.quarantined, n
+        mismatches.see([one("a", 0.001), one("b", 0.001)])
+    assert not mismatches.quarantined
+    for _ in range(20):
+        mismatches.see([one("a", 0.001), one("b", 0.001)])
+    assert not mismatches.quarantined
+
+
+def test_a_sampler_whose_probes_do_not_fit_stays_and_moves_nobody_elses_measure() -> None:
+    mismatches = quarantined()
+    for _ in range(100):
+        mismatches.see([one("a", 1.0, age=8), one("b", 0.001, age=8)])
+    assert list(mismatches.quarantined) == ["a"]
+    assert mismatches.panel.drift(8).nats < 0.01
+
+
+def test_of_a_quarantined_sampler_a_group_is_taken_every_few_minutes_and_none_that_was_on_its_way() -> None:
+    mismatches = quarantined()
+    assert [mismatches.takes_probe("a", now=t) for t in (0, 1, PROBE_S / 4)] == [False] * 3
+    assert [mismatches.takes_probe("a", now=PROBE_S + t) for t in (0, 1)] == [True, False]
+    assert mismatches.takes_probe("a", now=2 * PROBE_S)

@@ -152,3 +152,24 @@ def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
 def test_a_learner_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity_groups"):
         OutstandingRollouts(version=0, capacity_groups=0, unacknowledged=())
+
+
+def test_quarantines_are_owed_again_on_each_stream_and_a_release_outlives_the_coordinators_list() -> None:
+    account = OutstandingRollouts(version=0, capacity_groups=1, unacknowledged=())
+    account.quarantine("a", "off")
+    account.quarantine("b", "off")
+    assert account.take_owed().quarantines == (("a", "off"), ("b", "off"))
+    account.quarantine("b", "")
+    account.connected()
+    account.quarantines_listed({"b": "off", "c": "before this process"}, releases_others=False)
+    assert account.take_owed().quarantines == (("a", "off"), ("b", ""))
+    assert account.quarantined == {"a": "off", "c": "before this process"}
+
+
+def test_an_operators_pardon_releases_whoever_is_not_on_the_list_any_more() -> None:
+    account = OutstandingRollouts(version=0, capacity_groups=1, unacknowledged=())
+    account.quarantine("a", "off")
+    account.quarantines_listed({}, releases_others=True)
+    account.connected()
+    assert account.quarantined == {}
+    assert account.take_owed().quarantines == ()

@@ -43,6 +43,9 @@ PEER = PeerStatus(
     joins=1,
     refused_twins=0,
     refused_twin_s=0.0,
+    leases=9,
+    lease_allowance=12,
+    standing="established",
 )
 STEP = StepReport(
     42, 0.75, 1.5, 4, 0.0123, 0.8, 0.1, 1.0, 2.5, 0.9, RecommendedStaleness(70, "token weights")
@@ -78,7 +81,7 @@ def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
     text = rendered(RUN)
     (row,) = [line for line in text.splitlines() if line.startswith("far-away")]
     assert row.split() == [
-        "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "70", "3", "stale", "prompt",
+        "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "9/12", "70", "3", "stale", "prompt",
         "lease",
     ]  # fmt: skip
     assert "reward 0.750, KL 0.0123, effective sample size 0.80, staleness 1.5 mean, 4 max" in text
@@ -161,13 +164,18 @@ def test_a_ledger_that_is_behind_the_learner_is_said_above_the_table() -> None:
 
 
 def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again() -> None:
-    bad = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, retry_at_s=1300.0)
-    several = tuple(replace(bad, prompt_index=n, detail="", retry_at_s=0.0, times=1) for n in range(5))
+    bad = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, ("s1", "s2"), 1300.0)
+    several = tuple(
+        replace(bad, prompt_index=n, detail="", retry_at_s=0.0, said_by=("s1",)) for n in range(5)
+    )
     run = replace(RUN, prompts=100, bad_prompts=(bad, *several), bad_prompts_total=9, now_s=200.0)
     text = rendered(run)
     assert "9 of 100 prompts could not be answered" in text
-    assert "prompt 17: prompt_too_long 2 times, tried again in 1100 s: 300 tokens[2J" in text
-    assert "prompt 3: prompt_too_long once, due to be tried again\n" in "\n".join(
+    assert (
+        "prompt 17: prompt_too_long, set aside 2 times, failed by s1, s2, tried again in 1100 s: 300 tok"
+        in text
+    )
+    assert "prompt 3: prompt_too_long, withheld from s1, due to be tried again\n" in "\n".join(
         line.rstrip() for line in text.splitlines()
     )
     assert "and 4 more" in text
@@ -251,3 +259,15 @@ def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     assert f"the run's code is {'61' * 16}, as 2 of 3 samplers said" in text
     assert f"{peers[0].node_id} has {'62' * 16} and is leased nothing" in text
     assert "graders" not in rendered(replace(status, grader_digest=b"b" * 16))
+
+
+def test_a_sampler_of_which_an_operator_should_know_has_a_line_of_its_own() -> None:
+    hoarder = replace(PEER, standing="hoards", standing_detail="holds 9 leases, the oldest for 400 s\x1b[2J")
+    text = rendered(replace(RUN, peers=(hoarder,)))
+    assert "far-away: hoards, holds 9 leases, the oldest for 400 s[2J" in text
+    assert "hoards" not in rendered(RUN)
+
+
+def test_what_samplers_do_not_agree_on_is_said_above_the_table() -> None:
+    assert "\ntask " not in rendered(RUN)
+    assert "task      100 or 90" in rendered(replace(RUN, task_dispute="100 or 90"))

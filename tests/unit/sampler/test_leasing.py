@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
+from node.failure import FAULTS, FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import ConnectionLost
@@ -160,23 +160,15 @@ async def test_a_failed_lease_goes_back_with_its_fault_and_is_told_until_the_hub
     assert desk.hub.release_failures == []
 
 
-async def test_a_sampler_whose_every_lease_fails_takes_one_at_a_time_after_a_pause() -> None:
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+async def test_a_sampler_whose_every_lease_fails_takes_one_at_a_time_after_a_pause(fault: Failure) -> None:
     desk = Desk(Hub())
     for number in range(FAILURES_IN_A_ROW):
-        desk.leasing.give_up(FailedLease(f"{number}.1", Failure.PROMPT_FAILED))
+        desk.leasing.give_up(FailedLease(f"{number}.1", fault))
     async with leasing(desk):
         await until(lambda: desk.node_metrics.waits_for == "task that works")
         await until(lambda: desk.hub.asked == [1])
     assert len(desk.hub.failed) == FAILURES_IN_A_ROW
-
-
-async def test_prompts_that_a_filter_drops_bring_no_pauses() -> None:
-    desk = Desk(Hub())
-    for number in range(2 * FAILURES_IN_A_ROW):
-        desk.leasing.give_up(FailedLease(f"{number}.1", Failure.PROMPT_TOO_LONG))
-    async with leasing(desk):
-        await until(lambda: desk.hub.asked == [2])
-    assert len(desk.hub.failed) == 2 * FAILURES_IN_A_ROW
 
 
 async def test_one_success_ends_the_pauses() -> None:

@@ -111,7 +111,25 @@ RECOMMENDED = (
 @pytest.mark.parametrize("step", [None, *(replace(STEP, recommended_staleness=one) for one in RECOMMENDED)])
 def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
     peer = PeerStatus(
-        "s1", Role.SAMPLER, "live", VERSION, 2, 1.5, 0.1, -3.0, "", {"trained": 4}, 2.5, 1, 3, 5.5
+        "s1",
+        Role.SAMPLER,
+        "live",
+        VERSION,
+        2,
+        1.5,
+        0.1,
+        -3.0,
+        "",
+        {"trained": 4},
+        2.5,
+        1,
+        3,
+        5.5,
+        9,
+        12,
+        3.5,
+        "hoards",
+        "holds 9",
     )
     newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1, 0, 0.0)
     status = RunStatus(
@@ -127,11 +145,12 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         99.5,
         "lacks steps",
         100,
-        (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, 601.5),),
+        (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, ("s1", "s2"), 601.5),),
         3,
         EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
         max_staleness_versions=8,
         bad_prompt_reasons={"prompt_failed": 3},
+        task_dispute="100 or 90",
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

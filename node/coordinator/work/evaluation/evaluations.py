@@ -21,10 +21,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.evaluation.prompt_score import PromptScore, prompt_score, scored
 from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.leases import Leases, Standing
+from node.coordinator.work.leases import Claim, Leases
 from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
 from node.failure import FailedLease, Failure
 from node.rollout import RolloutGroup, SamplingParameters
@@ -200,20 +201,20 @@ class Evaluations:
         if current.terms != self._settings.terms(current.first_prompt):
             return None
         share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
-        slots = self._leases.grant(holder, min(wanted, share), now=now, is_aside=lambda _: False)
+        slots = self._leases.grant(holder, min(wanted, share), now=now, aside=lambda _: Aside.NOT)
         return self._change(slots, now=now)
 
-    def standing(self, lease_id: str, holder: str) -> Standing:
+    def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         version, number, attempt = _parse(lease_id)
         if self.under_way is not None and version == self.under_way.version:
-            return self._leases.standing(number, attempt, holder)
+            return self._leases.claim(number, attempt, holder)
         newest = self._status.newest
         is_over = newest is not None and 0 <= version <= newest.version
-        return Standing.DUPLICATE if is_over else Standing.NEVER_GRANTED
+        return Claim.DUPLICATE if is_over else Claim.NEVER_GRANTED
 
     def slot(self, lease_id: str) -> Slot:
-        """Return the slot of a lease whose standing is WANTED."""
+        """Return the slot of a lease whose claim is WANTED."""
         return self._leases.open_slots[_parse(lease_id)[1]]
 
     def counted(self, lease_id: str, group: RolloutGroup, *, now: float) -> EvaluationChange | None:
@@ -234,18 +235,21 @@ class Evaluations:
         faults = []
         for lease in failed:
             for own in self._own([lease.lease_id]):
-                slot = self._leases.failed(holder, own, lease.fault, is_last=False)
+                slot = self._leases.failed(holder, own, lease.fault)
                 if slot is not None and slot.number not in slots:
                     slots[slot.number] = slot
                     faults.append(lease.fault)
         return self._change(tuple(slots.values()), now=now), tuple(faults)
 
-    def renew(self, holder: str, lease_ids: Iterable[str], *, now: float) -> tuple[str, ...]:
-        """Extend leases to a full term; return those whose work is in vain."""
+    def renew(
+        self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float
+    ) -> tuple[str, ...]:
+        """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain."""
         return tuple(
             lease_id
             for lease_id in lease_ids
-            if not (own := self._own([lease_id])) or self._leases.renew(holder, own, now=now)
+            if not (own := self._own([lease_id]))
+            or self._leases.renew(holder, own, now=now, max_age_s=max_age_s)
         )
 
     def expire(self, now: float) -> EvaluationChange | None:

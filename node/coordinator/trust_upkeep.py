@@ -1,0 +1,71 @@
+"""What operators say of nodes while the coordinator runs, in files of its state directory.
+
+revoked   read again whenever it changes: the coordinator frees what those nodes hold, see ``work.trust``
+pardoned  written by `heterorl-node pardon`, taken away once the ledger has it
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from node.coordinator.spool import Spool
+from node.identity.files import write_public
+from node.identity.peer import is_name
+from node.identity.revocation import RevocationList
+
+logger = logging.getLogger(__name__)
+
+PARDONS: Final = "pardoned"
+
+EVERYBODY: Final = "all"
+
+
+def ask_pardon(path: Path, node_ids: Iterable[str]) -> None:
+    """Add nodes to the file that a coordinator takes away; it need not run yet.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_public(path, (before + "".join(f"{node_id}\n" for node_id in node_ids)).encode())
+
+
+class TrustUpkeep:
+    """Looks at the files, once a second."""
+
+    def __init__(self, spool: Spool, *, revocations: RevocationList, pardons: Path) -> None:
+        self._spool = spool
+        self._revocations = revocations
+        self._pardons = pardons
+        self._settled: frozenset[str] = frozenset()
+        """Nodes whose revocation the ledger has; all of them again after a start."""
+
+    async def turn(self) -> None:
+        """Do what has been asked since the last turn.
+
+        Raises:
+            RefusedError: the ledger could not be written; the next turn tries again.
+        """
+        revoked = frozenset(self._revocations.current().node_ids)
+        if fresh := revoked - self._settled:
+            await self._spool.revoke(fresh)
+        self._settled = revoked
+        taken = self._pardons.with_name(f"{PARDONS}.taken")
+        try:
+            if names := await asyncio.to_thread(_take, self._pardons, taken):
+                await self._spool.pardon(None if EVERYBODY in names else names)
+                taken.unlink()
+        except OSError as error:
+            logger.error("pardons unreadable", extra={"path": str(self._pardons), "detail": error.strerror})
+
+
+def _take(path: Path, taken: Path) -> frozenset[str]:
+    """Move the file away and return the nodes in it; what was taken before and not settled comes first."""
+    if not taken.exists():
+        if not path.exists():
+            return frozenset()
+        path.rename(taken)
+    words = taken.read_text(encoding="utf-8", errors="replace").split()
+    return frozenset(filter(is_name, words)) or frozenset({""})
