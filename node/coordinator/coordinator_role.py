@@ -62,7 +62,7 @@ async def build(context: RoleContext) -> list[Service]:
     store = open_store(context, retained_keyframes=config.retained_keyframes)
     ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
     rows = await _checked_rows(config, ledger, context.state_dir)
-    prompts = config.prompts if rows is None else rows.prompts
+    prompts = config.known_prompts if rows is None else rows.prompts
     accounts = Accounts(
         ledger.balance(),
         task=config.task,

@@ -32,10 +32,8 @@ def as_schema_2(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         for table in ("evaluations", "evaluation_slots", "evaluation_scores"):
             connection.execute(f"DROP TABLE {table}")
-        for table in ("data", "task_options"):
-            connection.execute(f"DROP TABLE {table}")
-        for column in ("chat_template_digest", "layout_summary"):
-            connection.execute(f"ALTER TABLE learner DROP COLUMN {column}")
+        connection.execute("DROP TABLE data")
+        connection.execute("ALTER TABLE learner DROP COLUMN chat_template_digest")
         connection.execute("PRAGMA user_version = 2")
 
 
