@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+pytest_plugins = ["support.needed_tools"]
+
 # Before torch is imported, and inherited by the processes that tests start. The models are tiny and pytest
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
 # cores: 64 s, with one thread each 20 s).
