@@ -22,7 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "system")
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector off what was imported: going through it takes half a second of a core."""
-    gc.collect()
-    gc.freeze()
+_module: object = None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the garbage collector off what earlier files imported: to go through it takes half a second."""
+    global _module
+    if (module := item.getparent(pytest.Module)) is not _module:
+        _module = module
+        gc.collect()
+        gc.freeze()
