@@ -4,30 +4,51 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo real test test-vllm kills mutants restores neon check lint types layers proto proto-check format wheel-check clean
+.PHONY: help install demo real test test-vllm kills mutants restores neon check lint types layers proto proto-check deploy-check format wheel-check clean
+
+# What follows from these is installed anew when they change; each command asks for no more than it needs.
+SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
+PIP := $(BIN)/python -m pip install -q -c deploy/constraints.txt
+TESTED := learner,sampler,data,judge,bench,demo,test
+# What takes a C compiler: a package of reasoning-gym's, and the kernel of the weight codec where it was not made before.
+COMPILED = @! $(PYTHON) deploy/needs.py --look tasks || $(MAKE) -s $(BIN)/.compiled
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(BIN)/.installed ## Create .venv with the node (editable) and the development tools
-$(BIN)/.installed: pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
+install: $(BIN)/.check ## Create .venv with the node (editable) and everything that the commands below install
+	$(COMPILED)
+
+$(BIN)/.demo: $(SOURCES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -c deploy/constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c deploy/constraints.txt --editable '.[learner,sampler,data,tasks,judge,bench,dev]'
+	$(PIP) --editable '.[learner,sampler,demo]'
+	@touch $@
+$(BIN)/.test: $(BIN)/.demo
+	$(PIP) --editable '.[$(TESTED)]'
+	@touch $@
+$(BIN)/.check: $(BIN)/.test
+	$(PIP) --editable '.[$(TESTED),check]'
+	@touch $@
+$(BIN)/.compiled: $(BIN)/.demo
+	$(PIP) --editable '.[learner,sampler,tasks]'
 	@touch $@
 
-demo: install ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
+needs-%: # Debian packages that a command needs: installed where this user may, named where not
+	@$(PYTHON) deploy/needs.py $*
+
+demo: $(BIN)/.demo ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: install $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
 	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \
 	  code=$$?; [ $$code -le 1 ] || exit $$code; [ $$code = 0 ] || failed=1; \
 	done; exit $$failed
 
-test: install ## Every test; needs no GPU and no network
+test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
+	$(COMPILED)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
 
 .venv-vllm/.installed: pyproject.toml
@@ -42,28 +63,29 @@ test: install ## Every test; needs no GPU and no network
 test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU build, in an environment of its own (x86-64)
 	.venv-vllm/bin/python -m pytest -q tests/conformance -o filterwarnings=default --timeout 300
 
-kills: install ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
+kills: $(BIN)/.demo ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-mutants: install ## Plant faults in what decides and see which no test catches (FAULTS=n, SEED=n; up to an hour)
+mutants: needs-test $(BIN)/.test ## Plant faults in what decides and see which no test catches (FAULTS=n, SEED=n; up to an hour)
+	$(COMPILED)
 	$(BIN)/python -m bench.mutants --faults $(or $(FAULTS),1200) --seed $(or $(SEED),0)
 
-restores: install ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
+restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)
 
-neon: install ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (needs qemu-user and a cross compiler)
+neon: needs-neon $(BIN)/.demo ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (takes qemu-user and cross compilers)
 	$(BIN)/python tests/fuzz/emulated_kernel.py
 
-check: lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
+check: needs-check lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
 
-lint: install ## ruff, without changing anything
+lint: $(BIN)/.check ## ruff, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install ## mypy --strict
+types: $(BIN)/.check ## mypy --strict
 	$(BIN)/mypy node learner sampler deploy bench tests
 
-layers: install ## Who may import whom
+layers: $(BIN)/.check ## Who may import whom
 	$(BIN)/lint-imports
 
 $(GEN)/.installed: proto/requirements.txt
@@ -84,17 +106,17 @@ proto-check: $(GEN)/.installed ## buf lint, and fail if the stubs are not what t
 	  --grpc_python_out=.venv-proto/drift --mypy_out=quiet:.venv-proto/drift --mypy_grpc_out=quiet:.venv-proto/drift $(PROTOS)
 	for f in .venv-proto/drift/heterorl/v1/*; do diff -q $$f proto/heterorl/v1/$$(basename $$f) || exit 1; done
 
-deploy-check: install ## Validate units, manifests, rules, dashboards and the Dockerfile offline
+deploy-check: needs-check $(BIN)/.test ## Validate units, manifests, rules, dashboards and the Dockerfile offline
 	$(BIN)/python -m deploy.check
 
-format: install ## ruff, changing what it can
+format: $(BIN)/.check ## ruff, changing what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel-check: install ## Run the tests against the built wheel instead of the working tree
+wheel-check: needs-test $(BIN)/.test ## Run the tests against the built wheel instead of the working tree
 	rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv --system-site-packages .venv-wheel
-	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[learner,sampler,data,tasks,judge,bench,dev]"
+	.venv-wheel/bin/python -m pip install -q -c deploy/constraints.txt "$$(ls dist/*.whl)[$(TESTED),tasks]"
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create

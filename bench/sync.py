@@ -21,7 +21,6 @@ then has on disk, to the moment the receiver has verified every word of it; `ser
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,13 +32,14 @@ from bench.sync_lab.faults import cut, loss
 from bench.sync_lab.fleets import chain, fanout
 from bench.sync_lab.gigabit import gigabit
 from bench.sync_lab.lab import Facts, Lab
-from bench.sync_lab.network import missing_tools
 from bench.sync_lab.peers import Run
 from bench.sync_lab.steps import keyframe, step
+from deploy import needs
 
 SCENARIOS: Final[dict[str, Callable[[Lab], Iterator[Facts]]]] = {
     scenario.__name__: scenario for scenario in (step, keyframe, loss, cut, fanout, gigabit, chain)
 }
+NEEDED: Final = ("root", "gcc", "/dev/net/tun", "network namespaces", "nginx", "curl", "wget")
 RESULTS: Final = Path(__file__).with_name("results")
 
 
@@ -52,9 +52,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="less of each scenario")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
     arguments = parser.parse_args()
-    missing = missing_tools() + [tool for tool in ("nginx", "curl") if shutil.which(tool) is None]
-    if missing:
-        print("bench.sync needs, and this machine lacks: " + "; ".join(missing), file=sys.stderr)
+    if lacking := needs.missing(NEEDED):
+        print(*map(needs.sentence, lacking), sep="\n", file=sys.stderr)
         return 2
     wanted = arguments.scenarios or list(SCENARIOS)
     measured = [facts for facts in report.read(arguments.out) if facts["scenario"] not in wanted]

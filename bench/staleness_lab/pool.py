@@ -45,7 +45,7 @@ def cache_data(tasks: Iterable[str], folder: Path) -> None:
     """Write what the tasks read to ``folder``, so that no process needs the packages it comes from.
 
     Raises:
-        ModuleNotFoundError: a file is missing, and so is its package; ``pip install '.[bench,dev]'``.
+        ModuleNotFoundError: a file is missing, and so is its package; ``pip install '.[tasks,test]'``.
     """
     for task in tasks:
         if task in _CACHED:

@@ -4,7 +4,7 @@
     Link        two namespaces over link.c: rate, delay, loss, a router's queue; counts what passes
     Cable       two namespaces over veth: as fast as the machine
 
-Needs root, iproute2, /dev/net/tun and a C compiler; ``missing_tools`` says which of them is not there.
+Needs root, iproute2, /dev/net/tun and a C compiler; ``python -m bench.sync`` says which of them is missing.
 """
 
 import json
@@ -22,26 +22,6 @@ LINK_SOURCE: Final = Path(__file__).with_name("link.c")
 _TCP: Final = Path("/proc/sys/net/ipv4")
 AVAILABLE: Final = _TCP / "tcp_available_congestion_control"
 ALLOWED: Final = _TCP / "tcp_allowed_congestion_control"
-
-
-def missing_tools() -> list[str]:
-    """Return what this machine lacks for emulated links, as a person would say it; empty: nothing."""
-    missing = []
-    if os.geteuid() != 0:
-        missing.append("root (network namespaces and TUN devices are made)")
-    if shutil.which("ip") is None:
-        missing.append("ip, from iproute2")
-    if not Path("/dev/net/tun").exists():
-        missing.append("/dev/net/tun (modprobe tun; in a container: --device /dev/net/tun)")
-    if compiler() is None:
-        missing.append("a C compiler (cc, gcc or clang)")
-    if not missing:
-        probe = f"hrl-probe-{os.getpid()}"
-        if subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode:
-            missing.append("network namespaces (ip netns add is refused: a container without CAP_SYS_ADMIN?)")
-        else:
-            subprocess.run(["ip", "netns", "delete", probe], check=True)
-    return missing
 
 
 def compiler() -> str | None:

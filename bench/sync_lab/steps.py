@@ -1,6 +1,5 @@
 """One receiver at the end of 100 Mbit/s and 150 ms: a step, a keyframe, and what others would send."""
 
-import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -119,8 +118,6 @@ def _over_http(lab: Lab, file: Path) -> float:
 
 def _over_shardcast(lab: Lab, file: Path) -> Facts:
     facts: Facts = {"what": "whole file over shardcast", "bytes": file.stat().st_size}
-    if shutil.which("wget") is None:
-        return facts | {"left_out": "it fetches with wget, which is not here"}
     python = rivals.install_shardcast(lab.directory / "shardcast")
     if isinstance(python, str):
         return facts | {"left_out": f"it does not install: {python}"}

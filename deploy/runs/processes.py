@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+from asyncio import create_subprocess_exec
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,7 @@ class Children:
         python: str | None = None,
     ) -> _Child:
         with self._log_of(name).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            process = await create_subprocess_exec(
                 *(python or sys.executable, "-m", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,

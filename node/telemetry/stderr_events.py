@@ -1,7 +1,8 @@
 """Parses what native code writes to standard error into events; pure.
 
 gRPC, CUDA, the C library and a crashing interpreter each have their own format. A line of gRPC becomes an
-event with its level and source; other lines that arrive together become one event.
+event with its level and source; other lines that arrive together become one event, a warning unless they are
+progress bars.
 """
 
 import re
@@ -19,6 +20,8 @@ _ABSEIL_LEVELS: Final = {
     b"E": "error",
     b"F": "critical",
 }
+_PROGRESS: Final = re.compile(rb"\d%.*\|.*/\S+ \[\d[\d:]*<")
+"""A progress bar of tqdm: vLLM draws them while it loads."""
 _PREAMBLE: Final = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
 
 NATIVE: Final = "native message"
@@ -77,14 +80,17 @@ class StderrParser:
             level, source, text = match.groups()
             native = StderrEvent(_ABSEIL_LEVELS[level], NATIVE, _text(text), source.decode())
             return [*self._plain_event(), native]
-        self._plain.append(line)
+        self._plain += line.strip(b"\r").split(b"\r")
         self._plain_bytes += len(line) + 1
         return self._plain_event() if self._plain_bytes > TEXT_BYTES else []
 
     def _plain_event(self) -> list[StderrEvent]:
-        text = _text(b"\n".join(self._plain)).strip("\n")
+        bars = [line for line in self._plain if _PROGRESS.search(line)]
+        text = _text(b"\n".join(line for line in self._plain if line not in bars)).strip("\n")
         self._plain, self._plain_bytes = [], 0
-        return [StderrEvent("warning", PLAIN, text)] if text.strip() else []
+        if text.strip():
+            return [StderrEvent("warning", PLAIN, text)]
+        return [StderrEvent("info", PLAIN, _text(bars[-1]))] if bars else []
 
 
 def _text(raw: bytes) -> str:

@@ -2,7 +2,8 @@
 
 from sampler.engines.engine_registry import has_vllm
 from support.tiny_run import made, same_threads_after
+from support.warm_processes import warm_engines
 
-__all__ = ["made", "same_threads_after"]
+__all__ = ["made", "same_threads_after", "warm_engines"]
 
 collect_ignore_glob = [] if has_vllm("cpu") else ["test_remote_engine.py", "test_vllm_*.py"]

@@ -4,7 +4,6 @@ FUZZ_FRAMES: frames that the sanitized kernel is run on; each is mutated 40 time
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def test_damaged_payloads_are_answered_alike(good: bytes, flips: list[int], earl
     check_agreement(bytes(payload[: len(payload) - cut % len(payload)]), BASE)
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.needs("gcc")
 def test_the_kernel_keeps_within_its_memory_and_needs_no_instruction_of_one_processor(tmp_path: Path) -> None:
     digests = set()
     for name, definitions in {"vectors": [], "plain": ["-DHETERORL_PLAIN"]}.items():

@@ -20,6 +20,7 @@ from support.identity import MadeRun
 from support.sampler import RunningSampler, learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
+from support.warm_processes import ENGINES
 
 
 def failing(
@@ -57,6 +58,7 @@ async def test_an_engine_out_of_memory_is_restarted_and_the_version_held_is_serv
         assert (await learner.status()).slots.get("leased", 0) == 0
 
 
+@pytest.mark.usefixtures("warm_engines")
 @pytest.mark.parametrize("fault", ["killed", "stopped", "out of memory"])
 async def test_an_engine_whose_process_ends_or_hangs_is_loaded_again_and_nothing_is_doubled(
     made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path, fault: str
@@ -139,9 +141,8 @@ async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups
 
 
 def engine_process() -> int:
-    """Return the number of the process that this one's engine has for itself."""
-    children = psutil.Process().children()
-    [process] = [child.pid for child in children if "engine_worker" in " ".join(child.cmdline())]
+    """Return the number of the process that the sampler's engine has for itself."""
+    [process] = [engine.pid for engine in ENGINES if engine.returncode is None]
     return process
 
 

@@ -10,6 +10,7 @@ from bench.kills import run
 KILLS = 4
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(280)
 async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everything_goes_on(
     tmp_path: Path,

@@ -39,6 +39,7 @@ grader = "contains"
 """
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(240)
 async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path) -> None:
     rows = [{"question": f"{a}+{b}=", "digit": b} for a in range(10) for b in range(10)]

@@ -10,6 +10,7 @@ from bench.restores import run
 MOMENTS = 2
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(280)
 async def test_under_an_older_ledger_a_real_run_goes_on_or_says_why_not_and_doubles_nothing(
     tmp_path: Path,

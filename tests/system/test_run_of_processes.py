@@ -64,6 +64,7 @@ async def status_line(session: Session, directory: RunDirectory, label: str) -> 
     return line
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(240)
 async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_prompt_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

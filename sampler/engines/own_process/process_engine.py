@@ -16,11 +16,11 @@ import os
 import queue
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Final
 
 import numpy as np
@@ -229,10 +229,10 @@ class _Process:
         memory = os.memfd_create("heterorl-frames")
         os.ftruncate(memory, words_channels * _FRAME_BYTES)
         descriptors = [memory, *(end.fileno() for end in theirs)]
-        self._process = subprocess.Popen(
+        self._process = Popen(
             [sys.executable, "-m", "sampler.engines.own_process.engine_worker", *map(str, descriptors)],
             pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
+            stdin=DEVNULL,
             # It can import what this process can: an engine of one's own may live outside site-packages.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             # A process group of its own, so that what it starts ends with it.
@@ -261,7 +261,7 @@ class _Process:
                 kill_tree(self._process.pid)
             try:
                 return f"exit code {self._process.wait(CLOSE_LIMIT_S)}"
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 return "it does not end, whatever it is waiting for"
 
     def end(self, *, limit_s: float) -> None:

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import reasoning_gym
 import torch
 
 from bench.staleness_lab.answers import END, PAD, AnswerTask
@@ -20,6 +19,8 @@ from bench.staleness_lab.tasks import Task
 
 def small_palindromes() -> AnswerTask:
     """The task on a few dozen short questions, hardly pretrained."""
+    import reasoning_gym  # not on every machine
+
     dataset = reasoning_gym.create_dataset(
         "palindrome_generation", seed=1, size=64, min_length=3, max_length=4
     )
@@ -29,8 +30,14 @@ def small_palindromes() -> AnswerTask:
 
 @pytest.fixture(
     scope="module",
-    params=[word_reversal, lambda: Codes(64), Routes, Maze, Knapsack, small_palindromes],
-    ids=["letters", "codes64", "routes", "maze", "knapsack", "palindromes"],
+    params=[
+        pytest.param(word_reversal, id="letters"),
+        pytest.param(lambda: Codes(64), id="codes64"),
+        pytest.param(Routes, id="routes"),
+        pytest.param(Maze, id="maze"),
+        pytest.param(Knapsack, id="knapsack"),
+        pytest.param(small_palindromes, id="palindromes", marks=pytest.mark.needs("reasoning_gym")),
+    ],
 )
 def task(request: pytest.FixtureRequest) -> Task:
     """Every task that samples more than one token."""
@@ -119,7 +126,10 @@ def test_a_sack_that_bursts_is_worth_nothing_and_any_other_the_value_in_it() -> 
     assert 0.9 > float(sacks.reward.max()) > 0.5
 
 
+@pytest.mark.needs("reasoning_gym")
 def test_a_palindrome_is_right_where_reasoning_gym_says_so() -> None:
+    import reasoning_gym  # not on every machine
+
     dataset = reasoning_gym.create_dataset(
         "palindrome_generation", seed=2, size=20, min_length=4, max_length=5
     )

@@ -1,7 +1,6 @@
 """What bench/sync.py computes; the links and processes themselves are tried by running it."""
 
 import ctypes
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,6 +48,7 @@ def line_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
+@pytest.mark.needs("gcc")
 def test_a_packet_waits_for_those_before_it_then_for_the_wire_then_for_the_distance(
     line_library: ctypes.CDLL,
 ) -> None:
@@ -58,6 +58,7 @@ def test_a_packet_waits_for_those_before_it_then_for_the_wire_then_for_the_dista
     assert line_library.arrival(line, 9.0, 100.0) == pytest.approx(9.0 + 0.1 + 0.5)
 
 
+@pytest.mark.needs("gcc")
 def test_a_queue_takes_what_fits_and_empties_at_the_rate_of_the_wire(line_library: ctypes.CDLL) -> None:
     line = CLine(1000.0, 0.5, 1000.0, 0.0)
     assert line_library.room(line, 1.0, 100.0, 64) == 10
@@ -67,6 +68,7 @@ def test_a_queue_takes_what_fits_and_empties_at_the_rate_of_the_wire(line_librar
     assert line_library.room(line, 2.0, 100.0, 3) == 3
 
 
+@pytest.mark.needs("gcc")
 def test_a_line_without_a_rate_takes_everything_at_once(line_library: ctypes.CDLL) -> None:
     line = CLine(0.0, 0.5, 0.0, 0.0)
     assert line_library.room(line, 1.0, 1500.0, 64) == 64
@@ -78,16 +80,10 @@ def test_a_routers_queue_is_one_bandwidth_delay_product() -> None:
     assert Line(rate_mbit=1, round_trip_ms=1).queue_kb == 96
 
 
+@pytest.mark.needs("gcc")
 def test_the_whole_emulator_compiles_without_a_warning(tmp_path: Path) -> None:
     command = [str(network.compiler()), "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]
     subprocess.run([*command, str(tmp_path / "link"), str(network.LINK_SOURCE)], check=True)
-
-
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    missing = "; ".join(network.missing_tools())
-    assert "iproute2" in missing
-    assert "C compiler" in missing
 
 
 def test_the_model_is_smollm2() -> None:

@@ -17,6 +17,8 @@ from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 from sampler.tasks.task import TaskSetup, load_task, task_setup
 from support.graded_texts import texts
 
+pytestmark = pytest.mark.needs("bwrap", "libseccomp")
+
 SQUARES = ["assert f(2) == 4", "assert f(3) == 9"]
 
 

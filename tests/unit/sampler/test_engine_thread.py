@@ -286,6 +286,7 @@ async def test_a_change_in_which_the_engine_fails_is_refused(model_dir: Path) ->
         assert made.value("engine_restarts_total") == 1
 
 
+@pytest.mark.usefixtures("warm_engines")
 async def test_a_process_that_ends_while_its_engine_is_idle_is_noticed(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineEndedError
 from support.tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("warm_engines")
+
 SAMPLING = SamplingParameters(0.7, 0.9, 5, max_new_tokens=200, min_p=0.01, stop=("a\n", "b"))
 LIMIT_S = 30.0
 

@@ -18,6 +18,8 @@ from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 
+pytestmark = pytest.mark.needs("bwrap", "libseccomp")
+
 OPTIONS = CodeOptions(tests="stdin", time_limit_s=1, most_tests=3, memory_limit_bytes=256 << 20)
 PATIENCE_S = 20.0
 """For a busy machine, beyond the limits."""

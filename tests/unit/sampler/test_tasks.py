@@ -354,6 +354,7 @@ def test_options_that_this_software_does_not_know_are_a_configuration_error() ->
         made("jsonl", colour=1)
 
 
+@pytest.mark.needs("reasoning_gym")
 def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> None:
     options: dict[str, Any] = {"size": 5, "seed": 3, "arguments": {"min_animals": 1, "max_animals": 2}}
     first, second = (made("reasoning_gym", **options) for _ in range(2))
@@ -365,6 +366,7 @@ def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> N
     assert first.grade(2, None, answered(right)) == 0.0
 
 
+@pytest.mark.needs("reasoning_gym")
 @pytest.mark.parametrize(
     "options", [{"dataset": "nothing"}, {"arguments": {"colour": 1}}, {"arguments": {"min_animals": 0}}]
 )

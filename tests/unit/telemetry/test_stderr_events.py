@@ -43,6 +43,23 @@ def test_lines_that_come_together_are_one_event() -> None:
     assert text.is_empty
 
 
+LOADING = "Loading safetensors checkpoint shards: {} Completed | {}/2 [00:01<00:00,  5.21it/s]"
+CAPTURING = "Capturing CUDA graphs:  50%|█████     | 1/2 [00:00<?, ?it/s]"
+
+
+def test_progress_bars_are_no_warning_and_one_event_says_how_far_the_last_one_is() -> None:
+    text = StderrParser()
+    bars = "\r".join([CAPTURING, LOADING.format(" 50%", 1), LOADING.format("100%", 2)])
+    assert text.feed(f"\r{bars}\n".encode()) == []
+    assert text.flush() == [StderrEvent("info", PLAIN, LOADING.format("100%", 2))]
+
+
+def test_a_warning_among_progress_bars_stays_a_warning() -> None:
+    text = StderrParser()
+    text.feed(f"out of memory\r{CAPTURING}\n".encode())
+    assert text.flush() == [StderrEvent("warning", PLAIN, "out of memory")]
+
+
 def test_what_came_before_a_line_of_grpc_is_told_before_it() -> None:
     plain, native = StderrParser().feed(b"double free\n" + HANDSHAKE)
     assert (plain.text, native.event) == ("double free", NATIVE)

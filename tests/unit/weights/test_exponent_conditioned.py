@@ -33,6 +33,7 @@ def bit_string(payload: bytes) -> str:
     return "".join(f"{byte:08b}"[::-1] for byte in payload)
 
 
+@pytest.mark.needs("kernel")
 def test_the_compiler_of_this_machine_made_a_kernel() -> None:
     assert [implementation.name for implementation in IMPLEMENTATIONS][:2] == ["numpy", "C, portable"]
     assert choice.implementation().name.startswith("C, ")
@@ -229,6 +230,7 @@ def test_the_kernel_has_the_numbers_of_the_format() -> None:
     assert faults[1].split(", ") == [fault.name for fault in Fault]
 
 
+@pytest.mark.needs("kernel")
 def test_the_kernel_takes_only_what_it_can_address() -> None:
     kernel = native.load()
     assert kernel is not None
@@ -247,6 +249,7 @@ def test_a_path_the_machine_does_not_have_is_not_taken() -> None:
     assert native.load(len(native.PATHS)) is None
 
 
+@pytest.mark.needs("kernel")
 def test_the_best_path_is_taken_and_the_reference_only_without_a_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

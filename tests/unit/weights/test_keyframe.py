@@ -26,6 +26,7 @@ def test_words_are_made_again_and_named_by_every_implementation(
         np.testing.assert_array_equal(made, words)
 
 
+@pytest.mark.needs("kernel")
 def test_the_kernel_reads_no_bytes_that_are_not_there() -> None:
     kernel = native.load()
     assert kernel is not None

@@ -5,14 +5,17 @@ interpreter lock, so that threads code frames on all cores.
 """
 
 import ctypes
+import functools
+import logging
 import threading
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 LIBRARY_FILE: Final = Path(__file__).with_name("kernel.so")
 
@@ -165,33 +168,26 @@ def load(path: int | None = None) -> Kernel | None:
     return Kernel(library, path=wanted) if wanted <= best else None
 
 
+@functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Load the library; warn if there is none, or one that was compiled from other sources."""
-    if not LIBRARY_FILE.exists():
-        warnings.warn(
-            f"there is no {LIBRARY_FILE}, so weights are coded in numpy, 30 to 100 times slower: "
-            "there was no C compiler where the node was installed. Install gcc or clang, then the node "
-            "again: pip, or make install, compiles the kernel",
-            RuntimeWarning,
-            stacklevel=1,
+    """Load the library; warn, once, if there is none, or one that was compiled from other sources."""
+    try:
+        if not LIBRARY_FILE.exists():
+            raise OSError("it was not compiled: no C compiler was found where the node was installed")
+        library = ctypes.CDLL(str(LIBRARY_FILE))
+        if (found := library.heterorl_abi()) != ABI:
+            raise OSError(f"it was compiled from other sources: its ABI number is {found}, not {ABI}")
+    except (OSError, AttributeError) as error:
+        logger.warning(
+            "weights are coded in numpy, 30 to 100 times slower: the C kernel is missing",
+            extra={
+                "file": str(LIBRARY_FILE),
+                "reason": str(error),
+                "fix": "install gcc or clang, then the node again (make install, or pip), which compiles it",
+            },
         )
         return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY_FILE))
-        found: int = library.heterorl_abi()
-    except (OSError, AttributeError) as error:
-        problem = str(error)
-    else:
-        if found == ABI:
-            return library
-        problem = f"its ABI number is {found}, not {ABI}"
-    warnings.warn(
-        f"{LIBRARY_FILE} was built from other sources, so weights are coded in numpy, 30 to 100 times slower "
-        f"({problem}). Install the node again: pip, or make install, compiles it anew",
-        RuntimeWarning,
-        stacklevel=1,
-    )
-    return None
+    return library
 
 
 def _check(words: NDArray[np.uint16], base: NDArray[np.uint16]) -> None:

