@@ -44,7 +44,11 @@ CALLERS: Final = 64
 
 _WORK: Final = Work("bench", "addition", 8, SamplingParameters(1.0, 1.0, 0, 128))
 _WIDE: Final = Bounds(
-    concurrency_groups=1 << 20, buffer_groups=1 << 20, batch_groups=1 << 20, max_staleness_versions=8
+    concurrency_groups=1 << 20,
+    buffer_groups=1 << 20,
+    batch_groups=1 << 20,
+    max_staleness_versions=8,
+    buffer_bytes=1 << 40,
 )
 _LEARNER: Final = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0)
 
@@ -99,6 +103,7 @@ def _accounts(slots: tuple[Slot, ...]) -> Accounts:
         prompts=1 << 20,
         seed=0,
         lease_ttl_s=600.0,
+        lease_max_s=3600.0,
         prompt_retry_s=600.0,
         now=time.time(),
     )

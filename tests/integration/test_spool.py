@@ -174,9 +174,10 @@ async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path:
     async with open_spool(path) as (spool, ledger, told):
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.1")
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
         begun = await begin(spool, ledger)
         waiting = await crowd(spool, 1000)
-        judging = asyncio.create_task(spool.judge(GroupVerdict("0.1", Verdict.ACCEPTED)))
+        judging = asyncio.create_task(spool.judge(drain, GroupVerdict("0.1", Verdict.ACCEPTED)))
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()

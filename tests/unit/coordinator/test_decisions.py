@@ -160,7 +160,8 @@ def answered(desk: Desk, sampler_id: str, token: int) -> decisions.Submitted:
     submitted = desk.submit(lease_id, sampler_id, group=with_prompt(desk, lease_id, token))
     slot = int(lease_id.split(".")[0])
     if submitted.verdict is Verdict.SPOOLED:
-        desk.settle(decisions.judgement(desk.accounts, GroupVerdict(lease_id, Verdict.STALE)))
+        verdict = GroupVerdict(lease_id, Verdict.STALE)
+        desk.settle(decisions.judgement(desk.accounts, verdict, now=desk.now))
     assert desk.accounts.slots.open_slots[slot].state is SlotState.AVAILABLE
     return submitted
 
@@ -319,6 +320,7 @@ def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) 
 
 def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: Desk) -> None:
     """Bound 2, batches of 2: 6 groups at version 0, however many of them taught nothing."""
+    desk.trust("s1")
     names = desk.lease(wanted=8)
     assert len(names) == 6
     for name in names[:2]:

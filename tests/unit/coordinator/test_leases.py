@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from node.coordinator.work import leases
+from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.lease_returns import Released, release
@@ -35,7 +36,7 @@ def refuse(desk: Desk, lease_id: str) -> None:
     assert parsed is not None
     slot = desk.accounts.slots.refused(*parsed)
     if slot is not None:
-        desk.accounts.slots.apply((slot,), now=desk.now)
+        desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
 
 
 def test_a_slot_goes_from_lease_to_training(desk: Desk) -> None:

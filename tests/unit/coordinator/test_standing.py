@@ -19,7 +19,13 @@ from node.limits import PROBE_S
 from node.rollout import GroupVerdict, Verdict
 from support.coordinator import LEASE_MAX_S, NOW_S, TTL_S, Desk, make_accounts
 
-WIDE = Bounds(concurrency_groups=72, buffer_groups=1000, batch_groups=24, max_staleness_versions=100)
+WIDE = Bounds(
+    concurrency_groups=72,
+    buffer_groups=1000,
+    batch_groups=24,
+    max_staleness_versions=100,
+    buffer_bytes=1 << 40,
+)
 
 
 def wide_desk() -> Desk:

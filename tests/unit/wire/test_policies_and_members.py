@@ -125,11 +125,12 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         1,
         3,
         5.5,
-        9,
-        12,
-        3.5,
-        "hoards",
-        "holds 9",
+        grader_digest=b"g" * 16,
+        leases=9,
+        lease_allowance=12,
+        oldest_lease_s=3.5,
+        standing="hoards",
+        standing_detail="holds 9",
     )
     newcomer = PeerStatus("s2", Role.SAMPLER, "joined", None, 0, 0, 0, 0, "policy version", {}, 0, 1, 0, 0.0)
     status = RunStatus(
