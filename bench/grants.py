@@ -99,6 +99,7 @@ def _accounts(slots: tuple[Slot, ...]) -> Accounts:
         prompts=1 << 20,
         seed=0,
         lease_ttl_s=600.0,
+        lease_max_s=3600.0,
         prompt_retry_s=600.0,
         now=time.time(),
     )

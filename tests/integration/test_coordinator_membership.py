@@ -37,7 +37,7 @@ async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: Runni
         assert (len(answer.leases), answer.waits_for) == (0, "learner")
         assert 0.2 <= answer.retry_after_s <= 2
         await learner.join()
-        assert len((await sampler.lease(100)).leases) == 6  # (2 + 0 + 1) * 2
+        assert len((await sampler.lease(100)).leases) == NEWCOMER_LEASES
 
 
 async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_comes_back(
