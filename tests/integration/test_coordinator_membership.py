@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2
+from node.coordinator.work.standing import NEWCOMER_LEASES
 from support.hub import LEASE_TTL_S, RunningHub, first_answer, reason
 from support.waiting import eventually
 
