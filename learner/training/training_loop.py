@@ -266,8 +266,8 @@ class TrainingLoop:
         return GroupVerdict(
             delivered.group.group_id,
             Verdict.SUSPECT,
-            f"{delivered.sampler_id} is quarantined: {why}. Correct its engine or sampling parameters: a group "
-            "is measured every few minutes, and it is released once they fit, or by `heterorl-node pardon`",
+            f"{delivered.sampler_id} is quarantined: {why}. Correct its engine or sampling: a group is "
+            "measured every few minutes, and it is released once they fit, or by `heterorl-node pardon`",
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
@@ -406,7 +406,7 @@ class TrainingLoop:
     def _why(self, mismatch: Estimate) -> str:
         return (
             f"its groups were {mismatch.nats:.3g} +- {mismatch.error_nats:.2g} nats a token further from the "
-            f"learner than their age explains (bound {self._config.quarantine_mismatch_nats:g}): its logprobs "
+            f"learner than age explains (bound {self._config.quarantine_mismatch_nats:g}): its logprobs "
             "are not those of the version it names"
         )
 

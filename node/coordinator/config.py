@@ -180,9 +180,10 @@ class CoordinatorConfig(BaseModel):
                 f"evaluation.prompts = {evaluated}, and data.evaluation_rows = {self.data.evaluation_rows} "
                 f"rows are held out; set data.evaluation_rows = {evaluated}"
             )
-        if self.prompts is not None and self.prompts <= held_out:
+        known = self.known_prompts
+        if known is not None and known <= held_out:
             raise ValueError(
-                f"prompts = {self.prompts}, of which evaluation.prompts = {held_out} are held out: "
+                f"prompts = {known}, of which evaluation.prompts = {held_out} are held out: "
                 "none is left to train on; lower evaluation.prompts"
             )
         return self

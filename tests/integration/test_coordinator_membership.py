@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2
+from node.coordinator.work.standing import NEWCOMER_LEASES
 from support.hub import LEASE_TTL_S, RunningHub, first_answer, reason
 from support.waiting import eventually
 
@@ -37,7 +38,7 @@ async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: Runni
         assert (len(answer.leases), answer.waits_for) == (0, "learner")
         assert 0.2 <= answer.retry_after_s <= 2
         await learner.join()
-        assert len((await sampler.lease(100)).leases) == 6  # (2 + 0 + 1) * 2
+        assert len((await sampler.lease(100)).leases) == NEWCOMER_LEASES
 
 
 async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_comes_back(

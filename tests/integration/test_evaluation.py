@@ -106,7 +106,7 @@ async def begun(hub: RunningHub, learner: HandPeer, sampler: HandPeer) -> None:
 
 async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_learner(made: MadeRun) -> None:
     async with (
-        running_hub(made, evaluation=EVALUATION, max_staleness_versions=20) as hub,
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=100) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as sampler,
     ):
@@ -132,7 +132,7 @@ async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_le
 async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_leased_goes_on(
     made: MadeRun,
 ) -> None:
-    settings = {"evaluation": EVALUATION, "max_staleness_versions": 20}
+    settings = {"evaluation": EVALUATION, "max_staleness_versions": 100}
     async with (
         running_hub(made, **settings) as hub,
         hub.peer() as learner,
@@ -179,7 +179,7 @@ def settings_of_rows(directory: Path, *, held_out: int, **evaluation: Any) -> di
 async def test_rows_that_are_held_out_travel_with_their_leases(made: MadeRun, tmp_path: Path) -> None:
     settings = settings_of_rows(tmp_path, held_out=8, temperature=0.5, completions=3, max_new_tokens=4)
     async with (
-        running_hub(made, **settings, max_staleness_versions=20) as hub,
+        running_hub(made, **settings, max_staleness_versions=100) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as sampler,
     ):
@@ -226,7 +226,7 @@ async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers
 async def test_a_task_that_is_all_held_out_is_refused_to_the_sampler_and_at_a_restart(made: MadeRun) -> None:
     evaluation = {"every_versions": 1, "prompts": 100}
     async with (
-        running_hub(made, prompts=None, evaluation=evaluation) as hub,
+        running_hub(made, task="t", prompts=None, evaluation=evaluation) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as sampler,
     ):
@@ -235,5 +235,5 @@ async def test_a_task_that_is_all_held_out_is_refused_to_the_sampler_and_at_a_re
             await sampler.join(prompts=100)
         await sampler.join(prompts=101)
     with pytest.raises(ConfigError, match="leaves no prompt to train on: by the ledger, the task has 101"):
-        async with running_hub(made, prompts=None, evaluation={**evaluation, "prompts": 101}):
+        async with running_hub(made, task="t", prompts=None, evaluation={**evaluation, "prompts": 101}):
             pass

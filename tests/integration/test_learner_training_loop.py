@@ -186,6 +186,26 @@ async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_
         await hub.wait_until(lambda: len(hub.records) == 2)
         await hub.give(running.delivered("9.1", version=2))
         await hub.wait_until(lambda: hub.verdicts_of("9.1") == [Verdict.SUSPECT])
+        assert "nats a token further from the learner" in hub.quarantined["sampler-a"]
+
+
+async def test_a_learner_is_told_of_a_quarantine_at_its_start_and_tells_of_one_again_after_a_cut(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.wait_until(lambda: len(hub.hellos) == 1)
+        hub.quarantined = {"sampler-a": "off before this learner started"}
+        await hub.cut()
+        await hub.wait_until(lambda: len(hub.hellos) >= 2)
+        await until(lambda: "sampler-a" in running.drain.quarantined)
+        await hub.give(running.delivered("0.1"), running.delivered("1.1", sampler_id="sampler-b"))
+        await hub.wait_until(lambda: hub.verdicts_of("0.1") == [Verdict.SUSPECT])
+        await hub.wait_until(lambda: hub.verdicts_of("1.1") == [Verdict.ACCEPTED])
+        running.drain.quarantine("sampler-b", "off")
+        await hub.wait_until(lambda: hub.quarantined.get("sampler-b") == "off")
+        hub.quarantined.clear()
+        await hub.cut()
+        await hub.wait_until(lambda: hub.quarantined.get("sampler-b") == "off")
 
 
 async def test_a_sampler_whose_groups_are_all_stale_is_measured_or_said_not_to_be(

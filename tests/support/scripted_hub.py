@@ -24,6 +24,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self.verdicts: list[tuple[str, Verdict]] = []
         self.records: list[StepRecord] = []
         self.hellos: list[rollout_pb2.DrainHello] = []
+        self.quarantined: dict[str, str] = {}
+        """As the learner said last; told first on each stream."""
         self.is_acknowledging = True
         self._cuts = 0
         self._changed = asyncio.Condition()
@@ -76,12 +78,18 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                         self.verdicts.append((judgement.group_id, verdict_from_wire(judgement.verdict)))
                         if self.verdicts[-1][1] is not Verdict.ACCEPTED:
                             self.groups.pop(judgement.group_id, None)
+                    case "quarantine":
+                        self.quarantined[request.quarantine.sampler_id] = request.quarantine.reason
                     case "step":
                         self._record(step_record_from_wire(request.step))
                 await self._notify()
 
         listening = asyncio.create_task(listen())
+        quarantines = rollout_pb2.Quarantines()
+        for name, why in self.quarantined.items():
+            quarantines.samplers.add(sampler_id=name, reason=why)
         try:
+            yield rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
             while True:
                 newest = max((record.version for record in self.records), default=0)
                 if self._cuts > cuts:

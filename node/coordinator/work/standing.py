@@ -119,10 +119,9 @@ class Standing:
         )
 
     def pardoned(self) -> "Standing":
-        """Return it as a newcomer's that an operator trusts: nothing is held against it."""
-        return replace(
-            self.released(), allowance=max(self.allowance, NEWCOMER_LEASES), strikes=0, quarantines=0
-        )
+        """Return it with nothing held against it; one that had lost its leases is a newcomer again."""
+        allowance = self.allowance if self.allowance >= NEWCOMER_LEASES else 0
+        return replace(self.released(), allowance=allowance, quarantines=0)
 
     def released(self) -> "Standing":
         return replace(self, quarantine="", strikes=0)
