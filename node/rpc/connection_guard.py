@@ -98,8 +98,10 @@ class ConnectionGuard:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Guard until ``stopping``."""
-        while not stopping.is_set():
+        while True:
             await wait_at_most(stopping, LOOK_EVERY_S)
+            if stopping.is_set():
+                return
             most = descriptors.limit()
             excess = descriptors.open_now() - (most - descriptors.reserve(most))
             if excess > 0:

@@ -99,13 +99,14 @@ async def test_an_answer_that_is_compressed_is_not_inflated_either(made: MadeRun
     async def answer(request: bytes, context: Any) -> bytes:
         return bytes(1 << 20)
 
-    handler = grpc.unary_unary_rpc_method_handler(answer)
+    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with dial(f"127.0.0.1:{port}", made.sampler.peer, purpose=Purpose.BULK, now=0) as channel:
-            assert len(await channel.unary_unary("/S/M")(b"", timeout=10)) < 4096
+            method: Any = channel.unary_unary("/S/M")
+            assert len(await method(b"", timeout=10)) < 4096
     finally:
         await server.stop(0)
 
