@@ -189,11 +189,11 @@ async def test_heartbeats_that_come_too_often_are_read_later(
 
     async with serving(made, rpcs({HEARTBEAT: answer})) as hub, channel_of(made, hub.address) as channel:
 
-        async def beats() -> Any:
+        async def heartbeats() -> Any:
             for _ in range(6):
                 yield b""
 
-        stream: Any = channel.stream_stream(HEARTBEAT)(beats(), timeout=10)
+        stream: Any = channel.stream_stream(HEARTBEAT)(heartbeats(), timeout=10)
         assert len([each async for each in stream]) == 6
         assert hub.refusals == {}
     assert heard[-1] - heard[0] >= 4 / 20 - 0.01
