@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from node import descriptors
 from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.enrolment_client import enrol_with_token, kept_name
@@ -22,7 +23,7 @@ from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
-from node.process.preflight import no_certificate
+from node.process.preflight import no_certificate, too_few_descriptors
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
 from node.process.state_lock import lock_state_directory
@@ -46,6 +47,10 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
         "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
     )
     keep_freed_memory()
+    logger.info("open files", extra={"limit": descriptors.raise_limit()})
+    scarcity = too_few_descriptors(config, map(Role, names))
+    if scarcity is not None:
+        logger.warning("few open files", extra={"detail": scarcity})
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))

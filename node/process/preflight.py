@@ -15,8 +15,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
+from node import descriptors
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
@@ -32,6 +33,8 @@ from node.process.role_context import ROLE_MODULES
 from node.rpc.address import is_loopback, split_address
 from node.run import Role
 from node.weights.format.model_files import StoredDtypes
+
+_RELAYED_PEERS: Final = 256
 
 Fault = StartupError | ConfigError
 Check = Callable[[], object]
@@ -110,7 +113,28 @@ def check_everything(
                 checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
         if not node.tls:
             checks.append(partial(_check_loopback, config, role))
+    scarcity = too_few_descriptors(config, roles)
+    if scarcity is not None:
+        warn(scarcity)
     _raise_all([*checks, *_installed_checks(config, roles), *_data_checks(config, roles)], faults)
+
+
+def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None:
+    """Return a warning if a hub may not open enough files for the peers it expects; None if it may."""
+    hubs = {Role.COORDINATOR, Role.RELAY} & set(roles)
+    most = descriptors.hard_limit()
+    room = descriptors.peers_with_room(most)
+    expected, why = _RELAYED_PEERS, "a relay may serve"
+    section: Any = getattr(config, Role.COORDINATOR)
+    if Role.COORDINATOR in hubs and section is not None:
+        expected, why = section.concurrency_groups, "coordinator.concurrency_groups lets work at once"
+    if not hubs or room >= expected:
+        return None
+    return (
+        f"this process may have {most} files open, which is room for {room} peers with "
+        f"{descriptors.CONNECTIONS_PER_PEER} connections each, and {why} {expected}. Raise the hard limit: "
+        "LimitNOFILE of the systemd unit, `ulimit -Hn` of a shell, `--ulimit nofile` of a container"
+    )
 
 
 def no_certificate(role: Role, directory: Path) -> StartupError:

@@ -31,6 +31,7 @@ from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
 from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
+from node.rpc.connection_guard import Owners
 from node.rpc.live_rpcs import LiveRpc, LiveRpcs
 from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
 
@@ -102,6 +103,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._limits = limits
         self._is_draining = False
         self._rates = CallRates()
+        self.owners = Owners()
+        """Members by the connections they call over."""
         self.live = LiveRpcs()
         """Rpcs being served now."""
 
@@ -271,6 +274,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
+            self.owners.note(context.peer(), peer.node_id)
             self._check_not_too_much(peer, method, rule.rate)
         if self._is_draining:
             raise _draining()

@@ -24,6 +24,7 @@ from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
+from node.rpc.connection_guard import ConnectionGuard
 from node.rpc.interceptor import RpcInterceptor, RpcLimits
 from node.rpc.keepalive import KEEPALIVE, Keepalive
 from node.rpc.strangers_gate import GateLimits, StrangersGate
@@ -149,7 +150,7 @@ class RpcServer:
                 extra={"service": self._name, "address": self.address, "tls": self._identity is not None},
             )
             ready()
-            await self._recheck_until(stopping)
+            await asyncio.gather(self._recheck_until(stopping), self._guard_until(stopping))
             await self._interceptor.drain(self._drain_grace_s)
 
     @contextlib.asynccontextmanager
@@ -172,6 +173,11 @@ class RpcServer:
             await server.start()
             at_the_end.push_async_callback(server.stop, _CLOSING_S)
             yield address
+
+    async def _guard_until(self, stopping: asyncio.Event) -> None:
+        if self._audience is Audience.MEMBERS:
+            port = split_address(self.address)[1]
+            await ConnectionGuard(port, self._interceptor.owners, self._count_refusal).run(stopping)
 
     async def _recheck_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():

@@ -18,7 +18,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
-from node import limits
+from node import descriptors, limits
 from node.clock import Clock
 from node.errors import Reason
 
@@ -140,6 +140,11 @@ class NodeMetrics:
             "Until a certificate of this process expires, by its own clock; below 0 it has.",
             ["certificate"],
         )
+        open_files = gauge(
+            "heterorl_node_descriptors_used_ratio",
+            "Open files of the process as a share of how many it may have.",
+        )
+        open_files.set_function(lambda: descriptors.open_now() / descriptors.limit())
         self._disk_free_bytes = gauge(
             "heterorl_node_disk_free_bytes",
             "Free on the file system of the state directory, for a process without privileges.",

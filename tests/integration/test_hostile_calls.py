@@ -99,13 +99,14 @@ async def test_an_answer_that_is_compressed_is_not_inflated_either(made: MadeRun
     async def answer(request: bytes, context: Any) -> bytes:
         return bytes(1 << 20)
 
-    handler = grpc.unary_unary_rpc_method_handler(answer)
+    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with dial(f"127.0.0.1:{port}", made.sampler.peer, purpose=Purpose.BULK, now=0) as channel:
-            assert len(await channel.unary_unary("/S/M")(b"", timeout=10)) < 4096
+            method: Any = channel.unary_unary("/S/M")
+            assert len(await method(b"", timeout=10)) < 4096
     finally:
         await server.stop(0)
 
@@ -188,11 +189,11 @@ async def test_heartbeats_that_come_too_often_are_read_later(
 
     async with serving(made, rpcs({HEARTBEAT: answer})) as hub, channel_of(made, hub.address) as channel:
 
-        async def beats() -> Any:
+        async def heartbeats() -> Any:
             for _ in range(6):
                 yield b""
 
-        stream: Any = channel.stream_stream(HEARTBEAT)(beats(), timeout=10)
+        stream: Any = channel.stream_stream(HEARTBEAT)(heartbeats(), timeout=10)
         assert len([each async for each in stream]) == 6
         assert hub.refusals == {}
     assert heard[-1] - heard[0] >= 4 / 20 - 0.01

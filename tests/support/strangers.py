@@ -86,7 +86,8 @@ async def half_open_calls(channel: grpc.aio.Channel, path: str, number: int) -> 
         yield b""
 
     async def call() -> str:
-        return await _outcome(channel.stream_unary(path)(nothing()))
+        method: Any = channel.stream_unary(path)
+        return await _outcome(method(nothing()))
 
     return collections.Counter(await asyncio.gather(*(call() for _ in range(number))))
 
@@ -98,7 +99,8 @@ async def gzip_bombs(
     zeros = bytes(size_bytes)
 
     async def call() -> str:
-        return await _outcome(channel.unary_unary(path)(zeros, compression=grpc.Compression.Gzip, timeout=60))
+        method: Any = channel.unary_unary(path)
+        return await _outcome(method(zeros, compression=grpc.Compression.Gzip, timeout=60))
 
     return collections.Counter(await asyncio.gather(*(call() for _ in range(number))))
 
@@ -111,7 +113,8 @@ async def flood(
 
     async def call() -> str:
         async with turns:
-            return await _outcome(channel.unary_unary(path)(request, timeout=60))
+            method: Any = channel.unary_unary(path)
+            return await _outcome(method(request, timeout=60))
 
     return collections.Counter(await asyncio.gather(*(call() for _ in range(number))))
 

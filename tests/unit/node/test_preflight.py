@@ -100,6 +100,25 @@ def test_a_token_that_others_may_read_is_a_warning(made: MadeRun, tmp_path: Path
     assert "has mode 644: others on this machine may read the token" in warned[0]
 
 
+@pytest.mark.parametrize(("most", "is_enough"), [(1024, False), (4096, True)])
+def test_a_hub_that_may_open_too_few_files_is_a_warning(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, most: int, is_enough: bool
+) -> None:
+    monkeypatch.setattr("node.descriptors.hard_limit", lambda: most)
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig(task="addition", prompts=100),
+    )
+    warned: list[str] = []
+    faults(config, Role.COORDINATOR, warned=warned)
+    if is_enough:
+        assert warned == []
+    else:
+        assert "may have 1024 files open, which is room for 208 peers" in warned[0]
+        assert "concurrency_groups lets work at once 256. Raise the hard limit" in warned[0]
+
+
 def test_all_faults_come_at_once(made: MadeRun, tmp_path: Path) -> None:
     config = sampler(made, tmp_path)
     (tmp_path / "model" / "tokenizer.json").unlink()

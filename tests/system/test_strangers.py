@@ -1,0 +1,151 @@
+"""A coordinator as a process with few open files, while strangers hold all the connections they can."""
+
+import asyncio
+import contextlib
+import http.client
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+import psutil
+import pytest
+
+from node import descriptors
+from node.errors import RefusedError
+from node.identity.identity_store import Identity
+from node.rpc.address import join_address
+from node.rpc.channel import ConnectionLost, Purpose, classified, dial, dial_as_stranger
+from support.coordinator_process import Coordinator, coordinator
+from support.identity import MadeRun, make_run
+from support.rpc import invoke
+from support.strangers import gzip_bombs, hold_idle_connections
+from support.waiting import eventually, until
+
+STATUS = "/heterorl.v1.MembershipService/GetStatus"
+ENROL = "/heterorl.v1.EnrolmentService/Enrol"
+SUBMIT = "/heterorl.v1.RolloutService/SubmitRollouts"
+OPEN_FILES = 256
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return make_run(tmp_path, now=time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A coordinator's process and where it listens."""
+
+    coordinator: Coordinator
+    process: psutil.Process
+    members: str
+    enrolment: str
+    telemetry: str
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.process.memory_info().rss)
+
+
+@asynccontextmanager
+async def a_hub(made: MadeRun, log: Path) -> AsyncIterator[Hub]:
+    async with coordinator(made, log, open_files=OPEN_FILES) as started:
+        await started.event("ready")
+        addresses = {event["service"]: event["address"] for event in started.events if "service" in event}
+        listens = await started.event("telemetry listens")
+        yield Hub(
+            started,
+            psutil.Process(started.process.pid),
+            addresses["members"],
+            addresses["enrolment"],
+            join_address(listens["host"], listens["port"]),
+        )
+
+
+async def call_status(hub: Hub, caller: Identity) -> float:
+    """Call over a new connection; return the seconds it took."""
+    began = time.monotonic()
+    async with dial(hub.members, caller, purpose=Purpose.CONTROL, now=time.time()) as channel:
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(ConnectionLost), classified():
+                    await invoke(channel, STATUS, timeout_s=5)
+                    return time.monotonic() - began
+                await asyncio.sleep(0.1)
+
+
+def health(hub: Hub) -> int:
+    connection = http.client.HTTPConnection(hub.telemetry, timeout=5)
+    connection.request("GET", "/healthz")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+async def is_heard(channel: grpc.aio.Channel) -> bool:
+    """Whether a stranger comes as far as the servicer, which refuses its token."""
+    with pytest.raises((RefusedError, ConnectionLost)) as answer, classified():
+        await invoke(channel, ENROL)
+    return isinstance(answer.value, RefusedError)
+
+
+async def check_alive(hub: Hub, made: MadeRun) -> None:
+    """Members are served over old and new connections, health within a second, strangers are let in."""
+    for _ in range(5):
+        assert await call_status(hub, made.sampler) < 5
+        began = time.monotonic()
+        assert await asyncio.to_thread(health, hub) == 200
+        assert time.monotonic() - began < 1
+
+
+async def test_few_open_files_are_raised_as_far_as_possible_and_named(made: MadeRun, tmp_path: Path) -> None:
+    async with a_hub(made, tmp_path / "log") as hub:
+        assert (await hub.coordinator.event("open files"))["limit"] == OPEN_FILES
+        told = (await hub.coordinator.event("few open files"))["detail"]
+        assert f"may have {OPEN_FILES} files open, which is room for 40 peers" in told
+        assert "LimitNOFILE" in told
+
+
+async def test_idle_connections_to_the_enrolment_port_stop_neither_members_nor_newcomers(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with a_hub(made, tmp_path / "log") as hub:
+        async with hold_idle_connections(hub.enrolment, 400) as held:
+            assert held.open <= 16
+            await check_alive(hub, made)
+            async with dial_as_stranger(
+                hub.enrolment, run_id=made.run_id, ca_pem=made.coordinator.ca_pem
+            ) as channel:
+                await eventually(partial(is_heard, channel))
+        assert hub.process.num_fds() < OPEN_FILES - descriptors.reserve(OPEN_FILES)
+
+
+async def test_connections_without_a_certificate_to_the_members_port_leave_a_reserve(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with (
+        a_hub(made, tmp_path / "log") as hub,
+        dial(hub.members, made.learner, purpose=Purpose.CONTROL, now=time.time()) as early,
+    ):
+        await invoke(early, STATUS)
+        most_taken = OPEN_FILES - descriptors.reserve(OPEN_FILES)
+        for _ in range(3):
+            async with hold_idle_connections(hub.members, 400, tls=False):
+                await until(lambda: hub.process.num_fds() <= most_taken + 8)
+                await check_alive(hub, made)
+                await invoke(early, STATUS)
+        told = await hub.coordinator.event("connections closed to keep descriptors free")
+        assert told["strangers"] > 0
+        assert told["members"] == 0
+
+
+async def test_compressed_messages_cost_a_coordinator_no_memory(made: MadeRun, tmp_path: Path) -> None:
+    async with a_hub(made, tmp_path / "log") as hub:
+        before = hub.memory_bytes
+        async with dial(hub.members, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+            assert await gzip_bombs(channel, SUBMIT, 40) == {"malformed": 40}
+        assert hub.memory_bytes < 1.3 * before

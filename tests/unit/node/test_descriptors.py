@@ -1,0 +1,47 @@
+"""How many files a process may open, and for how many peers that is enough."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from node import descriptors
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 128, 128), (128, 128, 128)])
+def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, expected: int) -> None:
+    program = "from node import descriptors; print(descriptors.raise_limit(), descriptors.limit())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    assert done.stdout.split() == [str(expected)] * 2
+
+
+def test_open_files_are_counted() -> None:
+    before = descriptors.open_now()
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    try:
+        assert descriptors.open_now() == before + 1
+    finally:
+        os.close(descriptor)
+
+
+def test_where_they_cannot_be_counted_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> list[str]:
+        raise OSError
+
+    monkeypatch.setattr(os, "listdir", fail)
+    assert descriptors.open_now() == descriptors.limit()
+
+
+@pytest.mark.parametrize(("most", "kept", "peers"), [(256, 32, 40), (1024, 128, 208), (65_536, 512, 16_240)])
+def test_a_reserve_is_kept_and_four_connections_are_a_peer(most: int, kept: int, peers: int) -> None:
+    assert descriptors.reserve(most) == kept
+    assert descriptors.peers_with_room(most) == peers

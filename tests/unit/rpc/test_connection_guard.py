@@ -1,0 +1,105 @@
+"""Which connections are shut when descriptors run short, and how a socket is found and shut by its number."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from node import descriptors
+from node.errors import Reason
+from node.rpc.connection_guard import Connection, ConnectionGuard, Owners, to_shut
+from support.waiting import until
+
+
+def connections(*groups: str) -> list[Connection]:
+    """Connections by whom they count for; members' names are capital."""
+    return [
+        Connection(number, f"ipv4:192.0.2.1:{number}", group, group.isupper())
+        for number, group in enumerate(groups)
+    ]
+
+
+def shut_groups(*groups: str, excess: int) -> str:
+    return "".join(each.group for each in to_shut(connections(*groups), excess))
+
+
+def test_nothing_is_shut_while_there_is_room() -> None:
+    assert to_shut(connections(*"aaaaaaaaaA"), 0) == []
+    assert to_shut(connections(*"aaaaaaaaaA"), -5) == []
+
+
+def test_strangers_go_first_and_the_address_with_the_most_before_others() -> None:
+    assert shut_groups(*"AAAAbaaac", excess=2) == "aa"
+    assert sorted(shut_groups(*"AAAAbaaac", excess=5)) == sorted("aaabc")
+
+
+def test_members_go_only_when_no_strangers_are_left_and_who_has_the_most_first() -> None:
+    assert shut_groups(*"ABBBBBAa", excess=3) == "aBB"
+
+
+def test_an_address_keeps_no_more_than_a_peer_needs_once_room_is_short() -> None:
+    assert shut_groups(*"aaaaaaaaab", excess=1) == "aaaaa"
+
+
+def test_an_owner_is_forgotten_when_too_many_others_have_called_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.rpc.connection_guard._MOST_OWNERS", 2)
+    owners = Owners()
+    for remote, node_id in (("1", "s1"), ("2", "s2"), ("1", "s1"), ("3", "s3")):
+        owners.note(remote, node_id)
+    assert [owners.owner_of(remote) for remote in "123"] == ["s1", None, "s3"]
+
+
+def fail(_: str) -> list[str]:
+    raise OSError
+
+
+@contextlib.contextmanager
+def connected(listener: socket.socket, address: tuple[str, int]) -> Iterator[socket.socket]:
+    with socket.create_connection(address, timeout=5) as client, listener.accept()[0]:
+        yield client
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+@pytest.mark.parametrize("can_list", [True, False])
+async def test_a_connection_nobody_has_called_over_is_shut_and_a_members_is_not(
+    monkeypatch: pytest.MonkeyPatch, host: str, can_list: bool
+) -> None:
+    is_wildcard = host == "::"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dial_host = "127.0.0.1" if is_wildcard else host
+    refusals: list[tuple[str, Reason]] = []
+
+    def count_refusal(*, service: str, reason: Reason) -> None:
+        refusals.append((service, reason))
+
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=is_wildcard) as listener:
+        port = listener.getsockname()[1]
+        with (
+            connected(listener, (dial_host, port)) as member,
+            connected(listener, (dial_host, port)) as stranger,
+        ):
+            owners, stopping = Owners(), asyncio.Event()
+            own_host, own_port = member.getsockname()[:2]
+            owners.note(
+                f"ipv6:%5B{own_host}%5D:{own_port}" if ":" in own_host else f"ipv4:{own_host}:{own_port}",
+                "s1",
+            )
+            monkeypatch.setattr(descriptors, "limit", lambda: 500)
+            monkeypatch.setattr(descriptors, "open_now", lambda: 500 - descriptors.reserve(500) + 1)
+            if not can_list:
+                monkeypatch.setattr(os, "listdir", fail)
+            guarding = asyncio.create_task(ConnectionGuard(port, owners, count_refusal).run(stopping))
+            await until(lambda: refusals != [])
+            stopping.set()
+            await guarding
+            stranger.settimeout(5)
+            assert stranger.recv(1) == b""
+            member.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                member.recv(1)
+    assert refusals == [("connections", Reason.BUSY)]
