@@ -257,6 +257,7 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         vocabulary_size=request.vocabulary_size,
         version=request.held.number,
         chat_template_digest=request.chat_template_digest,
+        context_tokens=max(0, request.context_tokens),
     )
 
 

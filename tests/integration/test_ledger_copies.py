@@ -28,7 +28,7 @@ from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_schema_1, as_schema_2, open_desk
+from support.ledgers import as_schema_1, as_schema_2, as_schema_3, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,7 +203,7 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
 
 
-@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2)])
+@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2), (3, as_schema_3)])
 def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
 ) -> None:

@@ -13,8 +13,16 @@ from node.coordinator.work.history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 
+def as_schema_3(path: Path) -> None:
+    """Turn a closed ledger into one of the software before schema 4."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE learner DROP COLUMN context_tokens")
+        connection.execute("PRAGMA user_version = 3")
+
+
 def as_schema_2(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 3."""
+    as_schema_3(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         for table in ("evaluations", "evaluation_slots", "evaluation_scores"):
             connection.execute(f"DROP TABLE {table}")

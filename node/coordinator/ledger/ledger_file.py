@@ -237,7 +237,7 @@ class Ledger:
         if (data := transaction.data) is not None:
             write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?)", astuple(data))
         if (learner := transaction.learner) is not None:
-            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
         write, write_each = self._connection.execute, self._connection.executemany

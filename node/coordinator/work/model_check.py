@@ -18,6 +18,8 @@ class Learner:
     """Newest version it is known to have reached."""
     chat_template_digest: bytes = b""
     """Empty: not known, from older software."""
+    context_tokens: int = 0
+    """Most tokens of a prompt and a completion together; 0: not known."""
 
 
 def check_model(

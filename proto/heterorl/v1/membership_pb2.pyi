@@ -88,6 +88,7 @@ class JoinRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -114,6 +115,10 @@ class JoinRequest(_message.Message):
     """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
     older software.
     """
+    context_tokens: _builtins.int
+    """Learners: most tokens of a prompt and a completion together that the model takes; groups with more are
+    malformed. Unset: it says of itself that there is no limit. Others: 0.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -132,10 +137,11 @@ class JoinRequest(_message.Message):
         instance: _builtins.str = ...,
         prompts: _builtins.int = ...,
         chat_template_digest: _builtins.bytes = ...,
+        context_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
