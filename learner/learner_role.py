@@ -131,6 +131,7 @@ async def build(context: RoleContext) -> list[Service]:
             chat_template_digest=chat_template_digest(config.model_dir),
             learner_epoch=signer.learner_epoch,
             vocabulary_size=policy.vocabulary_size,
+            context_tokens=policy.context_tokens,
         ),
         reports=PeerReports(
             held=lambda: PolicyVersion(training_state.version),

@@ -44,6 +44,7 @@ class Member:
     learner_epoch: int = 0
     vocabulary_size: int = 0
     layout_summary: str = ""
+    context_tokens: int = 0
 
 
 class MembershipClient:
@@ -224,6 +225,7 @@ class MembershipClient:
             learner_epoch=self._member.learner_epoch,
             held=optional_version_to_wire(self._held()),
             vocabulary_size=self._member.vocabulary_size,
+            context_tokens=self._member.context_tokens,
             instance=self._instance,
             prompts=self._prompts,
             base_root=base.root,

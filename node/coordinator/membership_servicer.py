@@ -304,6 +304,7 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
         base_root=base.root,
         base_parts=base.parts,
         layout_summary=_summary(request),
+        context_tokens=max(0, request.context_tokens),
     )
 
 

@@ -47,9 +47,10 @@ class RolloutSpool:
         self._connection = connection
         self._capacity_groups = capacity_groups
         self._capacity_bytes = capacity_bytes
-        self._size, self._bytes = connection.execute(
+        size, size_bytes = connection.execute(
             "SELECT count(*), coalesce(sum(length(data)), 0) FROM groups"
         ).fetchone()
+        self._size, self._bytes = int(size), int(size_bytes)
 
     @classmethod
     def open(cls, path: Path, *, capacity_groups: int, capacity_bytes: int) -> Self:
@@ -83,7 +84,7 @@ class RolloutSpool:
     @property
     def size_bytes(self) -> int:
         """The size of the groups that wait."""
-        return int(self._bytes)
+        return self._bytes
 
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
         """Put a group on disk; False if it is there already.

@@ -24,6 +24,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "chat_template_digest": _HAS_MODEL,
         "learner_epoch": _LEARNER,
         "vocabulary_size": _LEARNER,
+        "context_tokens": _LEARNER,
         "prompts": _SAMPLER,
     },
     membership_pb2.HeartbeatRequest: {

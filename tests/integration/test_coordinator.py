@@ -4,10 +4,13 @@ import asyncio
 import time
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
+from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
 from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, signed, step_record
 from support.identity import MadeRun, make_run
@@ -242,6 +245,41 @@ async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(
         assert (answer.verdict, "completions" in answer.detail) == (MALFORMED, True)
         assert (await sampler.lease()).leases[0].lease_id == "0.2"
         assert (await sampler.status()).verdicts == {"malformed": 1}
+
+
+async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_largest_group(
+    hub: RunningHub,
+) -> None:
+    ledger = hub.made.directory / "coordinator" / "ledger.sqlite"
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        await learner.join()
+        await sampler.join()
+        leases = (await sampler.lease(3)).leases
+
+        def padded(lease: rollout_pb2.PromptLease, mebibytes: int) -> rollout_pb2.SubmitRolloutsRequest:
+            group = group_to_wire(answer_to(lease, run_id=hub.made.run_id))
+            unknown = b"x" * (mebibytes << 20)
+            field_999 = b"\xba\x3e" + encoded_length(len(unknown)) + unknown
+            return signed(group + field_999, hub.made.sampler, group_id=lease.lease_id)
+
+        def written_bytes() -> int:
+            return sum(file.stat().st_size for file in ledger.parent.glob("ledger.sqlite*"))
+
+        before = written_bytes()
+        for lease in leases:
+            answer = await sampler.rollout.SubmitRollouts(padded(lease, 1), timeout=20)
+            assert (answer.verdict, "belong to no field" in answer.detail) == (MALFORMED, True)
+        for mebibytes in (5, 60):  # refused by the interceptor, and by gRPC before it is received
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await sampler.rollout.SubmitRollouts(padded(leases[0], mebibytes), timeout=20)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert written_bytes() - before < 1 << 20
+
+
+def encoded_length(size: int) -> bytes:
+    """Return a length as protobuf writes it: seven bits a byte, the lowest first."""
+    low, rest = size & 0x7F, size >> 7
+    return bytes([low | 0x80]) + encoded_length(rest) if rest else bytes([low])
 
 
 async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_foreign(hub: RunningHub) -> None:

@@ -331,7 +331,7 @@ def test_the_public_base_is_kept_whole_or_written_again(
 
 
 def _take_groups(path: Path) -> Iterator[None]:
-    spool = RolloutSpool.open(path, capacity_groups=10)
+    spool = RolloutSpool.open(path, capacity_groups=10, capacity_bytes=1 << 30)
     for number in range(3):
         spool.put("s1", f"{number}.1", bytes([number]) * 700)
         yield
@@ -339,7 +339,7 @@ def _take_groups(path: Path) -> Iterator[None]:
 
 
 def _taken_groups(path: Path) -> int:
-    spool = RolloutSpool.open(path, capacity_groups=10)
+    spool = RolloutSpool.open(path, capacity_groups=10, capacity_bytes=1 << 30)
     groups = spool.oldest(10)
     spool.close()
     assert [group.data for group in groups] == [bytes([number]) * 700 for number in range(len(groups))]

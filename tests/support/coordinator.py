@@ -27,7 +27,7 @@ WORK = Work("run", "addition", 2, SAMPLING, prompt_tokens=64)
 BOUNDS = Bounds(
     concurrency_groups=8, buffer_groups=8, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
-LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0)
+LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, version=0, context_tokens=63)
 
 
 def make_accounts(

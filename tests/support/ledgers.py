@@ -16,7 +16,7 @@ from support.coordinator import LEARNER, Desk, make_accounts
 def as_schema_3(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 4."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for column in ("base_root", "base_parts", "layout_summary"):
+        for column in ("base_root", "base_parts", "layout_summary", "context_tokens"):
             connection.execute(f"ALTER TABLE learner DROP COLUMN {column}")
         for table in ("standings", "size_words", "task_options"):
             connection.execute(f"DROP TABLE {table}")

@@ -57,6 +57,11 @@ def objection(
         return Verdict.MALFORMED, (
             f"a completion of {longest} tokens, allowed are {work.sampling.max_new_tokens}"
         )
+    together = len(group.prompt_token_ids) + longest
+    if learner.context_tokens and together > learner.context_tokens:
+        return Verdict.MALFORMED, (
+            f"prompt and completion have {together} tokens, the run's model takes {learner.context_tokens}"
+        )
     for version in sorted({group.oldest_version, group.newest_version}):
         if not is_published(version):
             return Verdict.FOREIGN, f"version {version} was never published"

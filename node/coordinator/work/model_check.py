@@ -30,6 +30,8 @@ class Learner:
     """See ``BaseModel``."""
     layout_summary: str = ""
     """What the layout looks like, for people: "layers 30, parameters 134515008, ..."."""
+    context_tokens: int = 0
+    """Most tokens of a prompt and a completion together; 0: not known."""
 
 
 def check_model(

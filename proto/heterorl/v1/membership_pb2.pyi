@@ -94,6 +94,7 @@ class JoinRequest(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     LAYOUT_SUMMARY_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -138,6 +139,10 @@ class JoinRequest(_message.Message):
     """What the layout of `layout_digest` looks like, for people: tensors, parameters, layers, vocabulary and types,
     at most 200 characters. Shown where two layouts differ.
     """
+    context_tokens: _builtins.int
+    """Learners: most tokens of a prompt and a completion together that the model takes; groups with more are
+    malformed. Unset: it says of itself that there is no limit. Others: 0.
+    """
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer holds. Unset: nothing yet."""
@@ -166,10 +171,11 @@ class JoinRequest(_message.Message):
         task_digest: _builtins.bytes = ...,
         grader_digest: _builtins.bytes = ...,
         layout_summary: _builtins.str = ...,
+        context_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,6 +139,7 @@ def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk:
         ({"sampling_finished_at_s": 0.5}, "not those of sampling begun, then finished"),
         ({"sampling_started_at_s": -1.0}, "timestamps"),
         ({"prompt_token_ids": np.ones(65, np.int32)}, "a prompt of 65 tokens, allowed are 64"),
+        ({"prompt_token_ids": np.ones(60, np.int32)}, "have 64 tokens, the run's model takes 63"),
     ],
 )
 def test_numbers_that_no_honest_sampler_sends_are_refused_where_groups_enter(

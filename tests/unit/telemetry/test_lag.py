@@ -1,5 +1,7 @@
 """Clock offsets and lag by stage, worked by hand."""
 
+from typing import Any
+
 import pytest
 
 from node.telemetry.lag import (
@@ -55,9 +57,13 @@ def test_a_stage_that_seems_to_end_before_it_began_took_no_time() -> None:
     ],
 )
 def test_a_timestamp_that_cannot_be_right_has_no_lag_rather_than_one_that_no_histogram_forgets(
-    stamps: dict[str, float],
+    stamps: dict[str, Any],
 ) -> None:
-    right = {"sampling_started_at_s": NOW_S, "sampling_finished_at_s": NOW_S, "graded_at_s": NOW_S}
+    right: dict[str, Any] = {
+        "sampling_started_at_s": NOW_S,
+        "sampling_finished_at_s": NOW_S,
+        "graded_at_s": NOW_S,
+    }
     assert submission_lags(make_group(**right), spooled_at_s=NOW_S) != {}
     assert submission_lags(make_group(**(right | stamps)), spooled_at_s=NOW_S) == {}
     assert believed_lag_s(float("nan"), now=NOW_S) is None

@@ -14,6 +14,7 @@ SAID: dict[str, object] = {
     "chat_template_digest": b"c" * 16,
     "learner_epoch": 1,
     "vocabulary_size": 100,
+    "context_tokens": 64,
     "prompts": 10,
     "running_lease_ids": ["0.1"],
     "step": membership_pb2.StepReport(version=1),
