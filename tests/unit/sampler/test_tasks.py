@@ -50,7 +50,13 @@ def answered(text: str, finish: str = "end") -> CompletionText:
 
 
 # Environments of verifiers have tests of their own, which run where that library is installed.
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"verifiers"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.needs("reasoning_gym") if name == "reasoning_gym" else ())
+        for name in sorted(BUILT_IN.keys() - {"verifiers"})
+    ],
+)
 def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     task = made(name)
     assert task.prompts is None or task.prompts >= 1

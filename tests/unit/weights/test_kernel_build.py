@@ -32,6 +32,7 @@ def kernels_in(wheel: Path) -> list[str]:
         return [name for name in archive.namelist() if name.endswith(".so")]
 
 
+@pytest.mark.needs("gcc")
 def test_a_wheel_carries_the_kernel_and_is_of_its_platform(project: Path) -> None:
     wheel = built_wheel(project)
     assert kernels_in(wheel) == ["node/weights/codec/native/kernel.so"]
