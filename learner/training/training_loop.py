@@ -149,7 +149,7 @@ class TrainingLoop:
         reward = self._state.window_reward_mean
         if goal is not None and reward is not None and reward >= goal:
             window = self._config.stop_window_versions
-            return f"done: mean reward {reward:.4g} over {window} versions, the goal is {goal:g}"
+            return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
         return ""
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
@@ -186,8 +186,9 @@ class TrainingLoop:
     async def _hand_over(self) -> None:
         """Wait until the coordinator has all of the work, and what is evaluated of it."""
         self._state.master_access.end()
-        with self._node_metrics.waiting("policy upload"):
-            await self._announced(self.version)
+        if self.version > 0:  # version 0 is everybody's base model, and is never announced
+            with self._node_metrics.waiting("policy upload"):
+                await self._announced(self.version)
         with self._node_metrics.waiting("step acknowledgement"):
             await self._drain.acknowledged()
         try:

@@ -60,7 +60,7 @@ def _header(status: RunStatus) -> Text:
             ("head", f"version {_number(status.head)}"),
             ("step", _step(status.step)),
             ("teaching", _teaching(status.teaching)),
-            ("staleness", "\n          ".join(filter(None, (_staleness(status), _idle_samplers(status))))),
+            ("staleness", f"\n{'':10}".join(filter(None, (_staleness(status), _idle_samplers(status))))),
             ("slots", slots),
             ("groups", verdicts),
             ("ledger", _ledger(status.ledger_gap)),

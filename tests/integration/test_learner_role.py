@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import escape
 from pathlib import Path
@@ -102,10 +102,17 @@ async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[
         await asyncio.wait_for(serving, timeout=20)
 
 
-def answer(lease: PromptLease, made: MadeRun, model_dir: Path, layout_digest: bytes) -> RolloutGroup:
+def answer(
+    lease: PromptLease,
+    made: MadeRun,
+    model_dir: Path,
+    layout_digest: bytes,
+    *,
+    reward_of: Callable[[int], float],
+) -> RolloutGroup:
     draws = np.random.default_rng(lease.prompt_index)
     completions = tuple(
-        make_completion(4, reward=float(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
+        make_completion(4, reward=reward_of(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
         for i in range(lease.group_size)
     )
     return make_group(
@@ -120,7 +127,9 @@ def answer(lease: PromptLease, made: MadeRun, model_dir: Path, layout_digest: by
 
 
 @asynccontextmanager
-async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Counter[Verdict]]:
+async def sampling(
+    made: MadeRun, hub: str, model_dir: Path, *, reward_of: Callable[[int], float] = float
+) -> AsyncIterator[Counter[Verdict]]:
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     policy = load_policy(model_dir, device="cpu")
     layout_digest = policy.layout.digest
@@ -147,7 +156,8 @@ async def sampling(made: MadeRun, hub: str, model_dir: Path) -> AsyncIterator[Co
         while True:
             grant = await client.lease(4, version0)
             for lease in grant.leases:
-                verdict, detail = await client.submit(answer(lease, made, model_dir, layout_digest))
+                group = answer(lease, made, model_dir, layout_digest, reward_of=reward_of)
+                verdict, detail = await client.submit(group)
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
                 await pause.wait()
@@ -256,6 +266,32 @@ async def test_verdicts_reach_the_sampler_that_wrote_the_groups(made: MadeRun, m
     async with coordinator(made) as hub, sampling(made, hub, model_dir) as verdicts:
         await learn(made, hub, model_dir, max_versions=2)
         await until(lambda: verdicts[Verdict.TRAINED] >= 4)
+
+
+async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until_one_differs(
+    made: MadeRun, model_dir: Path
+) -> None:
+    rewards = [0.0, 0.0]
+    async with (
+        coordinator(made) as hub,
+        sampling(made, hub, model_dir, reward_of=rewards.__getitem__) as told,
+    ):
+        steps = learn(made, hub, model_dir, max_versions=1, quarantine_mismatch_nats=math.inf)
+        learning = asyncio.create_task(steps)
+        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40, within_s=30)  # more than the bound allows
+        status = await fetch_status(hub, made.of(Role.OPERATOR))
+        assert status.head is None
+        assert status.step is None
+        assert status.slots["trained"] == 0
+        assert status.slots["uninformative"] >= 2 * 40
+        output = io.StringIO()
+        Console(file=output, width=400).print(render(status))
+        assert "100% of the newest" in output.getvalue()
+        assert "no step for 0 min" in output.getvalue()
+        rewards[1] = 1.0
+        assert (await learning)[0] is ExitCode.DRAINED
+        status = await fetch_status(hub, made.of(Role.OPERATOR))
+    assert (status.head.number if status.head else 0, status.slots["trained"]) == (1, 2)
 
 
 async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(made: MadeRun, model_dir: Path) -> None:

@@ -126,6 +126,16 @@ async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_
     assert best_in(tmp_path / "checkpoints") == BestVersion(1, 1.0)
 
 
+async def test_a_base_model_that_solves_the_task_ends_the_run(model_dir: Path, tmp_path: Path) -> None:
+    goal = {"stop_at_reward": 1.0, "stop_window_versions": 2}
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, **goal) as running:  # type: ignore[arg-type]
+        await hub.give(
+            *(running.delivered(f"{n}.1", completions=equal_rewards(1.0, version=0)) for n in range(4))
+        )
+        await asyncio.wait_for(running.tasks[1], timeout=30)
+        assert running.loop.version == 0
+
+
 async def test_a_step_s_line_says_where_its_time_went(model_dir: Path, tmp_path: Path) -> None:
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
@@ -451,7 +461,7 @@ async def test_the_loop_ends_by_itself_once_the_mean_reward_of_the_window_reache
             await hub.give(*groups)
             await asyncio.wait_for(second.tasks[1], timeout=30)
             assert second.loop.version == 3
-            assert second.loop.completion == "done: mean reward 0.5 over 2 versions, the goal is 0.5"
+            assert second.loop.completion == "done: mean reward 0.5 over 2 batches, the goal is 0.5"
     [complete] = [record for record in caplog.records if record.message == "training complete"]
     assert (complete.__dict__["version"], complete.__dict__["why"]) == (3, second.loop.completion)
 

@@ -136,6 +136,7 @@ async def learner(
         return run
 
     async def announced(version: int) -> None:
+        assert version > 0
         assert stop_at_reward is not None or version == max_versions
 
     told = Told(evaluations, asyncio.Event())

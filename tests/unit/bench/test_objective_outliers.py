@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bench.objective_outliers import LARGEST_SHARE, NAMED, main, placements, shipped_loss
+from learner.objective.menu import MENU
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,9 @@ def test_the_bench_says_what_is_worst_and_fails_beyond_the_limit(capsys: pytest.
     assert main(["--placements", str(len(NAMED))]) == 0
     assert main(["--placements", "30", "--objective", "grpo", "--option", "clip_low=0.1"]) == 1
     assert "grpo, 30 placements: at most" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_every_objective(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--placements", "2", "--objective", "all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split("`")[1] for line in lines[2:]} == MENU.keys()
