@@ -70,6 +70,7 @@ class TrainingLoop:
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
         task_digest: Callable[[], bytes | None] = lambda: None,
+        on_first: Callable[[DeliveredGroup], None] = lambda _: None,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
 
@@ -80,6 +81,7 @@ class TrainingLoop:
             next_answer: waits until it has told them again.
             on_step: called after a step that the log has, with the groups it consumed; must not block.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
+            on_first: called with each group that is admitted before the first step; must not block.
             task_digest: of the options by which the run's groups are graded now; None: not told.
         """
         self._state = training_state
@@ -89,6 +91,7 @@ class TrainingLoop:
         self._tokenizer_digest = tokenizer_digest
         self._run_settings = run_settings
         self._task_digest = task_digest
+        self._on_first = on_first
         self._drain = drain
         self._announced = announced
         self._evaluations = evaluations
@@ -230,6 +233,8 @@ class TrainingLoop:
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(delivered)
             self._metrics.buffered_groups.set(len(buffer))
+            if self.version == 0:
+                self._on_first(delivered)
         self._report(judged, delivered)
 
     def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:

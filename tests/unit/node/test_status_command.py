@@ -215,7 +215,7 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
 def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     peers = tuple(replace(peer, grader_digest=b"b" * 16) for peer in RUN.peers[:1])
     status = replace(RUN, peers=peers, grader_digest=b"a" * 16, grader_said_by="2 of 3 samplers")
-    text = shown(status)
+    text = rendered(status)
     assert f"the run's code is {'61' * 16}, as 2 of 3 samplers said" in text
     assert f"{peers[0].node_id} has {'62' * 16} and is leased nothing" in text
-    assert "graders" not in shown(replace(status, grader_digest=b"b" * 16))
+    assert "graders" not in rendered(replace(status, grader_digest=b"b" * 16))
