@@ -208,7 +208,7 @@ class CoordinatorConfig(BaseModel):
         """Return how many tokens a prompt may have."""
         described = json.loads((model_dir / "config.json").read_bytes())
         context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
-        return min(context - self.max_new_tokens, options.max_prompt_tokens or limits.PROMPT_TOKENS)
+        return min(int(context) - self.max_new_tokens, options.max_prompt_tokens or limits.PROMPT_TOKENS)
 
     @property
     def columns(self) -> Mapping[str, str]:

@@ -172,7 +172,7 @@ def _data_checks(config: NodeConfig, roles: Iterable[Role], warn: Callable[[str]
     for section in sections:
         if isinstance(section, _ReadsData):
             paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
-            needs = [*paths, *_package_checks(section)]
+            needs: list[Check] = [*paths, *_package_checks(section)]
             if model_dir is not None:
                 needs.append(partial(_check_model, model_dir, key="model_dir"))
             checks += [*paths, partial(_check_data, section, needs, model_dir=model_dir, warn=warn)]

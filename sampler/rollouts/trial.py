@@ -53,7 +53,7 @@ def summary(groups: Sequence[TriedGroup]) -> dict[str, float]:
     """Return what there is to say of all groups; shares and means are of the groups that were graded."""
     graded = [group for group in groups if not group.problem]
     completions = [completion for group in graded for completion in group.completions]
-    counts = {"prompts": len(groups), "failed_prompts": len(groups) - len(graded)}
+    counts: dict[str, float] = {"prompts": len(groups), "failed_prompts": len(groups) - len(graded)}
     if not completions:
         return counts
     return counts | {

@@ -277,7 +277,7 @@ def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are
 ) -> None:
     write_token(made, tmp_path)
     node, model_dir = sampler(made, tmp_path).node, make_tiny_model(tmp_path / "base", hidden=16, layers=1)
-    graders = ["support.graded_texts:share_of_digits", "support.graded_texts:none"]
+    graders = ("support.graded_texts:share_of_digits", "support.graded_texts:none")
     config = NodeConfig(
         node=node,
         telemetry=TelemetrySection(),
